@@ -5,7 +5,7 @@
 #   export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) DATA_PATH=…
 #   srun bash -c 'NODE_RANK=$SLURM_PROCID bash examples/pretrain_gpt3_175B.sh'
 #
-# What it needs is told on any machine:
+# Print what it needs, on any machine:
 #
 #   DATA_PATH=none PLAN="--gpu a100-80gb" bash examples/pretrain_gpt3_175B.sh
 

@@ -30,8 +30,8 @@ class Page:
             for found in self._send("Target.getTargets")["targetInfos"]
             if found["type"] == "page"
         )
-        wishes = {"targetId": target["targetId"], "flatten": True}
-        self._session = self._send("Target.attachToTarget", **wishes)["sessionId"]
+        options = {"targetId": target["targetId"], "flatten": True}
+        self._session = self._send("Target.attachToTarget", **options)["sessionId"]
 
     def open(self, address: str) -> None:
         self._send("Page.navigate", url=address)
@@ -39,8 +39,8 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """Return what JavaScript makes of an expression."""
-        wishes = {"expression": expression, "returnByValue": True}
-        found = self._send("Runtime.evaluate", **wishes)
+        options = {"expression": expression, "returnByValue": True}
+        found = self._send("Runtime.evaluate", **options)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

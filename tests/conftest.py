@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-# The same code gets the same answer: examples are those of a test's source, until others are asked
+# The same code gets the same answer: examples are those of a test's source, until others are requested
 # for by `pytest --hypothesis-profile=default`. How long one takes says nothing on a machine that
 # does other work too.
 settings.register_profile(

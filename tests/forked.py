@@ -57,7 +57,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended: of each rank its exit code, what it said, and what it did to files."""
+    """A job that has ended: of each rank its exit code, its output, and its changes of files."""
 
     codes: list[int]
     outputs: list[str]

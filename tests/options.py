@@ -545,7 +545,7 @@ RECOMPUTE = {
         ranks=2,
     ),
     "synchronize_each_layer": Turned("--synchronize-each-layer", "deepspeed", on=_FULL),
-    "profile_backward": Turned("--profile-backward", "said", on=_FULL),
+    "profile_backward": Turned("--profile-backward", "messages", on=_FULL),
 }
 
 KERNELS = {

@@ -8,9 +8,9 @@ _MARKS: list[socket.socket] = []
 
 
 def free_port(first: int = 30000, end: int = 32700) -> int:
-    """Return a TCP port that nobody listens on, and that no other process of pytest gets.
+    """Return a TCP port without a listener, and that no other process of pytest gets.
 
-    A job takes seconds until it listens. The UDP port of the same number, which nobody here needs,
+    A job takes seconds until it listens. The UDP port of the same number, which no test needs,
     is held until this process ends, as the mark of a port that has been given away.
 
     The usual range is above the ports that jobs under a manager choose, and below those that

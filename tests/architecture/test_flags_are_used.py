@@ -62,10 +62,10 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
 def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
-    asked = {
+    requested = {
         (section.__name__, field.name) for section in ALL_SECTIONS for field in fields(section)
     }
-    assert sorted(asked - read) == []
+    assert sorted(requested - read) == []
 
 
 def test_a_read_is_told_from_one_of_another_section(tmp_path):

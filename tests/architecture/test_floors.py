@@ -155,7 +155,7 @@ def test_one_file_reads_the_environment():
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     }
-    # How many threads a library starts is said where it is loaded, before it is.
+    # How many threads a library starts is set where it is loaded, before it is.
     tools = {"tools/merge_preprocessed_data.py", "tools/preprocess_data.py"}
     assert readers - tools == {
         "megatron/training/process/environment.py",

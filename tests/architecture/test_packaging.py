@@ -1,4 +1,4 @@
-"""What is said in several files about packages, versions and licence agrees."""
+"""Files agree on packages, versions and licence."""
 
 import ast
 import re

@@ -68,7 +68,7 @@ PartitionName=test Nodes=n[1-2] Default=YES
 PartitionName=large Nodes=n[1-128]
 """
 
-# Reads orders, "start NODE" or "kill NODE", until there is nobody any more who could give some.
+# Reads orders, "start NODE" or "kill NODE", until stdin is closed.
 _KEEPER = """
 set -eu
 mount --make-rprivate /
@@ -139,24 +139,24 @@ class Cluster:
         # What scancel says of tasks of arrays means nothing: it fails, and the signal arrives.
         subprocess.run(["scancel", "--signal", "USR1", job], env=self.environment, timeout=60)
 
-    def told(self, job: str, key: str) -> list[str]:
+    def job_field(self, job: str, key: str) -> list[str]:
         """Return what SLURM says about `key` of a job, or of the tasks of an array by number."""
         found = {}
         for line in self.run("scontrol", "show", "job", "--oneliner", job).splitlines():
-            said = dict(word.partition("=")[::2] for word in line.split())
-            found[int(said.get("ArrayTaskId", "0").partition("-")[0])] = said[key]
+            fields = dict(word.partition("=")[::2] for word in line.split())
+            found[int(fields.get("ArrayTaskId", "0").partition("-")[0])] = fields[key]
         return [found[number] for number in sorted(found)]
 
     def end(self, *jobs: str) -> None:
         """Wait until jobs, or all tasks of their arrays, have ended, however that is."""
         for job in jobs:
-            self.wait_until(lambda job=job: set(self.told(job, "JobState")) <= ENDED)
+            self.wait_until(lambda job=job: set(self.job_field(job, "JobState")) <= ENDED)
 
     def finish(self, *jobs: str) -> None:
         """Wait until jobs have ended, and insist that they have succeeded."""
         self.end(*jobs)
         for job in jobs:
-            assert set(self.told(job, "JobState")) == {"COMPLETED"}, self.said()
+            assert set(self.job_field(job, "JobState")) == {"COMPLETED"}, self.report()
 
     def log(self, job: str) -> str:
         """Return what a job, or all tasks of an array, have printed."""
@@ -169,7 +169,7 @@ class Cluster:
         """Ask until the answer is yes."""
         give_up_at = time.monotonic() + TIMEOUT_S
         while not happens():
-            assert time.monotonic() < give_up_at, self.said()
+            assert time.monotonic() < give_up_at, self.report()
             time.sleep(0.2)
 
     def order(self, *words: str) -> None:
@@ -178,10 +178,12 @@ class Cluster:
 
     def states(self) -> dict[str, str]:
         """Return the state of each node that lives now and then."""
-        said = self.run("sinfo", "--noheader", "--Node", "--format", "%N %T", "--nodes", "n[1-2]")
-        return dict(line.split() for line in said.splitlines())
+        printed = self.run(
+            "sinfo", "--noheader", "--Node", "--format", "%N %T", "--nodes", "n[1-2]"
+        )
+        return dict(line.split() for line in printed.splitlines())
 
-    def said(self) -> str:
+    def report(self) -> str:
         """Return all that can explain a failure."""
         files = [*self.folder.glob("*.log"), *self.logs.glob("*.log")]
         queue = self.run("squeue", "--all", "--states", "all")
@@ -237,13 +239,13 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
         idle = ["sinfo", "--noheader", "--format", "%D", "--states", "idle"]
         give_up_at = time.monotonic() + _START_TIMEOUT_S
         while subprocess.run(idle, env=environment, capture_output=True).stdout != b"2\n":
-            said = "\n".join(file.read_text() for file in folder.glob("*.log"))
-            assert keeper.poll() is None and time.monotonic() < give_up_at, said
+            printed = "\n".join(file.read_text() for file in folder.glob("*.log"))
+            assert keeper.poll() is None and time.monotonic() < give_up_at, printed
             time.sleep(0.1)
         yield cluster
     finally:
         keeper.stdin.close()
-        # The first process of the namespace ends when all others of it have, and nobody writes to
+        # The first process of the namespace ends when all others of it have; no process writes to
         # the folder any more.
         with suppress(psutil.NoSuchProcess):
             for first in psutil.Process(keeper.pid).children():

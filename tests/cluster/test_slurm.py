@@ -75,9 +75,9 @@ def data(cluster: Cluster) -> Path:
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(texts, vocab_size=500, special_tokens=["<|endoftext|>"])
     trained.save_model(str(cluster.folder))
-    wishes = ["--input", "corpus.jsonl", "--tokenizer-type", "GPT2BPETokenizer", "--append-eod"]
-    wishes += TOKENIZER
-    to_shards = [*wishes, "--output-prefix", "sharded"]
+    arguments = ["--input", "corpus.jsonl", "--tokenizer-type", "GPT2BPETokenizer", "--append-eod"]
+    arguments += TOKENIZER
+    to_shards = [*arguments, "--output-prefix", "sharded"]
     array = cluster.submit("preprocess_array.slurm", *to_shards, options="--array=0-1")
     merge = cluster.submit(
         *("preprocess_merge.slurm", *to_shards),
@@ -85,7 +85,7 @@ def data(cluster: Cluster) -> Path:
         SHARDS=str(SHARDS),
     )
     tool = str(REPOSITORY / "tools" / "preprocess_data.py")
-    cluster.run(sys.executable, tool, *wishes, "--output-prefix", "whole")
+    cluster.run(sys.executable, tool, *arguments, "--output-prefix", "whole")
     cluster.finish(array, merge)
     return cluster.folder
 
@@ -117,9 +117,9 @@ def test_the_job_of_a_lost_node_goes_on_once_that_is_back(
         flags_of(save, is_slow=False)
         # That of nothing happening runs on n1 while SLURM is finding out.
         calm = request.getfixturevalue("calm")
-        cluster.wait_until(lambda: cluster.told(job, "Restarts") == ["1"])
+        cluster.wait_until(lambda: cluster.job_field(job, "Restarts") == ["1"])
         # For a moment it is still being cleaned away.
-        cluster.wait_until(lambda: cluster.told(job, "JobState") == ["PENDING"])
+        cluster.wait_until(lambda: cluster.job_field(job, "JobState") == ["PENDING"])
         cluster.wait_until(lambda: "down" in cluster.states()["n2"])
     finally:
         cluster.order("start", "n2")
@@ -142,13 +142,13 @@ def test_a_drained_node_is_waited_for(cluster: Cluster, data: Path) -> None:
             *("gpt_tiny.slurm", *TOKENIZER, "--device", "cpu"),
             **{"DATA_PATH": "sharded_text_document", "SAVE": "tiny"},
         )
-        cluster.wait_until(lambda: "UnavailableNodes:n2" in cluster.told(job, "Reason")[0])
-        assert cluster.told(job, "JobState") == ["PENDING"]
+        cluster.wait_until(lambda: "UnavailableNodes:n2" in cluster.job_field(job, "Reason")[0])
+        assert cluster.job_field(job, "JobState") == ["PENDING"]
         assert "maintenance" in cluster.run("sinfo", "--list-reasons")
     finally:
         cluster.run("scontrol", "update", "nodename=n2", "state=resume")
     cluster.finish(job)
-    assert cluster.told(job, "NodeList") == ["n[1-2]"]
+    assert cluster.job_field(job, "NodeList") == ["n[1-2]"]
     assert len(steps(data / "tiny")) == 100
     start = next(r for r in read_journal(data / "tiny") if r["event"] == "start")
     assert start["with"]["hosts"] == "n1, n2"
@@ -167,25 +167,25 @@ def test_chains_come_to_the_same_end_and_each_checkpoint_is_evaluated(
     flags = flags_of(listed, is_slow=True)
     array = cluster.submit("train_array.slurm", *flags, options="--array=1-3%1", SAVE="listed")
     # Who evaluates is to be there before the run removes what it was stopped at.
-    cluster.wait_until(lambda: cluster.told(evaluation, "JobState") == ["RUNNING"])
+    cluster.wait_until(lambda: cluster.job_field(evaluation, "JobState") == ["RUNNING"])
     for save, job in ((queued, requeued), (listed, f"{array}_1")):
         cluster.wait_until(lambda save=save: len(steps(save)) > 2)
         cluster.ask_to_stop(job)
     flags_of(queued, is_slow=False)
 
     # Of the array, the second job finds the kill switch on its way, and the third when it begins.
-    cluster.wait_until(lambda: cluster.told(array, "ExitCode")[0] == "75:0")
+    cluster.wait_until(lambda: cluster.job_field(array, "ExitCode")[0] == "75:0")
     before = len(steps(listed))
     cluster.wait_until(lambda: len(steps(listed)) > before)
     (listed / "stop").touch()
     cluster.end(array)
     assert before < len(steps(listed)) < ITERATIONS
-    assert cluster.told(array, "ExitCode") == ["75:0", "0:0", "0:0"]
+    assert cluster.job_field(array, "ExitCode") == ["75:0", "0:0", "0:0"]
     (listed / "stop").unlink()
     flags = flags_of(listed, is_slow=False)
     last = cluster.submit("train_multi_node.slurm", *flags, SAVE="listed")
 
-    cluster.wait_until(lambda: cluster.told(requeued, "Restarts") == ["1"])
+    cluster.wait_until(lambda: cluster.job_field(requeued, "Restarts") == ["1"])
     cluster.finish(last, requeued, evaluation)
     begun, stopped = starts(queued)
     assert begun == 0 < stopped < ITERATIONS, "it was to be stopped on its way"
@@ -193,7 +193,7 @@ def test_chains_come_to_the_same_end_and_each_checkpoint_is_evaluated(
     assert is_same(queued, calm)
     results = {file.stem: file.read_text() for file in (queued / "evaluation").iterdir()}
     assert set(results) == {f"global_step{stopped}", f"global_step{ITERATIONS}"}
-    assert all("validation results on WIKITEXT103" in said for said in results.values())
+    assert all("validation results on WIKITEXT103" in output for output in results.values())
     assert not list(queued.glob("*/keep"))
 
 
@@ -209,15 +209,15 @@ def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -
     empty = cluster.submit("evaluate_checkpoints.slurm", SAVE="empty")
     jobs = (wrong, unwritable, nowhere, lost, empty)
     cluster.end(*jobs)
-    for job, said in (
+    for job, output in (
         (wrong, "error: 3 processes cannot hold full replicas of 2 ("),
         (unwritable, f"error: the nodes named above cannot write to {READ_ONLY}"),
         (nowhere, "error: set SAVE to the folder of the checkpoints"),
         (lost, "error: set REPOSITORY to the folder of this repository"),
         (empty, "error: no checkpoints are in empty: correct SAVE"),
     ):
-        assert cluster.told(job, "JobState") == ["FAILED"]
-        assert cluster.log(job).count(said) == 1, cluster.log(job)
+        assert cluster.job_field(job, "JobState") == ["FAILED"]
+        assert cluster.log(job).count(output) == 1, cluster.log(job)
     # Process 0 says it, and the first of those that share a parent, as those of a node do. One that
     # comes when that one has left says it again.
     assert cluster.log(wrong).count("3 processes cannot hold") >= 2
@@ -226,19 +226,19 @@ def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -
     assert len(set(parents)) == 1
     assert "n2\n" in cluster.log(unwritable)
     assert "n1\n" not in cluster.log(unwritable)
-    assert {cluster.told(job, "ExitCode")[0] for job in jobs} == {"2:0"}
+    assert {cluster.job_field(job, "ExitCode")[0] for job in jobs} == {"2:0"}
 
 
 def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster) -> None:
     planned = []
     for script, (nodes, processes) in SIZES.items():
         held = cluster.submit(script, options="--hold --partition=large")
-        assert cluster.told(held, "NumNodes")[0].partition("-")[0] == str(nodes)
-        assert cluster.told(held, "NumTasks") == [str(processes)]
-        assert cluster.told(held, "Requeue") == ["1"]
-        assert cluster.told(held, "CPUs/Task") == ["8"]
-        assert cluster.told(held, "OverSubscribe") == ["NO"]
-        assert cluster.told(held, "MinMemoryNode") == ["0"]
+        assert cluster.job_field(held, "NumNodes")[0].partition("-")[0] == str(nodes)
+        assert cluster.job_field(held, "NumTasks") == [str(processes)]
+        assert cluster.job_field(held, "Requeue") == ["1"]
+        assert cluster.job_field(held, "CPUs/Task") == ["8"]
+        assert cluster.job_field(held, "OverSubscribe") == ["NO"]
+        assert cluster.job_field(held, "MinMemoryNode") == ["0"]
         cluster.run("scancel", held)
         planned.append(
             cluster.submit(

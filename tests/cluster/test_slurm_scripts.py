@@ -19,7 +19,7 @@ LAYOUTS = [script for script in SCRIPTS if script.name.startswith(("gpt", "bloom
 WRITES_WORDS = "printf '%s\\0' \"$@\" > launched"
 
 
-def asked(script: Path, option: str) -> int:
+def requested(script: Path, option: str) -> int:
     """Return the number that a script asks SLURM for."""
     return int(re.search(rf"^#SBATCH --{option}=(\d+)$", script.read_text(), re.MULTILINE)[1])
 
@@ -73,7 +73,7 @@ def planned(script: Path, folder: Path, **variables: str) -> Plan:
     config, _ = parse_config(launched(folder, str(REPOSITORY / "pretrain_gpt.py")))
     assert config.training.seed == 7
     vocabulary = 250680 if "bloom" in script.name else 50257
-    world_size = asked(script, "nodes") * asked(script, "ntasks-per-node")
+    world_size = requested(script, "nodes") * requested(script, "ntasks-per-node")
     return plan(config, world_size=world_size, vocab_size=vocabulary, device="cuda")
 
 

@@ -63,7 +63,7 @@ def start_ranks(
     """Run `script` in `ranks` processes with the variables a launcher would set.
 
     Args:
-        folders: each rank's working directory; this process's when not said.
+        folders: each rank's working directory; default: this process's.
     """
     port = str(free_port())
     common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -87,10 +87,10 @@ def _run_forks(
     with contextlib.ExitStack() as stack:
         nothing = Descriptor(stack.enter_context(open(os.devnull)).fileno())
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in environments]
-        told = [Descriptor(file.fileno()) for file in files]
+        printed = [Descriptor(file.fileno()) for file in files]
         calls = [
             (words, environment, str(folder or Path.cwd()), nothing, output, output)
-            for environment, folder, output in zip(environments, folders, told, strict=True)
+            for environment, folder, output in zip(environments, folders, printed, strict=True)
         ]
         codes = exit_codes(run_script, calls, timeout_s=TIMEOUT_S)
         for file in files:

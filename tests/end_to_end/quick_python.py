@@ -69,7 +69,7 @@ def _run(line: socket.socket) -> None:
         finally:
             for number in numbers:
                 os.close(number)
-        # Nobody listens any more where the test has ended.
+        # No process listens any more once the test has ended.
         with contextlib.suppress(OSError):
             line.sendall(b"%d" % (1 if code is None else code))
 

@@ -104,8 +104,8 @@ def test_generation_continues_prompts_from_a_run_of_torch_distributed(
     program, load = "tools/generate_samples_gpt.py", ["--load", str(save)]
 
     words = ["--prompt", "def main(", "--out-seq-length", "5", "--greedy"]
-    said = start(sys.executable, str(REPOSITORY / program), *load, *words).succeeded()
-    assert "Context:\ndef main(\n\nMegatron-LM:\n" in said.outputs[0]
+    output = start(sys.executable, str(REPOSITORY / program), *load, *words).succeeded()
+    assert "Context:\ndef main(\n\nMegatron-LM:\n" in output.outputs[0]
 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("import os\nstop here\n\nthe last line")

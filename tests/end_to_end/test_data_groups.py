@@ -38,9 +38,9 @@ def test_groups_are_evaluated_apart_and_resumed(
 ) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     flags = [*RUN, *data_flags(corpus, order)]
-    told = start_ranks(ranks, *flags, "--save", str(whole)).succeeded().outputs[0]
+    output = start_ranks(ranks, *flags, "--save", str(whole)).succeeded().outputs[0]
     for name in ("early", "late"):
-        assert f"{name} loss at iteration 3 | lm loss value: " in told
+        assert f"{name} loss at iteration 3 | lm loss value: " in output
     found = evaluations(whole)
     assert [(name, iteration) for name, iteration, _ in found] == [
         *(("early", 3), ("late", 3), ("early", 6), ("late", 6)),

@@ -136,8 +136,8 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
         words = [f"{word}.py" if f"{word}.py" in SCRIPTS else word for word in words]
     script = next(i for i, word in enumerate(words) if word in (*SCRIPTS, *PROGRAMS))
     if words[script] not in SCRIPTS:
-        said = {word.partition("=")[0] for word in words[script:] if word.startswith("--")}
-        assert said <= options_of(words[script])
+        output = {word.partition("=")[0] for word in words[script:] if word.startswith("--")}
+        assert output <= options_of(words[script])
         return
     network = tmp_path / "network.yaml"
     network.write_text(

@@ -17,10 +17,10 @@ RUN = [
 
 
 def fails(ranks: int, code: int, *expected: str, flags: list[str], save: Path) -> str:
-    """Return what rank 0 said when the run with `flags` was refused."""
+    """Return the output of rank 0 when the run with `flags` was refused."""
     done = start_ranks(ranks, *flags, "--save", str(save))
     assert done.codes == [code] * ranks, "\n".join(done.outputs)
-    assert not any("Traceback" in said or "vanished" in said for said in done.outputs)
+    assert not any("Traceback" in printed or "vanished" in printed for printed in done.outputs)
     assert done.outputs[0].count("error:") == 1
     for text in expected:
         assert text in done.outputs[0]
@@ -111,20 +111,20 @@ def test_torchs_launcher_names_the_message_as_the_root_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "output"),
     [
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
         (lambda folder: flip(folder / "mp_rank_00_model_states.pt"), "is damaged: its hash"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
-    damage, told: str, corpus: Corpus, tmp_path: Path
+    damage, output: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     flags = [*RUN, *corpus.flags, "--save", str(tmp_path)]
     start_ranks(1, *flags).succeeded()
     damage(tmp_path / "global_step4")
     again = start_ranks(1, *flags, "--load", str(tmp_path)).succeeded()
-    assert told in again.outputs[0]
+    assert output in again.outputs[0]
     assert "successfully loaded checkpoint" in again.outputs[0]
     assert "at iteration 2" in again.outputs[0]
     assert not list(tmp_path.glob("staging-*"))
@@ -156,9 +156,9 @@ def test_generation_refuses_damaged_weights(corpus: Corpus, tmp_path: Path) -> N
 def test_another_network_is_refused_with_all_differences(corpus: Corpus, tmp_path: Path) -> None:
     flags = [*RUN, *corpus.flags]
     start_ranks(1, *flags, "--save", str(tmp_path)).succeeded()
-    wishes = ["--num-layers", "3", "--ffn-hidden-size", "16", "--bf16"]
+    options = ["--num-layers", "3", "--ffn-hidden-size", "16", "--bf16"]
     both = ["--load", str(tmp_path), "--save", str(tmp_path)]
-    done = start_ranks(1, *flags, *wishes, *both)
+    done = start_ranks(1, *flags, *options, *both)
     assert done.codes == [2]
     assert not (tmp_path / "failure.json").exists()
     for difference in (

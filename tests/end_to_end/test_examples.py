@@ -104,7 +104,7 @@ def test_a_prompt_is_continued(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "file", "text", "told"),
+    ("task", "file", "text", "printed"),
     [
         (
             "WIKITEXT103",
@@ -121,11 +121,11 @@ def test_a_prompt_is_continued(trained: Path) -> None:
     ],
     ids=["WikiText", "LAMBADA"],
 )
-def test_a_model_is_evaluated(trained: Path, task: str, file: str, text: str, told: str) -> None:
+def test_a_model_is_evaluated(trained: Path, task: str, file: str, text: str, printed: str) -> None:
     (trained / file).write_text(text)
     run = {"CHECKPOINT_PATH": "codeparrot_checkpoints", "TASK": task, "VALID_DATA": file}
     (output,) = example("evaluate_zeroshot_gpt.sh", trained, **run).outputs
-    assert f"validation results on {task} | {told}: " in output
+    assert f"validation results on {task} | {printed}: " in output
 
 
 def test_samples_grow_on_one_node_under_deepspeed(corpus: Corpus, tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_t5_is_divided_over_processes(tmp_path: Path) -> None:
 
 def test_a_bert_is_planned(tmp_path: Path) -> None:
     wanted = {"DATA_PATH": "none", "PLAN": "--vocabulary 30524 --gpu a100-80gb"}
-    told = example("pretrain_bert_distributed.sh", tmp_path, **wanted).outputs[0]
-    assert "parameters: 336,297,858 |" in told
+    printed = example("pretrain_bert_distributed.sh", tmp_path, **wanted).outputs[0]
+    assert "parameters: 336,297,858 |" in printed
 
 
 def test_each_language_is_evaluated(corpus: Corpus, tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_each_language_is_evaluated(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_gpt_3_is_planned(tmp_path: Path) -> None:
     wanted = {"DATA_PATH": "none", "PLAN": "--gpu a100-80gb"}
-    told = example("pretrain_gpt3_175B.sh", tmp_path, **wanted).outputs[0]
-    assert "parameters: 174,615,846,912 |" in told
-    assert "layout: 1024 processes = tp 8 * pp 16 * sp 1 * dp 8 | ZeRO stage 1" in told
+    printed = example("pretrain_gpt3_175B.sh", tmp_path, **wanted).outputs[0]
+    assert "parameters: 174,615,846,912 |" in printed
+    assert "layout: 1024 processes = tp 8 * pp 16 * sp 1 * dp 8 | ZeRO stage 1" in printed
 
 
 def test_every_script_is_run() -> None:
@@ -240,7 +240,7 @@ def test_the_launcher_is_given_a_run_that_can_be_planned(name: str, tmp_path: Pa
 
 
 def _processes(launcher: list[str]) -> int:
-    said = dict(zip(launcher, launcher[1:], strict=False))
-    if said.get("-m") == "torch.distributed.run":
-        return int(said["--nnodes"]) * int(said["--nproc_per_node"])
-    return int(said.get("--num_gpus", 1))
+    reported = dict(zip(launcher, launcher[1:], strict=False))
+    if reported.get("-m") == "torch.distributed.run":
+        return int(reported["--nnodes"]) * int(reported["--nproc_per_node"])
+    return int(reported.get("--num_gpus", 1))

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from jobs import Corpus, journal, start_ranks, tool
-from test_resume import ITERATIONS, RUN, assert_same_files, told
+from test_resume import ITERATIONS, RUN, assert_same_files, journal_values
 
 EXPERTS = ["--num-experts", "4", "--expert-interval", "1", "--topk", "2", "--mlp-type", "residual"]
 SHARED = ["--moe-expert-parallel-size", "2"]
@@ -21,8 +21,8 @@ def test_a_resumed_run_with_experts_equals_the_uninterrupted_one(
     paths = ["--save", str(resumed), "--load", str(resumed)]
     start_ranks(2, *flags, *SHARED, *paths).succeeded()
 
-    assert told(resumed, "train") == told(whole, "train")[4:]
-    assert told(resumed, "evaluation") == told(whole, "evaluation")[1:]
+    assert journal_values(resumed, "train") == journal_values(whole, "train")[4:]
+    assert journal_values(resumed, "evaluation") == journal_values(whole, "evaluation")[1:]
     assert_same_files(whole / "global_step8", resumed / "global_step8")
     assert len([*(whole / "global_step8").glob("layer_*_expert_*")]) == 8
     # Two layers, each at least 0.1 * 1 when all experts are equally busy.

@@ -59,9 +59,9 @@ def unpacked(rows: Sequence[Row], content: bytes) -> tuple[dict[str, Any], int]:
         end = offset + struct.calcsize(f"<{number}{letters[kind]}")
         found[row["name"]] = list(values) if count and kind != "char" else values[0]
         if re.fullmatch(r"\d+", row["value"]) or row["name"] == "magic":
-            said = row["value"].strip("`")
-            expected = said.encode().decode("unicode_escape").encode("latin1")
-            assert found[row["name"]] == (expected if row["name"] == "magic" else int(said))
+            printed = row["value"].strip("`")
+            expected = printed.encode().decode("unicode_escape").encode("latin1")
+            assert found[row["name"]] == (expected if row["name"] == "magic" else int(printed))
     return found, end
 
 
@@ -86,20 +86,20 @@ def nodes(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 def require_told(rows: Sequence[Row], *trees: Any) -> None:
     """Fail unless a table of keys tells all of some trees of JSON, and nothing else."""
-    told = {_path(row["key"]): row["type"] for row in rows}
+    output = {_path(row["key"]): row["type"] for row in rows}
     seen = set()
     for path, value in (node for tree in trees for node in nodes(tree)):
-        match = [row for row in told if _is_at(row, path)]
+        match = [row for row in output if _is_at(row, path)]
         if match:
             seen |= {*match}
-            kinds = told[match[0]].partition(", if ")[0].split(" or ")
+            kinds = output[match[0]].partition(", if ")[0].split(" or ")
             assert any(_is_a(kind, value) for kind in kinds), f"{path} is {value!r}, no {kinds}"
         else:
-            above = [row for row in told if _is_at(row, path[: len(row)])]
-            assert any(told[row] in ("object", "list") for row in above) or any(
-                _is_at(row[: len(path)], path) for row in told
+            above = [row for row in output if _is_at(row, path[: len(row)])]
+            assert any(output[row] in ("object", "list") for row in above) or any(
+                _is_at(row[: len(path)], path) for row in output
             ), f"{path} is not on the page"
-    missing = {row for row, kind in told.items() if row not in seen and ", if " not in kind}
+    missing = {row for row, kind in output.items() if row not in seen and ", if " not in kind}
     assert not missing, f"{missing}: on the page and not in the file"
 
 
@@ -241,11 +241,11 @@ def test_index_maps(folder: Path) -> None:
         content = file.read_bytes()
         found, end = unpacked(header, content)
         assert end % 64 == 0
-        said = ast.literal_eval(found["header"].decode())
+        printed = ast.literal_eval(found["header"].decode())
         kind, shape = maps[name]["type"][:2], maps[name]["shape"]
-        assert (said["descr"], said["fortran_order"]) == (f"<{kind}", False)
-        assert len(said["shape"]) == len([each for each in shape.split(",") if each.strip(" )")])
-        values = np.frombuffer(content[end:], said["descr"]).reshape(said["shape"])
+        assert (printed["descr"], printed["fortran_order"]) == (f"<{kind}", False)
+        assert len(printed["shape"]) == len([each for each in shape.split(",") if each.strip(" )")])
+        values = np.frombuffer(content[end:], printed["descr"]).reshape(printed["shape"])
         np.testing.assert_array_equal(values, np.load(file))
         seen.add(name)
     assert seen == {*maps}
@@ -322,8 +322,8 @@ def test_each_rank_has_its_times_and_is_compared_with_its_stage(folder: Path) ->
         # Ranks 0 and 1 have the first stage.
         times = [busy[rank] / busy[rank ^ 1] for rank in range(4)]
         assert record["slowest"] == line["slowest_rank"]
-        for told in (times[record["slowest"]], record["slowness"], line["times_the_median"]):
-            assert told == pytest.approx(max(times), rel=0.1)
+        for output in (times[record["slowest"]], record["slowness"], line["times_the_median"]):
+            assert output == pytest.approx(max(times), rel=0.1)
 
 
 def test_failure(folder: Path) -> None:
@@ -345,12 +345,12 @@ def test_adapters(group: Any, tmp_path: Path) -> None:
     assert tensors.pop("__metadata__") == {"format": "pt"}
     shapes = {"lora_A": [2, 8], "lora_B": [24, 2]}
     assert len(tensors) == 4
-    for name, told in tensors.items():
+    for name, output in tensors.items():
         module, kind, _ = name.rsplit(".", 2)
         assert module.startswith("base_model.model.")
-        assert (told["dtype"], told["shape"]) == ("F32", shapes[kind])
-        first, last = told["data_offsets"]
-        values = np.frombuffer(content[end + first : end + last], "<f4").reshape(told["shape"])
+        assert (output["dtype"], output["shape"]) == ("F32", shapes[kind])
+        first, last = output["data_offsets"]
+        values = np.frombuffer(content[end + first : end + last], "<f4").reshape(output["shape"])
         number = int(re.search(r"\.h\.(\d+)\.", name)[1])
         own = [w for n, w in weights.items() if n.endswith(f"{kind}.weight") or kind in n]
         np.testing.assert_array_equal(values, own[number].float().numpy())

@@ -88,8 +88,8 @@ def test_installed_commands_prepare_data_plan_and_train(
     assert (tmp_path / "small_text_document.bin").read_bytes() == Path(
         corpus.prefix + ".bin"
     ).read_bytes()
-    said = run(site, tmp_path, "megatron-plan", *TRAINING, "--vocab-size", "512")
-    assert "FLOPs per step" in said
+    output = run(site, tmp_path, "megatron-plan", *TRAINING, "--vocab-size", "512")
+    assert "FLOPs per step" in output
     run(
         *(site, tmp_path, "megatron-train", *TRAINING, *tokenizer),
         *("--data-path", "small_text_document", "--save", "run", "--save-interval", "2"),

@@ -17,7 +17,7 @@ RUN = [
     # Clipping is on in every step: a norm that one layout counts otherwise shows in the losses.
     *("--clip-grad", "0.2", "--lr", "3e-3", "--lr-decay-style", "constant"),
     *("--log-interval", "1", "--eval-iters", "0", "--save-interval", "100"),
-    # The padding of the vocabulary depends on the tensor-parallel size unless it is said.
+    # The padding of the vocabulary depends on the tensor-parallel size unless it is set.
     *("--pad-vocab-size-to", "512"),
 ]
 

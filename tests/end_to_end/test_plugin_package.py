@@ -89,7 +89,7 @@ def test_every_part_of_a_plugin_acts_and_the_run_resumes(
     assert manifest["config"]["plugins"]["plugin"] == ["my_plugin"]
     assert manifest["config"]["extensions"]["WavesConfig"] == {"wave_base": 100.0}
     words = ["--load", str(full), "--save", str(tmp_path / "out"), "--exporter", "shapes"]
-    told = tool("tools/convert_checkpoint/to_hf.py", *words, "--plugin", PLUGIN).succeeded()
-    assert "the shapes of" in told.outputs[0]
+    output = tool("tools/convert_checkpoint/to_hf.py", *words, "--plugin", PLUGIN).succeeded()
+    assert "the shapes of" in output.outputs[0]
     shapes = json.loads((tmp_path / "out/shapes.json").read_text())
     assert shapes["tied_modules.embed.word_embeddings.weight"][1] == 32

@@ -25,9 +25,9 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
 
     shutil.copytree(whole / "global_step3", moved / "global_step3")
     pipeline = ["--pipeline-model-parallel-size", "2", "--zero-stage", "1", "--exit-interval", "6"]
-    (said, _) = start_ranks(2, *flags, *pipeline, *both(moved)).succeeded().outputs
-    assert re.search(r"--pipeline-model-parallel-size +1 +2\n", said)
-    assert "random streams belong to ranks, and these are others" in said
+    (output, _) = start_ranks(2, *flags, *pipeline, *both(moved)).succeeded().outputs
+    assert re.search(r"--pipeline-model-parallel-size +1 +2\n", output)
+    assert "random streams belong to ranks, and these are others" in output
     assert losses(moved) == pytest.approx(expected[3:6], rel=1e-5)
 
     # What a reshaped run saves is a checkpoint like any other.
@@ -46,10 +46,10 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     shutil.copytree(whole / "global_step3", plain / "global_step3")
     digests = [digest(folder) for folder in (plain / "six", moved, plain / "global_step3")]
     assert digests[0] == digests[1] != digests[2]
-    (said, _) = start_ranks(
+    (output, _) = start_ranks(
         2, *flags, "--zero-stage", "3", "--universal-checkpoint", *both(plain)
     ).outputs
-    assert f"reshaping {plain / 'six'} to this layout" in said
+    assert f"reshaping {plain / 'six'} to this layout" in output
     assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
     (shown,) = tool("tools/checkpoint/inspect.py", str(plain), "--parameters").outputs
     assert "parameters: 28 | elements: 42880" in shown
@@ -80,9 +80,9 @@ def test_streams_begin_anew_but_the_same_each_time(corpus: Corpus, tmp_path: Pat
     start_ranks(2, *flags, *both(tmp_path / "two")).succeeded()
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     # The same ranks keep their streams, whatever ZeRO divides.
-    (said,) = start_ranks(1, *flags, "--zero-stage", "2", *both(tmp_path / "stage")).outputs
-    assert re.search(r"--zero-stage +0 +2\n", said)
-    assert "random streams" not in said
+    (output,) = start_ranks(1, *flags, "--zero-stage", "2", *both(tmp_path / "stage")).outputs
+    assert re.search(r"--zero-stage +0 +2\n", output)
+    assert "random streams" not in output
     assert losses(tmp_path / "stage") == pytest.approx(losses(tmp_path / "first")[3:], rel=1e-6)
 
 

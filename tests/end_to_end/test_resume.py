@@ -46,8 +46,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     assert "successfully loaded checkpoint" in again.outputs[0]
     last = len(journal(whole, "train"))
     assert last > 4
-    assert told(resumed, "train") == told(whole, "train")[4:]
-    assert told(resumed, "evaluation") == told(whole, "evaluation")[1:]
+    assert journal_values(resumed, "train") == journal_values(whole, "train")[4:]
+    assert journal_values(resumed, "evaluation") == journal_values(whole, "evaluation")[1:]
     assert_same_files(whole / f"global_step{last}", resumed / f"global_step{last}")
 
 
@@ -91,7 +91,7 @@ def test_schedules_go_on_where_they_were_or_as_the_flags_say(
     shutil.copytree(whole / "global_step4", resumed / "global_step4")
     start_ranks(1, *flags, "--save", str(resumed), "--load", str(resumed)).succeeded()
     assert len({record["learning_rate"] for record in journal(whole, "train")}) >= 6
-    assert told(resumed, "train") == told(whole, "train")[4:]
+    assert journal_values(resumed, "train") == journal_values(whole, "train")[4:]
     assert_same_files(whole / "global_step8", resumed / "global_step8")
     if schedule is INVERSE_ROOT:
         return
@@ -112,7 +112,7 @@ def optimizer_groups(folder: Path) -> list[dict[str, Any]]:
     raise AssertionError(f"{folder} holds no optimizer")
 
 
-def told(save: Path, event: str) -> list[dict[str, Any]]:
+def journal_values(save: Path, event: str) -> list[dict[str, Any]]:
     """Return the journal's records without what depends on the clock."""
     clock = ("iteration_ms", "samples_per_second", "tflops", "eta_s")
     clock += ("resident_gib", "host_available_gib")

@@ -49,14 +49,14 @@ def flags(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 def whole(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """A run to its end, and the directory of all that it wrote."""
     folder = tmp_path_factory.mktemp("whole")
-    told = [
+    output = [
         *("--tensorboard-dir", str(folder / "events"), "--log-timers-to-tensorboard"),
         *("--codecarbon-dir", str(folder / "energy"), "--log-path", str(folder / "flags")),
         *("--profile", "--profile-step-start", "2", "--profile-step-end", "4"),
         *("--profile-dir", str(folder / "traces"), "--profile-ranks", "0", "1"),
         *("--device-peak-tflops", "2"),
     ]
-    return folder, start_ranks(2, *flags, *told, "--save", str(folder / "save")).succeeded()
+    return folder, start_ranks(2, *flags, *output, "--save", str(folder / "save")).succeeded()
 
 
 def test_the_log_and_the_journal_tell_what_was_measured(whole: tuple[Path, Finished]) -> None:
@@ -130,9 +130,9 @@ def test_a_run_resumed_before_a_skipped_range_equals_the_uninterrupted_one(
     folder, _ = whole
     shutil.copytree(folder / "save" / "global_step3", tmp_path / "global_step3")
     start_ranks(2, *flags, "--save", str(tmp_path), "--load", str(tmp_path)).succeeded()
-    told = ("iteration", "lm_loss", "grad_norm", "params_norm", "num_zeros", "consumed_tokens")
+    output = ("iteration", "lm_loss", "grad_norm", "params_norm", "num_zeros", "consumed_tokens")
     expected, found = (
-        [[record[name] for name in told] for record in journal(save, "train")]
+        [[record[name] for name in output] for record in journal(save, "train")]
         for save in (folder / "save", tmp_path)
     )
     assert found == expected[3:]

@@ -57,9 +57,9 @@ def test_a_step_behind_a_spike_is_the_same_when_taken_again(
     before = (save / "journal.jsonl").read_bytes()
     number = steps_of(save)[-1][0]
     again = [*flags, "--save", str(save), "--load", str(save), "--replay-step", str(number)]
-    (said,) = start_ranks(1, *again).succeeded().outputs
-    assert f"step {number} equals the journal, bit for bit" in said
-    assert said.count(" | documents ") == 4
+    (output,) = start_ranks(1, *again).succeeded().outputs
+    assert f"step {number} equals the journal, bit for bit" in output
+    assert output.count(" | documents ") == 4
     assert (save / "journal.jsonl").read_bytes() == before
 
 

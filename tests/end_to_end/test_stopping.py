@@ -1,4 +1,4 @@
-"""Jobs that are asked to stop, and one that hangs."""
+"""Jobs that receive stop signals, and one that hangs."""
 
 import json
 import os
@@ -64,7 +64,7 @@ run_rank(main, sys.argv[1:])
 
 @pytest.fixture
 def endless(corpus: Corpus, tmp_path: Path) -> list[str]:
-    """Flags of a run of two ranks that does not end by itself and saves when it is asked."""
+    """Flags of a run of two ranks that does not end by itself and saves on a signal."""
     return [
         *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
         *("--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "2"),
@@ -125,8 +125,8 @@ def test_a_hang_of_one_rank_ends_all_and_says_where_they_were(
     waits, stalls = sorted(record["groups"])
     assert re.match(r"1 rank \(0\) in all_reduce \(megatron/\S+:\d+\)", waits)
     assert stalls.startswith("1 rank (1) in read_from_a_dead_disk (")
-    (told,) = [text for text in ended.outputs if "hang in step 9" in text]
-    assert stalls in told
+    (output,) = [text for text in ended.outputs if "hang in step 9" in text]
+    assert stalls in output
     (folder,) = tmp_path.glob("hang-*")
     assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
     # What was being written in the background is finished: rank 1, which stalls, has written too.

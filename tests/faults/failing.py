@@ -41,7 +41,7 @@ def without_patience(slow: int, rank: int) -> None:
 
 
 def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
-    """Have the loss be no number on all ranks, or reading data fail on one, in that step."""
+    """Make the loss NaN on all ranks, or reading data fail on one, in that step."""
     from forked import without_head_start
 
     from megatron.common.errors import DataError

@@ -66,11 +66,11 @@ def _failing(job: Job, variables: dict[str, str], save: Path) -> Outcome:
         ended = job.run(save, *own, setup=partial(fail_calls, variables, 0), timeout_s=TIMEOUT_S)
     except TimeoutError as error:
         return Outcome(HUNG, f"{what}:\n{error}")
-    said = "\n".join(ended.outputs)
-    if "Traceback" in said:
-        return Outcome(TRACEBACK, f"{what}:\n{said}")
+    output = "\n".join(ended.outputs)
+    if "Traceback" in output:
+        return Outcome(TRACEBACK, f"{what}:\n{output}")
     outcome = goes_on(job, save, what, *own)
-    return outcome if MARK in said else missed(outcome)
+    return outcome if MARK in output else missed(outcome)
 
 
 def jumps(job: Job, count: int, draw: random.Random) -> Iterator[Trial]:

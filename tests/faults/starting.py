@@ -33,7 +33,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit code of each rank, None of one that had to be killed, and what it said."""
+    """The exit code of each rank, None of one that had to be killed, and its output."""
 
     codes: list[int | None]
     outputs: list[str]
@@ -85,7 +85,7 @@ def sleep(save: str) -> None:
 
 
 def stop(save: str) -> None:
-    """Be stopped, until the others have said why they left."""
+    """Stay stopped until the others have reported why they left."""
     if not os.fork():
         cause = Path(save) / "failure.json"
         give_up_at = time.monotonic() + TIMEOUT_S

@@ -41,11 +41,11 @@ class Outcome:
 
     Args:
         word: one of `WORDS`.
-        told: what was done, and what the last start said.
+        details: actions, and the output of the last start.
     """
 
     word: str
-    told: str
+    details: str
 
 
 def missed(outcome: Outcome) -> Outcome:
@@ -68,15 +68,15 @@ def goes_on(job: Job, save: Path, what: str, *more: str, has_records: bool = Tru
             ended = job.run(save, *more, timeout_s=TIMEOUT_S)
         except TimeoutError as error:
             return Outcome(HUNG, f"{what}, then:\n{error}")
-        said = "\n".join(ended.outputs)
-        if "Traceback" in said:
-            return Outcome(TRACEBACK, f"{what}, then:\n{said}")
+        output = "\n".join(ended.outputs)
+        if "Traceback" in output:
+            return Outcome(TRACEBACK, f"{what}, then:\n{output}")
         if set(ended.codes) == {0}:
             is_right = is_same if has_records else has_same_weights
             word = SURVIVED if is_right(save, job.save) else LOST
-            return Outcome(word, f"{what}, then:\n{said}")
-    is_sentence = set(ended.codes) <= {1, 2} and "error: " in said
-    return Outcome(REFUSED if is_sentence else LOST, f"{what}, then:\n{said}")
+            return Outcome(word, f"{what}, then:\n{output}")
+    is_sentence = set(ended.codes) <= {1, 2} and "error: " in output
+    return Outcome(REFUSED if is_sentence else LOST, f"{what}, then:\n{output}")
 
 
 def has_same_weights(save: Path, calm: Path) -> bool:
@@ -101,13 +101,13 @@ def struck(
             )
         except TimeoutError as error:
             return Outcome(HUNG, f"{what}:\n{error}")
-        said = "\n".join(ended.outputs)
+        output = "\n".join(ended.outputs)
         is_struck = (
             is_struck or set(ended.codes) != {0} or any(s.number == signal.SIGSTOP for s in those)
         )
         # A rank whose connection is lost may tell where it was.
-        if "Traceback" in said and not any(code and code < 0 for code in ended.codes):
-            return Outcome(TRACEBACK, f"{what}:\n{said}")
+        if "Traceback" in output and not any(code and code < 0 for code in ended.codes):
+            return Outcome(TRACEBACK, f"{what}:\n{output}")
     outcome = goes_on(job, save, what, *more)
     return outcome if is_struck else missed(outcome)
 
@@ -141,8 +141,8 @@ def requests(job: Job, count: int, draw: random.Random, folder: Path) -> Iterato
             number = draw.choice([signal.SIGTERM, signal.SIGUSR1])
             storm = draw.choice([1, 1, 50])
             starts.append([Strike(at + i * 0.01, rank, number) for i in range(storm)])
-        told = f"signals {[(s[0], len(s)) for s in starts]}"
-        yield partial(_struck, job, told, starts, [])
+        details = f"signals {[(s[0], len(s)) for s in starts]}"
+        yield partial(_struck, job, details, starts, [])
 
 
 def pauses(job: Job, count: int, draw: random.Random, folder: Path) -> Iterator[Trial]:
@@ -294,7 +294,7 @@ def sweep(
         place = folder / str(number)
         place.mkdir(parents=True)
         outcome = trial(place / "run")
-        print(f"{number}: {outcome.word}: {outcome.told.splitlines()[0]}", file=sys.stderr)
+        print(f"{number}: {outcome.word}: {outcome.details.splitlines()[0]}", file=sys.stderr)
         yield outcome
         if outcome.word in (SURVIVED, REFUSED, MISSED):
             shutil.rmtree(place)

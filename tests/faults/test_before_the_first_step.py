@@ -1,4 +1,4 @@
-"""A rank that does not get to the first step ends all the others, with a cause; nobody kills them."""
+"""A rank that fails before the first step ends all other ranks, with a cause and without a kill."""
 
 import json
 import re
@@ -74,8 +74,8 @@ def test_a_rank_that_does_not_get_on_ends_all(
     alone += "gave no answer" if does is stop else "in wait (tests/faults/starting.py"
     assert [line[: len(waits)] for line in record["groups"]].count(waits) == 1, record["groups"]
     assert any(line.startswith(alone) for line in record["groups"]), record["groups"]
-    (told,) = [text for text in ended.outputs if f"hang in {stage}: " in text]
-    assert all(line in told for line in record["groups"])
+    (output,) = [text for text in ended.outputs if f"hang in {stage}: " in text]
+    assert all(line in output for line in record["groups"])
     # One that was stopped leaves as soon as it wakes, and says where it was.
     (folder,) = save.glob("hang-*")
     assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]

@@ -24,14 +24,14 @@ def faults(save: Path) -> list[dict]:
 
 
 def survive(job: Job, save: Path, *more: str, chaos: str = CHAOS) -> list[str]:
-    """Start `job` again and again until it is done; return what rank 0 said each time."""
-    said = []
+    """Start `job` again and again until it is done; return the output of rank 0 of each start."""
+    output = []
     for _ in range(MOST_STARTS):
         ended = job.run(save, "--chaos", chaos, *more, setup=without_head_start)
-        said.append(ended.outputs[0])
+        output.append(ended.outputs[0])
         if set(ended.codes) == {0}:
-            return said
-    raise AssertionError(f"not done after {MOST_STARTS} starts:\n{said[-1]}")
+            return output
+    raise AssertionError(f"not done after {MOST_STARTS} starts:\n{output[-1]}")
 
 
 @pytest.mark.parametrize("more", [[], ["--async-save"]], ids=["at once", "in the background"])
@@ -39,26 +39,26 @@ def test_a_run_under_chaos_comes_to_the_same_bits(
     keeping_job: Job, tmp_path: Path, more: list[str]
 ) -> None:
     save = tmp_path / "chaos"
-    said = survive(keeping_job, save, *more)
+    output = survive(keeping_job, save, *more)
     struck = [record["fault"] for record in faults(save)]
-    assert "THIS RUN KILLS, STALLS AND DAMAGES ITSELF" in said[0]
-    assert len(said) > 1
+    assert "THIS RUN KILLS, STALLS AND DAMAGES ITSELF" in output[0]
+    assert len(output) > 1
     # In the background, the clock decides what is published before a fault strikes.
     if not more:
         assert {"kill", "kill_save", "full_disk", "flip"} <= set(struck), struck
-        assert len(said) == 4
-        assert any("No space left on device (--chaos)" in text for text in said)
-        assert any("is passed over: " in text for text in said)
+        assert len(output) == 4
+        assert any("No space left on device (--chaos)" in text for text in output)
+        assert any("is passed over: " in text for text in output)
     assert is_same(save, keeping_job.save)
 
 
 def test_two_ranks_under_chaos_come_to_the_same_bits(job_of_two: Job, tmp_path: Path) -> None:
     save = tmp_path / "chaos"
-    said = survive(job_of_two, save, "--keep-last", "3", chaos=CHAOS_OF_TWO)
+    output = survive(job_of_two, save, "--keep-last", "3", chaos=CHAOS_OF_TWO)
     struck = {(record["fault"], record["where"]) for record in faults(save)}
     expected = {("kill", "rank 0"), ("full_disk", "rank 1"), ("kill_save", "rank 1")}
     assert expected <= struck, struck
-    assert any("is passed over: " in text for text in said)
+    assert any("is passed over: " in text for text in output)
     assert is_same(save, job_of_two.save)
 
 
@@ -86,7 +86,7 @@ def test_what_strikes_is_decided_by_its_words_alone() -> None:
 SAVING = ["--save", "runs", "--load", "runs", "--save-interval", "2"]
 
 
-def test_wishes_for_faults_become_chances() -> None:
+def test_fault_options_become_chances() -> None:
     plan = tiny_plan(*SAVING, "--chaos", "seed=7,kill=0.5,stall_s=3").chaos
     assert plan == ChaosPlan(seed=7, kill=0.5, stall_s=3)
     assert plan.is_on

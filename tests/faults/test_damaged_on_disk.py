@@ -38,7 +38,7 @@ def test_each_damaged_file_is_named_and_the_older_checkpoint_goes_on(
         harm(run / NEWEST / file.name)
         ended = keeping_job.run(run).succeeded()
         assert "at iteration 4\n" in ended.outputs[0], file.name
-        # Without its manifest a folder is no checkpoint, and nothing to be told of.
+        # Without its manifest a folder is no checkpoint, and not reported.
         if (harm, file.name) != (os.unlink, "manifest.json"):
             assert f"{run / NEWEST} is passed over: " in ended.outputs[0]
             assert str(run / NEWEST / file.name) in ended.outputs[0]
@@ -66,11 +66,11 @@ def test_a_file_of_states_too_many_is_named(keeping_job: Job, save: Path) -> Non
     assert is_same(save, keeping_job.save)
 
 
-@pytest.mark.parametrize("told", [None, b"\xff\x00", b"global_step999"])
-def test_latest_is_put_right(keeping_job: Job, save: Path, told: bytes | None) -> None:
+@pytest.mark.parametrize("output", [None, b"\xff\x00", b"global_step999"])
+def test_latest_is_put_right(keeping_job: Job, save: Path, output: bytes | None) -> None:
     shutil.rmtree(save / NEWEST)
     latest = save / "latest"
-    latest.unlink() if told is None else latest.write_bytes(told)
+    latest.unlink() if output is None else latest.write_bytes(output)
     (save / "pruned-global_step2").mkdir()
     ended = keeping_job.run(save, "--exit-interval", "1")
     assert ended.codes == [0]
@@ -80,7 +80,7 @@ def test_latest_is_put_right(keeping_job: Job, save: Path, told: bytes | None) -
     assert is_same(save, keeping_job.save)
     assert latest.read_text() == NEWEST
     # A run that has nothing left to do puts it in order too.
-    latest.unlink() if told is None else latest.write_bytes(told)
+    latest.unlink() if output is None else latest.write_bytes(output)
     (save / "pruned-global_step2").mkdir()
     keeping_job.run(save).succeeded()
     assert latest.read_text() == NEWEST
@@ -125,9 +125,9 @@ def test_tokens_that_are_damaged_end_all_ranks_with_one_sentence(
     }[damage]
     failure = json.loads((save / "failure.json").read_text())
     assert (failure["kind"], sentence in failure["message"]) == ("error", True)
-    said = "".join(ended.outputs)
-    assert said.count(sentence) >= 1
-    assert "Traceback" not in said
+    printed = "".join(ended.outputs)
+    assert printed.count(sentence) >= 1
+    assert "Traceback" not in printed
 
 
 @pytest.fixture

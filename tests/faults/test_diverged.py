@@ -50,8 +50,8 @@ def test_a_run_that_is_stopped_in_a_streak_of_nan_saves_nothing_of_it(
     struck = partial(has_no_finite_loss_from, 4, SIGTERM)
     ended = keeping_job.run(save, setup=struck)
     assert ended.codes == [ExitCode.RESUMABLE]
-    told = "without a save: the loss or gradient of iteration 5 is not finite; the same command "
-    assert told + "goes on from global_step2" in ended.outputs[0]
+    output = "without a save: the loss or gradient of iteration 5 is not finite; the same command "
+    assert output + "goes on from global_step2" in ended.outputs[0]
     assert published_tags(save) == ["global_step2"]
     # A run cannot be finished with a loss that is NaN.
     ended = keeping_job.run(save, setup=partial(has_no_finite_loss_from, 5, None))

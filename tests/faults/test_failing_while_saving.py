@@ -17,17 +17,17 @@ OWN_FILE = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
 @pytest.mark.parametrize(
-    ("failing", "told"), [("loss", "without a finite number"), ("data", "no such sample")]
+    ("failing", "output"), [("loss", "without a finite number"), ("data", "no such sample")]
 )
 def test_a_checkpoint_under_way_is_finished_before_a_run_fails(
-    job_of_two: Job, tmp_path: Path, failing: str, told: str
+    job_of_two: Job, tmp_path: Path, failing: str, output: str
 ) -> None:
     save = tmp_path / "failing"
     ended = job_of_two.run(save, *BEHIND, setup=partial(fails_in_step, failing, 1, 3))
-    said = "\n".join(ended.outputs)
-    assert ended.codes == [1, 1], said
+    printed = "\n".join(ended.outputs)
+    assert ended.codes == [1, 1], printed
     # The cause, not what came of it on the other rank.
-    assert told in json.loads((save / FAILURE).read_text())["message"], said
+    assert output in json.loads((save / FAILURE).read_text())["message"], printed
     assert "successfully saved checkpoint at iteration       2" in ended.outputs[0]
     (newest,) = published_tags(save)
     assert iteration_of(newest) == 2

@@ -17,6 +17,6 @@ def test_the_last_save_follows_the_validation_unless_it_was_due(
     ):
         flags = ("--split", "60,20,20", "--save-interval", interval)
         ended = job_of_two.run(tmp_path / interval, *flags).succeeded()
-        said = "\n".join(ended.outputs)
-        assert sorted(order, key=said.index) == order, said
-        assert [said.count(line) for line in order] == [1, 1, 1]
+        output = "\n".join(ended.outputs)
+        assert sorted(order, key=output.index) == order, output
+        assert [output.count(line) for line in order] == [1, 1, 1]

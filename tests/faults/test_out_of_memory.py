@@ -42,18 +42,18 @@ def lacks_memory(needs: str, struck: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("needs", "struck", "told"),
+    ("needs", "struck", "output"),
     [("a tensor", 1, "can't allocate memory"), ("many small pieces", 0, "MemoryError")],
 )
 def test_a_rank_without_memory_ends_all_and_says_so(
-    job_of_two: Job, tmp_path: Path, needs: str, struck: int, told: str
+    job_of_two: Job, tmp_path: Path, needs: str, struck: int, output: str
 ) -> None:
     save = tmp_path / "save"
     ended = job_of_two.run(save, setup=partial(lacks_memory, needs, struck))
     assert ended.codes == [ExitCode.FAILED] * 2, "\n".join(ended.outputs)
     record = json.loads((save / "failure.json").read_text())
     assert (record["kind"], record["rank"], record["iteration"]) == ("error", struck, 4)
-    assert told in record["message"]
+    assert output in record["message"]
     assert damage(save / "global_step2", read_manifest(save / "global_step2").files) == []
     job_of_two.run(save).succeeded()
     assert is_same(save, job_of_two.save)

@@ -36,7 +36,7 @@ def require_nothing_lost(kind: str, outcomes: list[Outcome]) -> None:
             attempts = len(outcomes) - counts[MISSED]
             stream.write(json.dumps({"kind": kind, "attempts": attempts, **counts}) + "\n")
     wrong = [outcome for outcome in outcomes if outcome.word in (LOST, HUNG, TRACEBACK)]
-    assert not wrong, "\n\n".join(f"{outcome.word}: {outcome.told}" for outcome in wrong)
+    assert not wrong, "\n\n".join(f"{outcome.word}: {outcome.details}" for outcome in wrong)
     assert len(outcomes) == count_of(kind)
 
 

@@ -1,4 +1,4 @@
-"""Training runs inside this process, and everything about them that can be told from outside.
+"""Training runs inside this process, and everything that can be observed from outside.
 
 A run is `pretrain` itself on a command line; see `stood_in.py` for what it cannot do here.
 """
@@ -58,7 +58,7 @@ ASPECTS = {
     "saved": "keys, tensors and numbers in the files of weights and optimizer",
     "deepspeed": "the settings that DeepSpeed is given",
     "log": "lines of the log, without times",
-    "said": "messages at the levels that are listened to, DeepSpeed's and printed ones too",
+    "messages": "messages at the levels that are listened to, DeepSpeed's and printed ones too",
     "files": "that the run leaves",
     "scalars": "tags, places and values in TensorBoard's files, times left out",
     "writers": "what packages that draw curves and measure energy are given",
@@ -132,7 +132,7 @@ def observe(
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "level": logging.getLogger("megatron").level,
             "level of DeepSpeed": deepspeed_logger.level,
-            "asked of DeepSpeed": seen["process"],
+            "calls of DeepSpeed": seen["process"],
         }
     dist.barrier()
     seen["files"] = sorted(_name(file, folder) for file in folder.rglob("*") if file.is_file())
@@ -202,7 +202,7 @@ class _Kept:
         self.now, self.most = 0, 0
 
     def pack(self, tensor: Tensor) -> "_Held":
-        """Count `tensor` until nobody needs it."""
+        """Count `tensor` until it is freed."""
         return _Held(tensor, self)
 
 
@@ -282,7 +282,7 @@ def _messages(seen: Observation) -> Iterator[None]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             line = _without_times(record.getMessage())
-            seen["said"].append((record.levelname, record.name, line))
+            seen["messages"].append((record.levelname, record.name, line))
             if record.name.startswith("megatron"):
                 seen["log"].append(line)
 
@@ -298,7 +298,7 @@ def _messages(seen: Observation) -> Iterator[None]:
     with patch.object(log, "configure", configured), redirect_stdout(printed):
         yield
     deepspeed_logger.handlers[:] = theirs
-    seen["said"] += [_without_times(line) for line in printed.getvalue().splitlines()]
+    seen["messages"] += [_without_times(line) for line in printed.getvalue().splitlines()]
 
 
 @contextmanager
@@ -332,19 +332,19 @@ def _packages(seen: Observation, *, folder: Path) -> Iterator[None]:
     """Stand in for the packages that send or measure, and see what they are given."""
     from torch.utils import tensorboard
 
-    said = seen["writers"]
+    reported = seen["writers"]
     real = tensorboard.SummaryWriter
 
     def summary_writer(**words: Any) -> Any:
-        said.append(["SummaryWriter", words])
+        reported.append(["SummaryWriter", words])
         return real(**words)
 
     def wandb_init(*, config: Any, **words: Any) -> Any:
-        said.append(["wandb", words])
+        reported.append(["wandb", words])
         return SimpleNamespace(dir=words["dir"] or str(folder / "wandb"))
 
     def tracker(*, output_handlers: Any, **words: Any) -> Any:
-        said.append(["codecarbon", words])
+        reported.append(["codecarbon", words])
         (output,) = output_handlers
         total = SimpleNamespace(energy_consumed=1.0, emissions=1.0)
         return SimpleNamespace(
@@ -375,7 +375,7 @@ def _module(name: str, **content: Any) -> ModuleType:
 
 @contextmanager
 def _process(seen: Observation) -> Iterator[None]:
-    """See what the process is told of itself, and take it back."""
+    """Record what the process learns of itself, and take it back."""
     from megatron.training import setup
 
     kept = dict(os.environ)

@@ -63,8 +63,8 @@ def outcomes_on_ranks(world_size: int, checks: Sequence[Check], folder: Path) ->
         ended = ""
     except Exception as error:
         ended = str(error).strip().splitlines()[-1]
-    told = [_read(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
-    return {check.__name__: _outcome(check.__name__, told, ended) for check in checks}
+    output = [_read(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
+    return {check.__name__: _outcome(check.__name__, output, ended) for check in checks}
 
 
 def require_passed(check: Check, outcomes: dict[str, str]) -> None:
@@ -73,8 +73,8 @@ def require_passed(check: Check, outcomes: dict[str, str]) -> None:
         pytest.fail(outcomes[check.__name__], pytrace=False)
 
 
-def _outcome(name: str, told: Sequence[dict[str, str]], ended: str) -> str:
-    texts = [outcomes.get(name, f"did not finish: {ended}") for outcomes in told]
+def _outcome(name: str, output: Sequence[dict[str, str]], ended: str) -> str:
+    texts = [outcomes.get(name, f"did not finish: {ended}") for outcomes in output]
     wrong = [f"[rank {rank}] {text}" for rank, text in enumerate(texts) if text != PASSED]
     return "\n".join(wrong) or PASSED
 

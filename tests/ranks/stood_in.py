@@ -47,11 +47,11 @@ _new_group = dist.new_group
 _groups: dict[str, Any] = {}
 
 
-def _same_group(ranks: Sequence[int] | None = None, **wishes: Any) -> Any:
+def _same_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
     """Return the group of an earlier run with these ranks: each has threads of its own."""
-    key = f"{ranks and list(ranks)} {wishes}"
+    key = f"{ranks and list(ranks)} {options}"
     if key not in _groups:
-        _groups[key] = _new_group(ranks, **wishes)
+        _groups[key] = _new_group(ranks, **options)
     return _groups[key]
 
 

@@ -138,7 +138,7 @@ def require_same_weights(engine, model, **tolerance):
 
 
 def require_same_path(rank, *flags):
-    """Compare all that is told of steps, and the weights before and after, with the plain run."""
+    """Compare the records of steps, and the weights before and after, with the plain run."""
     engine, plan = engine_of(*flags)
     plain = PlainRun(plan)
     require_same_weights(engine, plain.model, rtol=0, atol=0)

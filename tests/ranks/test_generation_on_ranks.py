@@ -41,7 +41,7 @@ SPECS = {
     ),
 }
 SEARCH = BeamSearchRequest(prompt=(1, 2, 3), width=3, max_new_tokens=4, stop_tokens=frozenset({5}))
-WISHES = [
+OPTIONS = [
     SamplingParams(greedy=True),
     SamplingParams(temperature=2.0),
     SamplingParams(top_k=4),
@@ -51,7 +51,7 @@ REQUESTS = [
     Request(
         prompt=tuple(range(1, 2 + i)),
         max_new_tokens=3 + i,
-        sampling=WISHES[i % 4],
+        sampling=OPTIONS[i % 4],
         seed=i,
         logprobs=True,
         prompt_logprobs=i == 1,

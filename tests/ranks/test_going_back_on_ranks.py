@@ -28,11 +28,11 @@ LAYOUTS = {
 
 def steps_of(engine, batches):
     """Return losses and norms of steps on `batches`, and the weights behind them."""
-    told = []
+    output = []
     for batch in batches:
-        told.append((float(engine.train_batch(iter(batch))), engine.grad_norm))
+        output.append((float(engine.train_batch(iter(batch))), engine.grad_norm))
     named = engine.module.named_parameters()
-    return told, {n: getattr(p, "ds_tensor", p).detach().clone() for n, p in named}
+    return output, {n: getattr(p, "ds_tensor", p).detach().clone() for n, p in named}
 
 
 def goes_on_alike(flags, folder):

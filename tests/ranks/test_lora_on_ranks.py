@@ -60,8 +60,8 @@ def every_layout_trains_the_adapters_alone_and_alike(rank):
         found = trained(*LORA, *flags)
         for name, value in found.items():
             whole = part_of(expected[name], rank, value)
-            told = f"{flags} {name}: "
-            assert_close(value, whole, rtol=1e-4, atol=1e-5, msg=told.__add__)
+            output = f"{flags} {name}: "
+            assert_close(value, whole, rtol=1e-4, atol=1e-5, msg=output.__add__)
 
 
 def the_adapter_is_the_product_of_its_matrices(rank):

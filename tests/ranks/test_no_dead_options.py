@@ -141,8 +141,8 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             run_on_ranks(ranks, turn_all, folder, names, files, folder, timeout_s=TIMEOUT_S)
         except Exception as error:
             found |= dict.fromkeys(names, f"did not run: {error}")
-        told = folder / "wrong.json"
-        found |= json.loads(told.read_text()) if told.exists() else {}
+        output = folder / "wrong.json"
+        found |= json.loads(output.read_text()) if output.exists() else {}
     return found
 
 

@@ -204,9 +204,9 @@ def other_partitions_are_deepspeed_s(rank):
 
 
 def stages_are_told_with_their_layers_and_weights(rank):
-    told = []
+    output = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: output.append(record.getMessage())
     log = logging.getLogger("megatron.engine.pipeline_module")
     log.setLevel(logging.INFO)
     log.addHandler(handler)
@@ -214,8 +214,8 @@ def stages_are_told_with_their_layers_and_weights(rank):
     log.removeHandler(handler)
     held = sum(p.numel() for p in module.parameters())
     layers = ("1 EmbeddingPipe, 1 Par", "1 ParallelTransformerLayerPipe, 1 LayerNorm, 1 OutputEmb")
-    assert f"stage {rank}: entries {4 * rank} to {3 + 4 * rank} | {layers[rank]}" in told[rank]
-    assert told[rank].endswith(f" | parameters: {held}")
+    assert f"stage {rank}: entries {4 * rank} to {3 + 4 * rank} | {layers[rank]}" in output[rank]
+    assert output[rank].endswith(f" | parameters: {held}")
 
 
 CHECKS = [

@@ -34,10 +34,10 @@ def shared_folder():
 
 
 def checkpoints_in(folder, engine, plan, *, in_background):
-    wished = replace(
+    options = replace(
         plan.checkpoint, save=str(folder), interval=1_000_000, in_background=in_background
     )
-    return Checkpoints(engine, replace(plan, checkpoint=wished), tiny_config())
+    return Checkpoints(engine, replace(plan, checkpoint=options), tiny_config())
 
 
 def content(file):

@@ -1,4 +1,4 @@
-"""Slow ranks and the fullest memory, told over ranks."""
+"""Slow ranks and the fullest memory, reported over ranks."""
 
 import logging
 from pathlib import Path
@@ -21,13 +21,13 @@ SLOW_UNTIL = 30
 
 
 def keep_messages():
-    told = []
+    output = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: output.append(record.getMessage())
     logger = logging.getLogger("megatron.training.telemetry.slow_ranks")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
-    return told
+    return output
 
 
 def a_rank_that_stays_slow_is_told_and_then_that_it_keeps_up(rank):
@@ -41,7 +41,7 @@ def a_rank_that_stays_slow_is_told_and_then_that_it_keeps_up(rank):
         journal = Journal(folder) if rank == 0 else None
         groups = SimpleNamespace(rank=rank, topology=Topology(pipeline=1, data=RANKS, tensor=1))
         meter = SlowRanks(1.5, interval=10, take=take, groups=groups, journal=journal)
-        told, measured = keep_messages(), {}
+        output, measured = keep_messages(), {}
         for iteration in range(1, 61):
             now["forward"] = (5.0 if iteration <= SLOW_UNTIL else 1.0) if rank == 1 else 2.0
             if found := meter(TrainState(iteration=iteration)):
@@ -50,9 +50,9 @@ def a_rank_that_stays_slow_is_told_and_then_that_it_keeps_up(rank):
         assert measured[10] == {SLOWEST: 1, SLOWNESS: 5.5 / 2.5}
         assert measured[60][SLOWEST] in (0, 2)
         if rank:
-            assert told == []
+            assert output == []
             return
-        slow, again = told
+        slow, again = output
         assert slow.startswith("rank 1 on ")
         assert "5500.0 ms a step for data (500.0) and forward passes, 2.20 times" in slow
         assert again.startswith("rank 1 on ") and "keeps up again: 0.60 times" in again

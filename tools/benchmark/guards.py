@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
     before = [Watched(9.0 + i / 100, 1.0 + i / 100) for i in range(decided.guards.spikes.window)]
     with TemporaryDirectory() as folder:
         guards: dict[str, tuple[Hook, int]] = {
-            "no numbers": (NanGuard(5, seeks_scale=False), 1),
+            "NaN": (NanGuard(5, seeks_scale=False), 1),
             "spikes": (SpikeGuard(decided.guards.spikes, before), 1),
             "journal of steps": (StepRecords(Journal(Path(folder))), 1),
             f"replicas, every {args.interval}": (

@@ -10,14 +10,14 @@ from megatron.checkpointing.saved_run import checkpoint_flags, read_saved_run
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
 
-SAID = ["--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"]
+FLAGS = ["--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"]
 USES = ["--micro-batch-size", "2", "--lr", "0.1", "--train-iters", "10", "--data-path", "corpus"]
 
 
 @pytest.fixture
 def saved(tmp_path):
     """Two checkpoints; the older one is of another network."""
-    for step, flags in ((2, ["--num-layers", "5"]), (4, SAID)):
+    for step, flags in ((2, ["--num-layers", "5"]), (4, FLAGS)):
         folder = tmp_path / f"global_step{step}"
         folder.mkdir()
         manifest = Manifest(
@@ -42,7 +42,7 @@ def parsed(*flags):
 @pytest.mark.parametrize("option", ["--use-checkpoint-args", "--use-checkpoint-config"])
 def test_network_and_tokenizer_are_those_of_the_checkpoint(saved, option):
     config, (line,) = parsed(option, "--load", str(saved))
-    expected = tiny_config(*SAID)
+    expected = tiny_config(*FLAGS)
     assert (config.model, config.experts, config.tokenizer) == (
         *(expected.model, expected.experts, expected.tokenizer),
     )

@@ -80,11 +80,11 @@ def ending(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("script", "words", "named"), MISTAKES)
 def test_what_another_attempt_would_meet_again_is_2(ending, script, words, named):
-    code, told = ending(tool_at(script).main, words)
+    code, output = ending(tool_at(script).main, words)
     assert code == 2
-    assert told.startswith("error: ")
-    assert named in told
-    assert not re.search(r"Traceback|\[Errno", told)
+    assert output.startswith("error: ")
+    assert named in output
+    assert not re.search(r"Traceback|\[Errno", output)
 
 
 def failing(error, cause=None):

@@ -1,6 +1,6 @@
 """Mistakes that people make with a training command: one message names flag and value.
 
-They are told before torch is imported, all at once, and end with exit code 2.
+They are reported before torch is imported, all at once, and end with exit code 2.
 """
 
 import json
@@ -83,17 +83,17 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "words"), MISTAKES, ids=lambda value: str(value)[:40])
 def test_a_mistake_is_one_message_with_flag_and_value(folder, flags, words):
-    told = message([*tiny_argv(*TOKENIZER), *flags.split()], 1)
+    output = message([*tiny_argv(*TOKENIZER), *flags.split()], 1)
     for word in words:
-        assert word in told
-    assert "[Errno" not in told
-    assert len(told.splitlines()) == 1
+        assert word in output
+    assert "[Errno" not in output
+    assert len(output.splitlines()) == 1
 
 
 def test_no_flags_name_what_is_required(folder):
-    told = message([], 1)
+    output = message([], 1)
     for flag in ("--num-layers", "--hidden-size", "--num-attention-heads", "--lr"):
-        assert flag in told
+        assert flag in output
 
 
 @pytest.mark.parametrize(
@@ -109,23 +109,23 @@ def test_files_that_finetuning_does_not_read_are_named(folder, prefix, part):
     for name in ("chat_tokens_document", "chat_loss_mask_document"):
         with IndexedDatasetWriter(name, "i4") as out:
             out.append([1, 2, 3])
-    told = message([*tiny_argv(*TOKENIZER), "--data-path", prefix], 1, "sft")
-    assert part in told
-    assert len(told.splitlines()) == (1 if prefix != "none" else 2)
+    output = message([*tiny_argv(*TOKENIZER), "--data-path", prefix], 1, "sft")
+    assert part in output
+    assert len(output.splitlines()) == (1 if prefix != "none" else 2)
 
 
 def test_layouts_are_compared_with_the_launcher(folder):
     layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
-    told = message([*tiny_argv(*TOKENIZER), *layout], 2)
-    assert "2 processes cannot hold full replicas of 4" in told
-    assert "deepspeed --num_gpus 4" in told
+    output = message([*tiny_argv(*TOKENIZER), *layout], 2)
+    assert "2 processes cannot hold full replicas of 4" in output
+    assert "deepspeed --num_gpus 4" in output
 
 
 def test_paths_and_flags_are_told_together(folder):
     flags = "--data-path none --load run --save file --clip-grad -1 --deepspeed_config top.json"
-    told = message([*tiny_argv(*TOKENIZER), *flags.split()], 1)
+    output = message([*tiny_argv(*TOKENIZER), *flags.split()], 1)
     for part in ("none.bin", "--load run", "--save file", "--clip-grad -1", "zero_optimisation"):
-        assert part in told
+        assert part in output
 
 
 def test_a_right_command_has_no_problems(folder):

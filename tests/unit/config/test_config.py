@@ -1,4 +1,4 @@
-"""The whole of the wishes."""
+"""The complete Config."""
 
 from dataclasses import FrozenInstanceError, asdict
 
@@ -15,7 +15,7 @@ def test_the_sections_are_those_of_the_config():
     assert {*SECTIONS, "extensions"} == set(asdict(tiny_config()))
 
 
-def test_wishes_do_not_change():
+def test_config_is_frozen():
     with pytest.raises(FrozenInstanceError):
         tiny_config().model.num_layers = 3
 
@@ -62,8 +62,8 @@ def test_what_cannot_be_honoured_is_refused(flags, message):
 
 
 def test_a_tool_takes_the_rest_from_the_checkpoint(monkeypatch):
-    told = []
-    monkeypatch.setattr(config_module.log, "warning", told.append)
+    output = []
+    monkeypatch.setattr(config_module.log, "warning", output.append)
     saved = asdict(tiny_config("--bf16", "--no-log-loss-scale-to-tensorboard", "--seed", "5"))
     config, own = parse_config_for_checkpoint(
         ["--load", "runs", "--seed", "6", "--top_k", "3", "--use-deepspeed"],
@@ -74,4 +74,4 @@ def test_a_tool_takes_the_rest_from_the_checkpoint(monkeypatch):
     expected["checkpoint"] = saved["checkpoint"] | {"load": "runs"}
     assert asdict(config) == expected
     assert own["generation"] == GenerationConfig(top_k=3)
-    assert [notice.partition(":")[0] for notice in told] == ["--use-deepspeed"]
+    assert [notice.partition(":")[0] for notice in output] == ["--use-deepspeed"]

@@ -1,4 +1,4 @@
-"""Decisions are told by the flags they come from."""
+"""Messages name the flags that a decision comes from."""
 
 from dataclasses import asdict
 

@@ -141,7 +141,7 @@ def test_a_known_command_is_decided_as_it_is(name, tmp_path):
     for key in settings:
         if key not in ("train_batch_size", "zero_optimization"):
             assert decisions.deepspeed[key] == settings[key]
-    # What is accepted without effect is told, flag by flag.
+    # Flags accepted without effect are reported, one by one.
     deaf = {flag.option for flag in LEGACY} & set(command.split())
     assert {notice.partition(":")[0] for notice in notices} == deaf
 

@@ -187,8 +187,8 @@ def test_a_padded_size_that_ranks_do_not_divide_is_rounded_up():
     alone = tiny_plan(*flags)
     divided = tiny_plan(*flags, "--tensor-model-parallel-size", "2", world_size=2)
     assert (alone.model.padded_vocab_size, divided.model.padded_vocab_size) == (13, 14)
-    told = "--pad-vocab-size-to 13 is rounded up to 14, which the tensor-parallel ranks divide"
-    assert any(notice.startswith(told) for notice in divided.notices)
+    output = "--pad-vocab-size-to 13 is rounded up to 14, which the tensor-parallel ranks divide"
+    assert any(notice.startswith(output) for notice in divided.notices)
     assert not any("rounded" in notice for notice in alone.notices)
 
 
@@ -261,7 +261,7 @@ def test_precision(flag, dtype, is_mixed):
 
 
 def test_tokenizer_arguments():
-    said = tiny_config("--vocab-file", "v", "--merge-file", "m").tokenizer
+    printed = tiny_config("--vocab-file", "v", "--merge-file", "m").tokenizer
     files = {"vocab_file": "v", "merge_file": "m", "tokenizer_name_or_path": None}
-    assert tokenizer_arguments(said) == {"tokenizer_type": None, **files}
-    assert gpt_tokenizer_arguments(said) == {"tokenizer_type": "GPT2BPETokenizer", **files}
+    assert tokenizer_arguments(printed) == {"tokenizer_type": None, **files}
+    assert gpt_tokenizer_arguments(printed) == {"tokenizer_type": "GPT2BPETokenizer", **files}

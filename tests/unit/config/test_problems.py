@@ -1,4 +1,4 @@
-"""Every reason why a run cannot be as asked, in the user's words."""
+"""All problems of a run's options, in one message each."""
 
 import json
 
@@ -402,8 +402,8 @@ def test_a_problem_is_told(line, message):
 
 def test_batches_are_not_blamed_for_processes_that_are_left_over():
     line = "--tensor-model-parallel-size 2 --global-batch-size 4 --train-samples 40"
-    (told,) = problems(f"{line} --rampup-batch-size 2 2 8", world_size=7)
-    assert told.startswith("7 processes cannot hold full replicas of 2")
+    (output,) = problems(f"{line} --rampup-batch-size 2 2 8", world_size=7)
+    assert output.startswith("7 processes cannot hold full replicas of 2")
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_all_problems_are_told_at_once(tmp_path):
         "--hidden-size 9 --max-position-embeddings 5 --fp16 --bf16 --global-batch-size 5 --seed 0 "
         f"--keep-last 2 --clip-grad -1 --zero-stage 7 --deepspeed_config {file}"
     )
-    told = problems(line)
+    output = problems(line)
     for words in (
         "--hidden-size 9",
         "--max-position-embeddings 5",
@@ -487,8 +487,8 @@ def test_all_problems_are_told_at_once(tmp_path):
         "--zero-stage 7",
         "ds.json is not JSON",
     ):
-        assert [problem for problem in told if words in problem], words
-    assert len(told) == 9
+        assert [problem for problem in output if words in problem], words
+    assert len(output) == 9
 
 
 def test_the_error_is_one_line_per_problem():

@@ -84,5 +84,5 @@ class AdamW8bit(torch.optim.Optimizer):
         for number, p in zip(numbers, own, strict=True):
             if kept := given["state"].get(number):
                 self.state[p] = {**kept, **kept.pop(NESTED)}
-        for group, said in zip(self.param_groups, given["param_groups"], strict=True):
-            group.update({name: value for name, value in said.items() if name != "params"})
+        for group, output in zip(self.param_groups, given["param_groups"], strict=True):
+            group.update({name: value for name, value in output.items() if name != "params"})

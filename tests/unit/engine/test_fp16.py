@@ -1,6 +1,6 @@
 """fp16's loss scale.
 
-DeepSpeed refuses fp16 on CPUs, though torch computes it there; so it is told that it may.
+DeepSpeed refuses fp16 on CPUs, though torch computes it there; so its check is turned off.
 """
 
 import json

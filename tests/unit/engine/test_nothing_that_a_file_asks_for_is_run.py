@@ -212,11 +212,11 @@ def reads(file: Path) -> Iterator[str]:
             names = {alias.name for alias in node.names} - {"UnpicklingError"}
             yield from (f"{file}:{node.lineno}: imports {node.module}.{name}" for name in names)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            said = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            output = {word.arg: ast.unparse(word.value) for word in node.keywords}
             called = ast.unparse(node.func)
-            if called == "torch.load" and said.get("weights_only") != "True":
+            if called == "torch.load" and output.get("weights_only") != "True":
                 yield f"{file}:{node.lineno}: torch.load without weights_only"
-            if called == "np.load" and said.get("allow_pickle") != "False":
+            if called == "np.load" and output.get("allow_pickle") != "False":
                 yield f"{file}:{node.lineno}: np.load without allow_pickle=False"
 
 

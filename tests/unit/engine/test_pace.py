@@ -42,7 +42,7 @@ def test_data_is_timed_by_the_host_and_forward_passes_by_the_device(clock):
     before = StreamEvent.waited
     for _ in range(3):
         step(timers)
-    assert StreamEvent.waited == before  # nobody waits inside a step
+    assert StreamEvent.waited == before  # no wait inside a step
     assert timers.pace.take() == {"batch-generator": 3.0, "forward-compute": pytest.approx(0.015)}
     assert timers.pace.take() == {"batch-generator": 0.0, "forward-compute": 0.0}
     assert timers.take() == {}

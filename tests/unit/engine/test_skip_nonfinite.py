@@ -1,4 +1,4 @@
-"""A gradient that is no number leaves weights and optimizer as they were."""
+"""A NaN gradient leaves weights and optimizer as they were."""
 
 import itertools
 

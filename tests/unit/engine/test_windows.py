@@ -1,4 +1,4 @@
-"""What DeepSpeed looks at without being told: names of classes, functions and attributes."""
+"""What DeepSpeed looks at by itself: names of classes, functions and attributes."""
 
 import re
 from types import SimpleNamespace
@@ -69,13 +69,13 @@ def test_every_stage_with_a_transformer_layer_is_accepted():
 
 
 @pytest.mark.parametrize(
-    ("bounds", "told"),
+    ("bounds", "output"),
     [
         ([0, 3, 9], "type:x leaves stage 0 \\(layers 0 to 2\\) without a transformer layer"),
         ([0, 5, 9], "type:x leaves stage 1 \\(layers 5 to 8\\) without a transformer layer"),
         ([0, 4, 4, 9], "type:x leaves stage 1 "),
     ],
 )
-def test_a_stage_without_a_transformer_layer_is_refused(bounds, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_stage_without_a_transformer_layer_is_refused(bounds, output):
+    with pytest.raises(ConfigError, match=output):
         _require_work(steps(), bounds, "type:x")

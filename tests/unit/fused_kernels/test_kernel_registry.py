@@ -107,7 +107,7 @@ def test_without_triton_the_reference_stands_in(packages):
     assert "the package triton is not installed" in str(chosen()[1][1])
 
 
-def test_the_reference_everywhere_is_no_unmet_wish(packages):
+def test_the_reference_everywhere_is_no_problem(packages):
     flags = ["--kernels", "reference", "--abort-on-unmet-fused-kernel-constraints"]
     kernels, choices = chosen(*flags)
     assert {c.implementation for c in choices} == {"sdpa", "PyTorch"}
@@ -134,9 +134,9 @@ def test_scores_are_raised_to_32_bits_when_asked_or_scaled_by_layer():
         return float((softmax(scores, 0.3).double() - exact).abs().mean())
 
     by_layer = error()
-    asked = error("--no-query-key-layer-scaling", "--attention-softmax-in-fp32")
+    requested = error("--no-query-key-layer-scaling", "--attention-softmax-in-fp32")
     neither = error("--no-query-key-layer-scaling")
-    assert by_layer == asked < neither
+    assert by_layer == requested < neither
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_soft_capped_scores_are_written_out_and_their_softmax_fused(packages):
         ),
     ],
 )
-def test_wishes_that_cannot_be_met_are_refused(flags, device, problem):
+def test_kernels_that_cannot_run_are_refused(flags, device, problem):
     with pytest.raises(ConfigError, match=problem):
         tiny_plan(*flags, device=device)
 

@@ -41,14 +41,14 @@ def run(tmp_path):
 
 
 def test_kernels_in_triton_s_interpreter(run):
-    told = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", TRITON_INTERPRET="1")
-    assert "passed" in told.splitlines()[-1]
-    assert "skipped" not in told.splitlines()[-1]
+    output = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", TRITON_INTERPRET="1")
+    assert "passed" in output.splitlines()[-1]
+    assert "skipped" not in output.splitlines()[-1]
 
 
 def test_every_kernel_compiles(run):
-    told = run(str(Path(__file__).with_name("compile_for_gpu.py")))
-    assert {line.split()[0] for line in told.splitlines()} == set(kernels())
+    output = run(str(Path(__file__).with_name("compile_for_gpu.py")))
+    assert {line.split()[0] for line in output.splitlines()} == set(kernels())
 
 
 def kernels():

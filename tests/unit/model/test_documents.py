@@ -1,4 +1,4 @@
-"""Documents that share a sample are kept apart when asked."""
+"""Attention and loss masks of documents that share a sample."""
 
 import pytest
 import torch

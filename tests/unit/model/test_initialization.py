@@ -1,4 +1,4 @@
-"""Initial weights: the same for every layout, spread as asked."""
+"""Initial weights: the same for every layout, with the configured spread."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""LayerInput: tensors that are told apart by name, whatever their number of dimensions."""
+"""LayerInput: tensors that are identified by name, whatever their number of dimensions."""
 
 import pytest
 import torch

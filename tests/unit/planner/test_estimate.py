@@ -241,10 +241,10 @@ def test_the_search_ranks_what_fits_and_groups_what_does_not():
     times = [fitting.speed.step_s for fitting in found.fitting]
     assert times == sorted(times)
     assert all(f.peak_bytes < 77 * GIB for f in found.fitting)
-    told = {refusal.why: refusal.where for refusal in found.refused}
-    assert told["more than the 8 GPUs of a node"] == ("tp 16",)
-    assert "dp 3" in told["--global-batch-size 2048 is not a multiple of micro-batch * replicas"]
-    (large,) = (where for why, where in told.items() if "needs more than the 76.2 GiB" in why)
+    output = {refusal.why: refusal.where for refusal in found.refused}
+    assert output["more than the 8 GPUs of a node"] == ("tp 16",)
+    assert "dp 3" in output["--global-batch-size 2048 is not a multiple of micro-batch * replicas"]
+    (large,) = (where for why, where in output.items() if "needs more than the 76.2 GiB" in why)
     assert "tp 1 pp 3" in large
     # The flags of a layout ask for that layout.
     best = found.fitting[0].layout

@@ -6,16 +6,16 @@ import pytest
 
 
 @pytest.fixture
-def told(caplog):
+def messages(caplog):
     """The messages of the package's log, as they come."""
-    messages = []
+    kept = []
 
     class Keep(logging.Handler):
         def emit(self, record):
-            messages.append(record.getMessage())
+            kept.append(record.getMessage())
 
     handler, logger = Keep(), logging.getLogger("megatron")
     caplog.set_level(logging.INFO, logger="megatron")
     logger.addHandler(handler)
-    yield messages
+    yield kept
     logger.removeHandler(handler)

@@ -1,4 +1,4 @@
-"""What is asked of the run that lays a checkpoint out anew."""
+"""Options of a conversion to another layout."""
 
 from dataclasses import asdict
 
@@ -34,8 +34,8 @@ def test_how_the_run_was_to_go_on_does_not_matter(flags):
         partition_dims={},
         files=(),
     )
-    wishes = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
-    new = plan(wishes, world_size=2, vocab_size=decided.model.vocab_size, device="cpu")
+    options = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
+    new = plan(options, world_size=2, vocab_size=decided.model.vocab_size, device="cpu")
     held = new.checkpoint
     assert (held.save, held.load, held.keep_last, held.in_background) == ("out", "", 0, False)
     assert held.saves_optimizer == decided.checkpoint.saves_optimizer

@@ -62,38 +62,38 @@ def test_the_loss_is_the_mean_over_global_batches():
     assert made._engine.micro_batches == [4, 4]
 
 
-def test_a_loss_of_several_terms_is_logged_by_term(told, tmp_path):
+def test_a_loss_of_several_terms_is_logged_by_term(messages, tmp_path):
     journal, tensorboard = Journal(tmp_path), Recorder()
     means = ({"lm loss": 1.0, "sop loss": 0.5}, {"lm loss": 2.0, "sop loss": 0.25})
     made, _ = evaluation(
         losses=(1.5, 2.25), terms=iter(means), journal=journal, tensorboard=tensorboard
     )
     assert made.validate(TrainState(), "now") == {"valid": 1.875}
-    assert "| lm loss value: 1.500000E+00 | lm loss PPL: 4.481689E+00 | sop loss" in told[0]
+    assert "| lm loss value: 1.500000E+00 | lm loss PPL: 4.481689E+00 | sop loss" in messages[0]
     (record,) = read_journal(tmp_path)
     assert (record["lm_loss"], record["sop_loss"]) == (1.5, 0.375)
     assert (tensorboard.seen[0][1], tensorboard.others) == (1.5, {"sop_loss": 0.375})
 
 
-def test_metrics_of_an_objective_are_logged_and_recorded(told, tmp_path):
+def test_metrics_of_an_objective_are_logged_and_recorded(messages, tmp_path):
     made, _ = evaluation(
         terms=iter(({"Top-5 hits": 0.5}, {"Top-5 hits": 0.75})), journal=Journal(tmp_path)
     )
     made.validate(TrainState(), "now")
-    assert "| lm loss PPL: 2.008554E+01 | Top-5 hits value: 6.250000E-01 | " in told[0]
+    assert "| lm loss PPL: 2.008554E+01 | Top-5 hits value: 6.250000E-01 | " in messages[0]
     (record,) = read_journal(tmp_path)
     assert (record["lm_loss"], record["top_5_hits"]) == (3.0, 0.625)
 
 
-def test_a_run_that_is_to_end_waits_for_no_further_batch(told):
+def test_a_run_that_is_to_end_waits_for_no_further_batch(messages):
     made, starts = evaluation(losses=(2.0, 4.0, 6.0, 8.0))
-    asked = iter([False, True, False, False])
-    made.heed(lambda: next(asked))
+    requested = iter([False, True, False, False])
+    made.heed(lambda: next(requested))
     state = TrainState(iteration=5)
     made.after_step(state, step=None)
     assert made._engine.micro_batches == [4]
-    assert told == ["the evaluation at iteration 5 is left: the run is to end"]
-    # Its samples count as seen: the next evaluation is that of a run that was not asked.
+    assert messages == ["the evaluation at iteration 5 is left: the run is to end"]
+    # Its samples count as seen: the next evaluation is that of an uninterrupted run.
     assert state.valid_samples == 16
     state.iteration = 10
     made.after_step(state, step=None)
@@ -111,20 +111,20 @@ def test_evaluation_is_due_at_multiples_of_the_interval():
     assert state.valid_samples == 32
 
 
-def test_the_line_is_the_one_that_tools_look_for(told):
+def test_the_line_is_the_one_that_tools_look_for(messages):
     evaluation()[0].after_step(TrainState(iteration=5), step=None)
-    dashes, line, again = told[0].split("\n")
+    dashes, line, again = messages[0].split("\n")
     assert line == (
         "valid loss at iteration 5 | lm loss value: 3.000000E+00 | lm loss PPL: 2.008554E+01 | "
     )
     assert dashes == again == "-" * len(line)
 
 
-def test_the_test_set_is_told_as_such(told):
+def test_the_test_set_is_told_as_such(messages):
     state = TrainState()
     sets = {"test": lambda start: iter([1.0, 1.0]) if start == 0 else None}
     assert evaluation()[0].test(sets, state) == {"test": 1.0}
-    assert "test loss at the end of training for test data | lm loss value: 1.0" in told[0]
+    assert "test loss at the end of training for test data | lm loss value: 1.0" in messages[0]
     assert state.valid_samples == 0
 
 
@@ -142,7 +142,7 @@ def test_the_journal_has_a_record(tmp_path):
     ]
 
 
-def test_several_sets_are_told_under_their_names_and_read_in_step(told, tmp_path):
+def test_several_sets_are_told_under_their_names_and_read_in_step(messages, tmp_path):
     recorder = Recorder()
     made, starts = evaluation(
         names=("english", "code"), journal=Journal(tmp_path), tensorboard=recorder
@@ -151,7 +151,7 @@ def test_several_sets_are_told_under_their_names_and_read_in_step(told, tmp_path
     assert made.validate(state, "iteration 5") == {"english": 3.0, "code": 3.0}
     assert starts == [16, 16]
     assert state.valid_samples == 32
-    assert [text.split("\n")[1].split(" | ")[0] for text in told] == [
+    assert [text.split("\n")[1].split(" | ")[0] for text in messages] == [
         "english loss at iteration 5",
         "code loss at iteration 5",
     ]

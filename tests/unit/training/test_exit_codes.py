@@ -32,7 +32,7 @@ def folder(tmp_path: Path, group: object, monkeypatch: pytest.MonkeyPatch) -> Pa
     """Where a corpus of 40 tokens and a tokenizer are; the process group is there already."""
     from megatron.training import setup
 
-    monkeypatch.setattr(setup, "start_processes", lambda *words, **wishes: None)
+    monkeypatch.setattr(setup, "start_processes", lambda *words, **options: None)
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with IndexedDatasetWriter(tmp_path / "corpus", "u2") as writer:
@@ -48,20 +48,20 @@ def gpt2(folder: Path) -> list[str]:
 def test_a_tokenizer_that_cannot_be_loaded(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     flags = ("--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", str(folder))
-    code, told = ends(folder, *flags)
-    assert (code, "tokenizer.json is not a tokenizer" in told) == (ExitCode.MISUSED, True)
+    code, messages = ends(folder, *flags)
+    assert (code, "tokenizer.json is not a tokenizer" in messages) == (ExitCode.MISUSED, True)
 
 
 def test_data_that_are_damaged_or_too_few(folder: Path) -> None:
-    code, told = ends(folder, *gpt2(folder), "--seq-length", "40")
-    assert (code, "40 tokens, one sample needs 41" in told) == (ExitCode.MISUSED, True)
+    code, messages = ends(folder, *gpt2(folder), "--seq-length", "40")
+    assert (code, "40 tokens, one sample needs 41" in messages) == (ExitCode.MISUSED, True)
     os.truncate(folder / "corpus.bin", 70)
-    code, told = ends(folder, *gpt2(folder))
-    assert (code, "corpus.bin is truncated" in told) == (ExitCode.MISUSED, True)
+    code, messages = ends(folder, *gpt2(folder))
+    assert (code, "corpus.bin is truncated" in messages) == (ExitCode.MISUSED, True)
 
 
 def test_a_cache_that_cannot_be_written(folder: Path) -> None:
-    code, told = ends(
+    code, messages = ends(
         folder, *gpt2(folder), "--split", "1", "--data-cache-path", str(folder / "corpus.bin")
     )
-    assert (code, "--data-cache-path" in told) == (ExitCode.MISUSED, True)
+    assert (code, "--data-cache-path" in messages) == (ExitCode.MISUSED, True)

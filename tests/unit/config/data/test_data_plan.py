@@ -1,4 +1,4 @@
-"""Which tokens a run reads, from what was said."""
+"""Which tokens a run reads: resolution of the data flags."""
 
 import pytest
 from tiny import tiny_config, tiny_plan
@@ -64,9 +64,9 @@ def test_a_data_path_is_a_prefix_or_a_blend(words, sources, is_blend):
 def test_groups_come_from_a_file_too(tmp_path):
     file = tmp_path / "valid.txt"
     file.write_text('"en: 1 0.9:1 a" "fr: 1 0.9:1 b"\n')
-    told = tiny_plan(*TRAIN, f"{VALID}-path", str(file), without=NO_PATH).data
-    said = tiny_plan(*TRAIN, VALID, "en: 1 0.9:1 a", "fr: 1 0.9:1 b", without=NO_PATH).data
-    assert told == said
+    output = tiny_plan(*TRAIN, f"{VALID}-path", str(file), without=NO_PATH).data
+    printed = tiny_plan(*TRAIN, VALID, "en: 1 0.9:1 a", "fr: 1 0.9:1 b", without=NO_PATH).data
+    assert output == printed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which flags an objective has, and what its user is told."""
+"""Which flags an objective has, and its messages."""
 
 import pytest
 from tiny import VOCAB_SIZE, tiny_config

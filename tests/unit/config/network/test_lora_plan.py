@@ -9,7 +9,7 @@ from megatron.config.validation import validate
 
 
 @pytest.mark.parametrize(
-    ("said", "layers"),
+    ("output", "layers"),
     [
         (None, ("query_key_value",)),
         (["all-linear"], LINEAR),
@@ -18,8 +18,8 @@ from megatron.config.validation import validate
         (["dense"], ("dense",)),
     ],
 )
-def test_layers_have_the_names_of_other_models(said, layers):
-    assert lora_targets(said) == layers
+def test_layers_have_the_names_of_other_models(output, layers):
+    assert lora_targets(output) == layers
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("asked", BLOCKS, ids=lambda b: f"{b['schedule_type']}")
-def test_lengths_are_those_of_deepspeed(asked):
+@pytest.mark.parametrize("requested", BLOCKS, ids=lambda b: f"{b['schedule_type']}")
+def test_lengths_are_those_of_deepspeed(requested):
     scheduler = pytest.importorskip("deepspeed.runtime.data_pipeline.curriculum_scheduler")
-    theirs = scheduler.CurriculumScheduler(asked)
-    ours = plan_curriculum({"curriculum_learning": asked}, seq_length=64)
+    theirs = scheduler.CurriculumScheduler(requested)
+    ours = plan_curriculum({"curriculum_learning": requested}, seq_length=64)
     lengths = [ours.length_at(i) for i in range(1, 80)]
     assert lengths == [theirs.get_difficulty(i) for i in range(1, 80)]
-    assert lengths[-1] == asked["max_difficulty"]
+    assert lengths[-1] == requested["max_difficulty"]
     assert len(set(lengths)) > 2
 
 
@@ -50,7 +50,7 @@ def test_without_a_block_samples_are_whole():
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         (3, "curriculum_learning must be an object"),
         (BLOCKS[0] | {"curriculum_type": "vocab"}, "only seqlen, the sequence length, can grow"),
@@ -65,8 +65,8 @@ def test_without_a_block_samples_are_whole():
         (block("fixed_discrete", {"difficulty": [1, 2, 3], "max_step": [3, 3]}), "must rise"),
     ],
 )
-def test_lengths_that_cannot_be_are_told(asked, message):
-    user = {"curriculum_learning": asked}
+def test_lengths_that_cannot_be_are_told(requested, message):
+    user = {"curriculum_learning": requested}
     (problem,) = curriculum_problems(user, seq_length=64, parts=1, file="ds.json")
     assert problem.startswith("ds.json: curriculum_learning")
     assert message in problem
@@ -74,8 +74,8 @@ def test_lengths_that_cannot_be_are_told(asked, message):
 
 def test_deepspeed_is_not_told(tmp_path):
     file = tmp_path / "ds.json"
-    asked = block("fixed_linear", {"total_curriculum_step": 4, "difficulty_step": 2}, 2, 6)
-    file.write_text(json.dumps({"curriculum_learning": asked}))
+    requested = block("fixed_linear", {"total_curriculum_step": 4, "difficulty_step": 2}, 2, 6)
+    file.write_text(json.dumps({"curriculum_learning": requested}))
     plan = tiny_plan("--deepspeed_config", str(file))
     assert "curriculum_learning" not in plan.deepspeed
     assert [plan.curriculum.length_at(i) for i in range(1, 6)] == [2, 4, 4, 6, 6]
@@ -88,9 +88,9 @@ def test_deepspeed_is_not_told(tmp_path):
         )
 
 
-@pytest.mark.parametrize("asked", BLOCKS, ids=lambda b: f"{b['schedule_type']}")
-def test_lengths_are_multiples_of_the_processes_that_divide_them(asked):
-    user = {"curriculum_learning": asked}
+@pytest.mark.parametrize("requested", BLOCKS, ids=lambda b: f"{b['schedule_type']}")
+def test_lengths_are_multiples_of_the_processes_that_divide_them(requested):
+    user = {"curriculum_learning": requested}
     plan = plan_curriculum(user, seq_length=64)
     for parts in (1, 2, 8, 16, 3):
         fits = all(plan.length_at(i) % parts == 0 for i in range(1, 80))

@@ -74,8 +74,8 @@ def test_merged_ranges_hold_the_same_iterations(ranges):
     texts = [f"{first}-{first + more}" for first, more in ranges]
     merged = plan_skips(texts)
     for iteration in range(1, 45):
-        asked = any(first <= iteration <= first + more for first, more in ranges)
-        assert is_skipped(iteration, merged) == asked
+        requested = any(first <= iteration <= first + more for first, more in ranges)
+        assert is_skipped(iteration, merged) == requested
     assert all(last < first for (_, last), (first, _) in zip(merged, merged[1:], strict=False))
 
 

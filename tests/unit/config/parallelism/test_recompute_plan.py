@@ -1,4 +1,4 @@
-"""Which parts are computed again, and which wishes about that contradict each other."""
+"""Activation checkpointing: which parts are recomputed, and options that contradict each other."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_groups_of_layers(method, num_layers, count, groups):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "output"),
     [
         ("--recompute-activations --checkpoint-activations", "contradict each other"),
         (f"--recompute-activations {FULL}", "--recompute-activations and --recompute-granularity"),
@@ -78,8 +78,8 @@ def test_groups_of_layers(method, num_layers, count, groups):
         ("--profile-backward", "--profile-backward: nothing is recomputed"),
     ],
 )
-def test_contradictions_are_told(line, told):
-    with pytest.raises(ConfigError, match=told):
+def test_contradictions_are_told(line, output):
+    with pytest.raises(ConfigError, match=output):
         plan_of(line)
 
 
@@ -87,7 +87,7 @@ TENSOR = "--tensor-model-parallel-size 2 --checkpoint-activations"
 
 
 @pytest.mark.parametrize(
-    ("line", "world_size", "told"),
+    ("line", "world_size", "output"),
     [
         (f"{TENSOR} --sequence-parallel --partition-activations", 2, "no more than its part"),
         (
@@ -98,8 +98,8 @@ TENSOR = "--tensor-model-parallel-size 2 --checkpoint-activations"
         ),
     ],
 )
-def test_layouts_that_cannot_store_so_are_told(line, world_size, told):
-    with pytest.raises(ConfigError, match=told):
+def test_layouts_that_cannot_store_so_are_told(line, world_size, output):
+    with pytest.raises(ConfigError, match=output):
         plan_of(line, world_size=world_size)
 
 

@@ -34,7 +34,7 @@ def test_ranks_that_share_samples_are_no_replicas():
 
 
 @pytest.mark.parametrize(
-    ("line", "world_size", "told"),
+    ("line", "world_size", "output"),
     [
         (f"{TENSOR} --sequence-parallel --seq-length 5", 2, "--seq-length 5 is not a multiple of"),
         ("--ds-sequence-parallel-size 4", 4, "2: --seq-length 6|4: --seq-length 6 is not a mult"),
@@ -60,6 +60,6 @@ def test_ranks_that_share_samples_are_no_replicas():
         ("--context-parallel-size 2", 1, "write --ds-sequence-parallel-size"),
     ],
 )
-def test_layouts_that_do_not_fit_are_told(line, world_size, told):
-    with pytest.raises(ConfigError, match=told):
+def test_layouts_that_do_not_fit_are_told(line, world_size, output):
+    with pytest.raises(ConfigError, match=output):
         plan_of(line, world_size)

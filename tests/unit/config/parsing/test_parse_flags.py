@@ -18,8 +18,8 @@ from megatron.config.parsing.flags import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """Some wishes."""
+class Options:
+    """Some options."""
 
     num_things: int
     """Number of things, at most 100%."""
@@ -51,7 +51,7 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class More:
-    """More wishes."""
+    """More options."""
 
     depth: int = 1
     """A depth."""
@@ -66,16 +66,18 @@ OLD = (
 
 
 def parse(line, **keywords):
-    parsed = parse_sections(line.split(), {"wishes": Wishes, "more": More}, legacy=OLD, **keywords)
-    return parsed.sections["wishes"]
+    parsed = parse_sections(
+        line.split(), {"options": Options, "more": More}, legacy=OLD, **keywords
+    )
+    return parsed.sections["options"]
 
 
 def notices(line):
-    return parse_sections(line.split(), {"wishes": Wishes}, legacy=OLD).notices
+    return parse_sections(line.split(), {"options": Options}, legacy=OLD).notices
 
 
 def test_what_is_not_said_has_its_default():
-    assert parse("--num-things 3") == Wishes(num_things=3)
+    assert parse("--num-things 3") == Options(num_things=3)
 
 
 def test_every_kind_of_field_is_read():
@@ -83,7 +85,7 @@ def test_every_kind_of_field_is_read():
         "--num-things=3 --rate 1e-3 --name n --sizes 1 2 3 --fast --no-safe --style square "
         "--color blue --without-two-words"
     )
-    assert parse(line) == Wishes(
+    assert parse(line) == Options(
         num_things=3,
         rate=0.001,
         name="n",
@@ -98,9 +100,9 @@ def test_every_kind_of_field_is_read():
 
 def test_flags_go_to_their_sections():
     sections = parse_sections(
-        ["--depth", "2", "--num-things", "3"], {"wishes": Wishes, "more": More}
+        ["--depth", "2", "--num-things", "3"], {"options": Options, "more": More}
     ).sections
-    assert sections == {"wishes": Wishes(num_things=3), "more": More(depth=2)}
+    assert sections == {"options": Options(num_things=3), "more": More(depth=2)}
 
 
 def test_two_spellings_of_a_flag_may_agree_but_not_differ():
@@ -187,7 +189,7 @@ def test_notices_do_not_stay_for_the_next_command_line():
 
 def test_defaults_can_be_replaced():
     saved = {"num_things": 7, "fast": True, "safe": False, "colour": "blue", "sizes": [4]}
-    assert parse("", defaults=saved) == Wishes(
+    assert parse("", defaults=saved) == Options(
         num_things=7, fast=True, safe=False, colour="blue", sizes=[4]
     )
     assert parse("--num-things 8 --sizes 5", defaults=saved).num_things == 8

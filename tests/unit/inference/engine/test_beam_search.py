@@ -72,7 +72,7 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_no_worse(network):
     assert all(len(beam.tokens) == 6 for beam in wide)
 
 
-def test_a_search_that_nobody_waits_for_is_left_between_tokens(network):
+def test_a_cancelled_search_is_left_between_tokens(network):
     model, spec = network
     engine = engine_of(model, spec, rows=3)
     busy = []

@@ -20,7 +20,7 @@ IS_THERE = find_spec("lm_eval") is not None
 
 
 @dataclass
-class Asked:
+class Request:
     """A request, as far as a model looks at it."""
 
     args: tuple
@@ -38,7 +38,7 @@ def model(theirs):
         if not IS_THERE:
             for name in ("lm_eval", "lm_eval.api", "lm_eval.api.instance", "lm_eval.api.model"):
                 patch.setitem(sys.modules, name, ModuleType(name))
-            sys.modules["lm_eval.api.instance"].Instance = Asked
+            sys.modules["lm_eval.api.instance"].Instance = Request
             sys.modules["lm_eval.api.model"].LM = type("LM", (), {})
         from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 
@@ -72,14 +72,14 @@ def test_continuations(model, theirs):
         target = full[len(context) :] if before.strip() else full
         tokens = [*context, *target][-LENGTH - 1 :]
         expected.append(plain_score(network, tokens, len(tokens) - len(target)))
-    found = model.loglikelihood([Asked(pair) for pair in pairs])
+    found = model.loglikelihood([Request(pair) for pair in pairs])
     assert [total for total, _ in found] == pytest.approx(
         [total for total, _ in expected], abs=1e-4
     )
     assert [is_greedy for _, is_greedy in found] == [yes for _, yes in expected]
     assert expected[-1][1]
     with pytest.raises(DataError, match=r"continuation of \d+ tokens.* --seq-length 12"):
-        model.loglikelihood([Asked(("a", WRITTEN))])
+        model.loglikelihood([Request(("a", WRITTEN))])
 
 
 def test_whole_texts(model, theirs):
@@ -94,7 +94,7 @@ def test_whole_texts(model, theirs):
             num_scored = len(tokens[first : first + LENGTH])
             total += plain_score(network, part, len(part) - num_scored)[0]
         expected.append(total)
-    found = model.loglikelihood_rolling([Asked((text,)) for text in texts])
+    found = model.loglikelihood_rolling([Request((text,)) for text in texts])
     assert found == pytest.approx(expected, abs=1e-3)
 
 
@@ -113,12 +113,13 @@ def test_answers(model, theirs):
     full = [generated(context, 5, None) for context in contexts]
     assert all(full)
     stop = full[0][2:4]
-    request = [Asked((context, {"until": [stop], "max_gen_toks": 5})) for context in contexts]
+    request = [Request((context, {"until": [stop], "max_gen_toks": 5})) for context in contexts]
     assert model.generate_until(request) == [generated(context, 5, stop) for context in contexts]
-    request = [Asked((contexts[0], {"until": "\n\n", "max_new_tokens": 3, "temperature": 0}))]
+    request = [Request((contexts[0], {"until": "\n\n", "max_new_tokens": 3, "temperature": 0}))]
     assert model.generate_until(request) == [generated(contexts[0], 3, None)]
     drawn = [
-        Asked((context, {"do_sample": True, "top_k": -1, "max_tokens": 5})) for context in contexts
+        Request((context, {"do_sample": True, "top_k": -1, "max_tokens": 5}))
+        for context in contexts
     ]
     assert model.generate_until(drawn) == model.generate_until(drawn) != full
     assert model.generate_until([]) == []
@@ -134,7 +135,7 @@ def test_an_answer_begins_without_the_blank_that_its_tokens_lose_alone(model, un
     )
     evaluator = SimpleNamespace(completions=lambda _: [SimpleNamespace(tokens=(5, 6))])
     asks = type(model)(evaluator, tokenizer, length=LENGTH, seed=1)
-    assert asks.generate_until([Asked(("of", {"until": until, "max_gen_toks": 2}))]) == [answer]
+    assert asks.generate_until([Request(("of", {"until": until, "max_gen_toks": 2}))]) == [answer]
 
 
 def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):
@@ -147,7 +148,7 @@ def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):
     )
     words = tokenizer.encode("in the war")
     expected = plain_score(network, begin + words, 1)
-    ((total, is_greedy),) = model.loglikelihood([Asked(("", "in the war"))])
+    ((total, is_greedy),) = model.loglikelihood([Request(("", "in the war"))])
     assert (total, is_greedy) == (pytest.approx(expected[0], abs=1e-4), expected[1])
-    (total,) = model.loglikelihood_rolling([Asked(("in the war",))])
+    (total,) = model.loglikelihood_rolling([Request(("in the war",))])
     assert total == pytest.approx(expected[0], abs=1e-4)

@@ -132,13 +132,13 @@ FUZZ = settings(max_examples=300, suppress_health_check=[*HealthCheck])
 
 @FUZZ
 @given(body=bodies(MEGATRON, "prompts") | JUNK)
-def test_any_wishes_of_megatron_are_answered_or_refused(connection, body):
+def test_any_request_of_megatron_is_answered_or_refused(connection, body):
     require_answer_or_reason(send_on(connection, "PUT", "/api", body), body)
 
 
 @FUZZ
 @given(body=bodies(COMPLETION, "model", "prompt") | JUNK)
-def test_any_wishes_of_openai_are_answered_or_refused(connection, body):
+def test_any_request_of_openai_is_answered_or_refused(connection, body):
     require_answer_or_reason(send_on(connection, "POST", OPENAI, body), body)
 
 

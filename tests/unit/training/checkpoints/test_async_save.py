@@ -140,14 +140,16 @@ def test_a_checkpoint_that_cannot_be_published_ends_the_run(start, slow_manifest
     checkpoints.finish()
     slow_manifest.fails = OSError(28, "No space left on device")
     after(checkpoints, 10)
-    told = r"of iteration 10 cannot be written \(rank 0: manifest.json: No space"
-    with pytest.raises(CheckpointError, match=told):
+    messages = r"of iteration 10 cannot be written \(rank 0: manifest.json: No space"
+    with pytest.raises(CheckpointError, match=messages):
         until(lambda: False, checkpoints)
     checkpoints.rescue()  # has nothing to do
     assert published_tags(tmp_path / "async") == ["global_step5"]
 
 
-def test_a_run_that_fails_waits_for_what_is_being_published(start, slow_manifest, tmp_path, told):
+def test_a_run_that_fails_waits_for_what_is_being_published(
+    start, slow_manifest, tmp_path, messages
+):
     _, checkpoints = start("--async-save")
     after(checkpoints, 5)
     until(slow_manifest.begun.is_set, checkpoints)
@@ -156,7 +158,7 @@ def test_a_run_that_fails_waits_for_what_is_being_published(start, slow_manifest
     folder = tmp_path / "async" / "global_step5"
     assert damage(folder, read_manifest(folder).files) == []
     assert (tmp_path / "async" / "latest").read_text() == "global_step5"
-    assert len([text for text in told if "successfully saved" in text]) == 1
+    assert len([text for text in messages if "successfully saved" in text]) == 1
 
 
 def test_the_files_are_those_of_a_save_that_training_waits_for(start, tmp_path):
@@ -183,25 +185,25 @@ def test_the_next_save_and_the_end_wait_for_the_one_before(start, disk, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "messages"),
     [
         (CheckpointError("weights.pt: No space left on device"), r"\(rank 0: weights.pt: No space"),
         (MemoryError("no more"), r"\(rank 0: MemoryError\('no more'\)\)"),
     ],
 )
-def test_a_save_that_fails_ends_the_run_at_the_next_step(start, disk, tmp_path, error, told):
+def test_a_save_that_fails_ends_the_run_at_the_next_step(start, disk, tmp_path, error, messages):
     _, checkpoints = start("--async-save")
     disk.open.set()
     after(checkpoints, 5)
     checkpoints.finish()
     disk.fails = error
     after(checkpoints, 10)
-    with pytest.raises(CheckpointError, match=rf"of iteration 10 cannot be written {told}"):
+    with pytest.raises(CheckpointError, match=rf"of iteration 10 cannot be written {messages}"):
         until(lambda: False, checkpoints)
     assert published_tags(tmp_path / "async") == ["global_step5"]
 
 
-def test_a_run_that_fails_finishes_what_it_writes(start, disk, tmp_path, told):
+def test_a_run_that_fails_finishes_what_it_writes(start, disk, tmp_path, messages):
     _, checkpoints = start("--async-save")
     checkpoints.rescue()  # nothing is under way
     after(checkpoints, 5)
@@ -212,12 +214,12 @@ def test_a_run_that_fails_finishes_what_it_writes(start, disk, tmp_path, told):
     assert [record.name for record in files] == ["offloaded/copied", "weights.pt"]
     assert damage(folder, files) == []
     assert (tmp_path / "async" / "latest").read_text() == "global_step5"
-    assert [text for text in told if "successfully saved" in text]
+    assert [text for text in messages if "successfully saved" in text]
     checkpoints.rescue()  # once
 
 
 def test_a_run_that_fails_because_it_cannot_write_leaves_the_older_ones(
-    start, disk, tmp_path, told
+    start, disk, tmp_path, messages
 ):
     _, checkpoints = start("--async-save")
     disk.open.set()
@@ -227,7 +229,7 @@ def test_a_run_that_fails_because_it_cannot_write_leaves_the_older_ones(
     after(checkpoints, 10)
     checkpoints.rescue()
     assert published_tags(tmp_path / "async") == ["global_step5"]
-    assert "iteration 10 is not finished (rank 0: OSError('no space'))" in told[-1]
+    assert "iteration 10 is not finished (rank 0: OSError('no space'))" in messages[-1]
 
 
 def a_save_of_two(directory, *, is_there=True, later=0.2):
@@ -327,7 +329,7 @@ def test_nothing_is_removed_when_the_new_checkpoint_is_damaged(start, tmp_path, 
     assert "global_step5" in published_tags(tmp_path / "async")
 
 
-def test_a_wish_to_keep_holds_for_the_iteration_that_is_saved_again(start, tmp_path):
+def test_a_kept_iteration_stays_kept_for_the_iteration_that_is_saved_again(start, tmp_path):
     for _ in range(2):
         start()[1].save(TrainState(iteration=5))
         (Path(tmp_path) / "async" / "global_step5" / "keep").touch()

@@ -26,33 +26,35 @@ from megatron.training.process.failure import FailureFile
 from megatron.training.process.watchdog import Watchdog
 
 
-def test_a_run_resumes_from_the_newest(job, told):
+def test_a_run_resumes_from_the_newest(job, messages):
     job.save(5)
     job.save(10)
     assert job.resume() == TrainState(iteration=10, samples=20)
     assert job.engine.loaded == [(job.directory, "global_step10")]
-    assert told[-1] == (f"  successfully loaded checkpoint from {job.directory} at iteration 10")
+    assert messages[-1] == (
+        f"  successfully loaded checkpoint from {job.directory} at iteration 10"
+    )
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(job, told):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(job, messages):
     job.save(5)
     job.save(10)
     (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
     assert job.resume("--seed", "99") == TrainState(iteration=5, samples=10)
     assert job.engine.loaded == [(job.directory, "global_step5")]
-    (settings,) = [text for text in told if "other settings" in text]
+    (settings,) = [text for text in messages if "other settings" in text]
     assert "going on from" in settings and "global_step5 " in settings
-    (warning,) = [text for text in told if "passed over" in text]
+    (warning,) = [text for text in messages if "passed over" in text]
     assert "global_step10 is passed over: " in warning
     assert "weights.pt has 0 bytes instead of " in warning
 
 
-def test_a_damaged_manifest_is_skipped_with_a_warning(job, told):
+def test_a_damaged_manifest_is_skipped_with_a_warning(job, messages):
     job.save(5)
     job.save(10)
     (job.directory / "global_step10" / MANIFEST).write_text("{")
     assert job.resume().iteration == 5
-    assert [text for text in told if "global_step10" in text and "passed over" in text]
+    assert [text for text in messages if "global_step10" in text and "passed over" in text]
 
 
 @pytest.mark.parametrize(
@@ -77,11 +79,11 @@ def test_an_unreadable_checkpoint_is_not_skipped_as_damaged(job, monkeypatch, er
     monkeypatch.setattr(Path, "open", lambda self, *words: refused(self, opens, *words))
     if not name:
         monkeypatch.setattr(Path, "stat", lambda self, **how: refused(self, asks, **how))
-    told = rf"global_step10/manifest.json cannot be read: {error.strerror}"
-    with pytest.raises(UnreadableCheckpointError, match=told) as raised:
+    messages = rf"global_step10/manifest.json cannot be read: {error.strerror}"
+    with pytest.raises(UnreadableCheckpointError, match=messages) as raised:
         job.resume()
     assert raised.value.exit_code is ExitCode.FAILED
-    with pytest.raises(UnreadableCheckpointError, match=told):
+    with pytest.raises(UnreadableCheckpointError, match=messages):
         checkpoint_flags(["--use-checkpoint-args", "--load", str(job.directory)])
     monkeypatch.undo()
     assert job.resume().iteration == 10
@@ -99,20 +101,20 @@ def test_an_unreadable_directory_is_not_an_empty_one(job, monkeypatch):
 
 
 @pytest.mark.parametrize("hint", [None, "global_step900", "\0\xff", "global_step5\n"])
-def test_the_newest_folder_is_taken_whatever_latest_names(job, told, hint):
+def test_the_newest_folder_is_taken_whatever_latest_names(job, messages, hint):
     job.save(5)
     job.save(10)
     latest = job.directory / "latest"
     latest.unlink() if hint is None else latest.write_text(hint)
     assert job.resume().iteration == 10
-    (warning,) = [text for text in told if "latest in" in text]
+    (warning,) = [text for text in messages if "latest in" in text]
     assert "the newest is global_step10" in warning
 
 
-def test_the_first_job_of_a_chain_starts_from_the_beginning(job, told):
+def test_the_first_job_of_a_chain_starts_from_the_beginning(job, messages):
     assert job.resume() == TrainState()
     assert job.engine.loaded == []
-    assert told == [f"no checkpoint in {job.directory} yet: training starts from the beginning"]
+    assert messages == [f"no checkpoint in {job.directory} yet: training starts from the beginning"]
 
 
 def test_an_empty_load_directory_is_an_error_unless_it_is_the_save_directory(job, tmp_path):
@@ -138,7 +140,7 @@ def test_only_damaged_checkpoints_are_an_error(job):
         job.resume()
 
 
-def test_many_damaged_checkpoints_give_a_few_log_lines(job, told):
+def test_many_damaged_checkpoints_give_a_few_log_lines(job, messages):
     job.save(5)
     for iteration in range(1000, 1300):
         folder = job.directory / f"global_step{iteration}"
@@ -146,13 +148,13 @@ def test_many_damaged_checkpoints_give_a_few_log_lines(job, told):
         # Every other one has an intact manifest.
         (folder / ("weights.pt" if iteration % 2 else MANIFEST)).write_bytes(b"?")
     assert job.resume().iteration == 5
-    assert len([text for text in told if "is passed over" in text]) == 11
+    assert len([text for text in messages if "is passed over" in text]) == 11
     shutil.rmtree(job.directory / "global_step5")
-    told.clear()
+    messages.clear()
     with pytest.raises(CheckpointError, match="is whole") as error:
         job.resume()
     assert "and 290 others are damaged" in str(error.value)
-    assert len([text for text in told if "is passed over" in text]) == 11
+    assert len([text for text in messages if "is passed over" in text]) == 11
     with pytest.raises(CheckpointError, match="but .* and 290 others"):
         job.resume("--ckpt-step", "7")
 
@@ -269,14 +271,14 @@ def test_a_run_without_the_plugin_of_its_checkpoint_is_refused(
     assert next(iter(choice.values())) in str(error.value)
 
 
-def test_lost_hooks_and_metrics_are_listed(job, told):
+def test_lost_hooks_and_metrics_are_listed(job, messages):
     job.save(5)
     folder = job.directory / "global_step5"
     manifest = read_manifest(folder)
     manifest.plan["plugins"].update(hooks=["notes"], metrics=["tokens"])
     write_manifest(folder, manifest)
     job.resume()
-    (settings,) = [text for text in told if "other settings" in text]
+    (settings,) = [text for text in messages if "other settings" in text]
     assert "--hook" in settings and "notes" in settings and "--metric" in settings
 
 

@@ -64,13 +64,15 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint_over_restarts(
 
 
 @pytest.mark.parametrize("more", [[], ["--async-save"]], ids=["at once", "in the background"])
-def test_nothing_is_saved_without_a_finite_loss_by_whoever_asks(start, tmp_path, told, more):
+def test_nothing_is_saved_without_a_finite_loss_by_whoever_asks(start, tmp_path, messages, more):
     checkpoints = start(*more)
     take(checkpoints, [1.0, math.nan, math.nan], 1)
     assert not checkpoints.save(TrainState(iteration=3))
     checkpoints.verify()
     assert published_tags(tmp_path / "run") == ["global_step1"]
-    assert [line[:29] for line in told if "not saving" in line] == ["not saving at iteration 2: it"]
+    assert [line[:29] for line in messages if "not saving" in line] == [
+        "not saving at iteration 2: it"
+    ]
     # Those that come back are saved as usual.
     take(checkpoints, [1.0], 4)
     assert checkpoints.save(TrainState(iteration=4))

@@ -33,14 +33,14 @@ def test_finetune_allows_another_optimizer(job, tmp_path):
     assert job.resume("--optimizer", "sgd", "--finetune", *elsewhere) == TrainState()
 
 
-def test_ckpt_step_renames_the_later_checkpoints(job, told):
+def test_ckpt_step_renames_the_later_checkpoints(job, messages):
     for iteration in (5, 10, 15):
         job.save(iteration)
     assert job.resume("--ckpt-step", "5") == TrainState(iteration=5, samples=10)
     assert published_tags(job.directory) == ["global_step5"]
     assert (job.directory / "latest").read_text() == "global_step5"
     assert (job.directory / "aside-global_step15" / MANIFEST).exists()
-    assert "aside-global_step15, aside-global_step10" in told[-1]
+    assert "aside-global_step15, aside-global_step10" in messages[-1]
     # Once more, after the same steps were taken again.
     job.checkpoints = Checkpoints(job.engine, job.plan, job.config, saved=5)
     job.save(10)
@@ -64,7 +64,7 @@ def test_ckpt_step_with_another_save_renames_nothing(job, tmp_path):
     assert published_tags(job.directory) == ["global_step10", "global_step5"]
 
 
-def test_a_rollback_skips_damaged_checkpoints(job, told):
+def test_a_rollback_skips_damaged_checkpoints(job, messages):
     for iteration in (5, 10, 15, 20):
         job.save(iteration)
     (job.directory / "global_step15" / "weights.pt").write_bytes(b"")
@@ -75,7 +75,7 @@ def test_a_rollback_skips_damaged_checkpoints(job, told):
     go_back(job.engine, plan, state, Spike(17, "loss 9"), journal)
     assert state == TrainState(iteration=5, samples=10, spikes=((2, 3), (17, 17)))
     assert job.engine.loaded == [(job.directory, "global_step5")]
-    assert len([text for text in told if "passed over: " in text]) == 2
+    assert len([text for text in messages if "passed over: " in text]) == 2
     (record,) = read_journal(job.directory)
     assert record["passed_over"] == [17, 17]
     assert record["all_passed_over"] == [[2, 3], [17, 17]]
@@ -86,7 +86,7 @@ def test_skipped_spikes_are_part_of_the_state(job):
     assert job.resume() == TrainState(iteration=5, spikes=((3, 4),))
 
 
-def test_another_order_of_samples_gives_a_warning(job, told):
+def test_another_order_of_samples_gives_a_warning(job, messages):
     job.save(5)
     use = CorpusUse("corpus", 1.0, 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0, size_for=int)
     for flags, reason in (
@@ -95,9 +95,9 @@ def test_another_order_of_samples_gives_a_warning(job, told):
         (["--train-iters", "5"], "corpus is shuffled over 1 epoch, and was over 2"),
         (["--train-iters", "5", "--finetune", "--save", "elsewhere"], ""),
     ):
-        told.clear()
+        messages.clear()
         plan = tiny_plan(*job.flags, "--override-opt_param-scheduler", *flags)
         resume(job.engine, plan, TrainState(), choose_checkpoint(plan), uses=[use])
-        warnings = [line for line in told if "come in another order" in line]
+        warnings = [line for line in messages if "come in another order" in line]
         assert len(warnings) == bool(reason)
         assert all(reason in line and "--exit-interval" in line for line in warnings)

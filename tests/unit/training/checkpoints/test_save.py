@@ -128,12 +128,14 @@ def test_checkpoints_that_a_run_does_not_resume_from_are_not_replaced(job, tmp_p
     require_own(tiny_plan())
     for more in starts:
         without = " without --finetune" if "--finetune" in more else " to go on"
-        told = re.escape("(the newest is global_step5)") + ".*" + f"--load {job.directory}{without}"
-        with pytest.raises(CheckpointError, match=told):
+        messages = (
+            re.escape("(the newest is global_step5)") + ".*" + f"--load {job.directory}{without}"
+        )
+        with pytest.raises(CheckpointError, match=messages):
             require_own(tiny_plan(*job.flags[:4], *more))
 
 
-def test_outdated_checkpoints_are_removed_after_verification(job, told):
+def test_outdated_checkpoints_are_removed_after_verification(job, messages):
     job.save(5)
     plan = tiny_plan(*job.flags, "--keep-last", "2", "--keep-every", "20")
     checkpoints = Checkpoints(job.engine, plan, job.config, saved=5)
@@ -141,7 +143,7 @@ def test_outdated_checkpoints_are_removed_after_verification(job, told):
         checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
     assert published_tags(job.directory) == [f"global_step{i}" for i in (40, 35, 20, 5)]
     assert (job.directory / "latest").read_text() == "global_step40"
-    assert f"  removed the outdated checkpoint {job.directory / 'global_step10'}" in told
+    assert f"  removed the outdated checkpoint {job.directory / 'global_step10'}" in messages
 
 
 def test_nothing_is_removed_when_the_new_checkpoint_is_damaged(job, monkeypatch):
@@ -181,8 +183,10 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoints(job, monkeypatch):
         raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
 
     monkeypatch.setattr(job.engine, "save", fill)
-    told = "iteration 10 cannot be written .*file write failed.*in staging-global_step10, goes with"
-    with pytest.raises(CheckpointError, match=told):
+    messages = (
+        "iteration 10 cannot be written .*file write failed.*in staging-global_step10, goes with"
+    )
+    with pytest.raises(CheckpointError, match=messages):
         job.save(10)
     assert (job.directory / "staging-global_step10" / "weights.pt").exists()
     assert job.resume().iteration == 5
@@ -203,8 +207,8 @@ def test_a_failed_write_of_the_manifest_removes_the_staging_folder(job, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(publish, "write_manifest", fill)
-    told = "of iteration 10 cannot be written .*No space left.* and nothing is left of it"
-    with pytest.raises(CheckpointError, match=told):
+    messages = "of iteration 10 cannot be written .*No space left.* and nothing is left of it"
+    with pytest.raises(CheckpointError, match=messages):
         job.save(10)
     # The room is given back.
     assert not list(job.directory.glob("staging-*"))

@@ -26,10 +26,10 @@ def test_some_in_a_row_end_the_run(bad):
         watch([GOOD, bad, bad, bad])
 
 
-def test_a_finite_step_begins_the_count_anew(told):
+def test_a_finite_step_begins_the_count_anew(messages):
     watch([NAN, NAN, GOOD, NAN, NAN])
-    assert len(told) == 4
-    assert told[0].endswith("weights are as before; 1 in a row")
+    assert len(messages) == 4
+    assert messages[0].endswith("weights are as before; 1 in a row")
 
 
 def test_overflows_that_seek_a_loss_scale_do_not_count():

@@ -64,7 +64,7 @@ def run(state, ranges=RANGES, train_iters=12):
     return engine.taken
 
 
-def test_samples_of_skipped_iterations_are_consumed_and_not_trained_on(told):
+def test_samples_of_skipped_iterations_are_consumed_and_not_trained_on(messages):
     state = TrainState()
     taken = run(state)
     # Steps 2, 3, 8, 9 and 10, each where a run without skips would be.
@@ -72,7 +72,7 @@ def test_samples_of_skipped_iterations_are_consumed_and_not_trained_on(told):
     assert taken == [whole[i - 1] for i in (2, 3, 8, 9, 10)]
     assert (state.iteration, state.samples) == (12, 8 + 8 * 3)
     assert state.tokens == 5 * (2 + 2 + 3 + 3 + 3)
-    assert told == [
+    assert messages == [
         f"Skipped iterations {a} to {b} due to --skip-train-iteration-range flag."
         for a, b in ((1, 1), (4, 6), (7, 7), (11, 12))
     ]
@@ -85,20 +85,20 @@ def test_a_run_that_stops_and_goes_on_skips_the_same(stopped_at):
     assert first + run(state) == run(TrainState())
 
 
-def test_a_run_resumed_within_a_range_passes_over_the_rest(told):
+def test_a_run_resumed_within_a_range_passes_over_the_rest(messages):
     state = TrainState(iteration=4, samples=8)
     taken = run(state, ranges=((4, 6),), train_iters=8)
     assert taken == [14, 17]
-    assert "Skipped iterations 5 to 6 due" in told[0]
+    assert "Skipped iterations 5 to 6 due" in messages[0]
 
 
-def test_a_spike_whose_range_ends_beyond_the_run_is_passed_over_by_a_longer_one(told):
+def test_a_spike_whose_range_ends_beyond_the_run_is_passed_over_by_a_longer_one(messages):
     state = TrainState()
     state.spikes = ((3, 9),)
     assert run(state, ranges=(), train_iters=8) == [0, 2]
     assert state.iteration == 8
-    assert "Skipped iterations 3 to 8 due to --spike-policy flag." in told
+    assert "Skipped iterations 3 to 8 due to --spike-policy flag." in messages
     went_on = run(state, ranges=(), train_iters=12)
     whole = run(TrainState(), ranges=())
     assert went_on == whole[9:]
-    assert "Skipped iterations 9 to 9 due to --spike-policy flag." in told
+    assert "Skipped iterations 9 to 9 due to --spike-policy flag." in messages

@@ -107,7 +107,7 @@ def test_a_run_that_cannot_go_back_ends(tmp_path):
         go_back(None, tiny_plan(*save), TrainState(iteration=7, spikes=((3, 3),)), spike, None)
 
 
-def test_ranges_of_spikes_are_passed_over_among_those_of_the_flag(told):
+def test_ranges_of_spikes_are_passed_over_among_those_of_the_flag(messages):
     class Positions:
         seen = ()
 
@@ -120,7 +120,7 @@ def test_ranges_of_spikes_are_passed_over_among_those_of_the_flag(told):
     skip.before_step(state)
     assert (state.iteration, state.samples) == (7, 14)
     assert stream.seen == (6, 10, 14)
-    assert [text.split(" due to ")[1] for text in told] == [
+    assert [text.split(" due to ")[1] for text in messages] == [
         "--spike-policy flag.",
         "--skip-train-iteration-range flag.",
         "--spike-policy flag.",

@@ -33,8 +33,8 @@ def reason(state, *requests, **changes):
 
 
 def first_reason(requests):
-    wish, _ = Requests(requests).agree()
-    return wish and wish.reason()
+    option, _ = Requests(requests).agree()
+    return option and option.reason()
 
 
 def test_a_run_ends_when_its_tokens_are_trained_on():
@@ -99,7 +99,7 @@ def test_an_interrupt_that_is_ignored_stays_so(group, usual_signals):
 
 def test_a_second_interrupt_ends_the_process_and_other_signals_do_not(group, usual_signals):
     Signals()
-    # Launchers send several for one wish.
+    # Launchers send several for one stop.
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
     with pytest.raises(KeyboardInterrupt):
@@ -107,8 +107,8 @@ def test_a_second_interrupt_ends_the_process_and_other_signals_do_not(group, usu
 
 
 def test_signals_are_ignored_once_the_run_has_saved_and_leaves(group, usual_signals):
-    wished = replace(PLAN, exits_on_signal=True)
-    requests = build_requests(wished, save="", rank=0, started_at=0.0)
+    options = replace(PLAN, exits_on_signal=True)
+    requests = build_requests(options, save="", rank=0, started_at=0.0)
     requests.ignore()
     for number in NUMBERS * 2:
         os.kill(os.getpid(), number)
@@ -131,7 +131,7 @@ def test_a_request_is_told_from_the_end_of_the_run(group, tmp_path):
     assert stop.exit_code == ExitCode.RESUMABLE
 
 
-def test_a_kill_switch_asks_nobody_to_go_on(group, tmp_path):
+def test_a_kill_switch_ends_without_a_restart(group, tmp_path):
     stop = Stop(PLAN, started_from=0, requests=Requests([KillSwitch(str(tmp_path), looks=True)]))
     assert stop(TrainState(iteration=99)) == f"Detected kill switch at {tmp_path}. Exiting"
     assert stop.exit_code == ExitCode.FINISHED
@@ -171,20 +171,20 @@ def test_a_file_that_asks_for_a_checkpoint_waits_for_a_finite_step(group, tmp_pa
     assert not (tmp_path / SAVE_FILE).exists()
 
 
-def test_a_file_that_cannot_be_removed_asks_once(group, tmp_path, told):
+def test_a_file_that_cannot_be_removed_asks_once(group, tmp_path, messages):
     saved = []
     stop = saving_stop(tmp_path, saved)
     (tmp_path / SAVE_FILE / "folder").mkdir(parents=True)
     assert [stop(TrainState(iteration=i)) for i in (2, 3)] == [None, None]
     assert saved == [2]
-    assert "cannot be removed" in told[0]
+    assert "cannot be removed" in messages[0]
 
 
 def test_the_plan_says_who_may_ask(tmp_path, usual_signals):
-    nobody = build_requests(PLAN, save="", rank=0, started_at=0.0)
-    assert (nobody.ends, nobody.save) == ([], None)
-    wished = replace(PLAN, kill_switch="file", exits_on_signal=True, exit_after_minutes=5)
-    requests = build_requests(wished, save=str(tmp_path), rank=1, started_at=0.0)
+    empty = build_requests(PLAN, save="", rank=0, started_at=0.0)
+    assert (empty.ends, empty.save) == ([], None)
+    options = replace(PLAN, kill_switch="file", exits_on_signal=True, exit_after_minutes=5)
+    requests = build_requests(options, save=str(tmp_path), rank=1, started_at=0.0)
     kinds = [type(request) for request in requests.ends]
     assert kinds == [KillSwitch, Signals, LostLauncher, TimeLimit]
     (tmp_path / SAVE_FILE).touch()
@@ -196,7 +196,7 @@ def test_a_run_that_saves_heeds_signals():
     assert tiny_plan("--exit-signal-handler").training.exits_on_signal
     saves = ["--save", "run", "--save-interval", "5"]
     assert tiny_plan(*saves).training.exits_on_signal
-    # Nobody would look for signals, and there is nothing to save.
+    # No loop looks for signals, and there is nothing to save.
     assert not tiny_plan(*saves, "--load", "run", "--eval-only").training.exits_on_signal
 
 

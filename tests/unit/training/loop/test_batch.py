@@ -79,8 +79,8 @@ def test_batches_go_on_at_the_consumed_samples(group):
 )
 def test_a_token_outside_the_vocabulary_is_refused_with_its_place(group, dataset, token, sample):
     where = f"corpus sample {sample} | documents {3 * sample}[0:4] {3 * sample + 1}[0:3]; the file"
-    told = f"token {token} is not in the vocabulary of 11 tokens (0 to 10): {where}"
-    with pytest.raises(DataError, match=re.escape(told)):
+    messages = f"token {token} is not in the vocabulary of 11 tokens (0 to 10): {where}"
+    with pytest.raises(DataError, match=re.escape(messages)):
         [*zip(range(4), batches(group, dataset), strict=False)]
 
 

@@ -24,8 +24,8 @@ def test_what_was_done_again_is_told_once(tmp_path):
         journal.write("train", {"iteration": iteration, "lm_loss": 1.0})
     journal.write("start", {"iteration": 2})
     journal.write("train", {"iteration": 3, "lm_loss": 2.0})
-    told = [r for r in read_journal(tmp_path) if r["event"] == "train"]
-    assert [(r["iteration"], r["lm_loss"]) for r in told] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    messages = [r for r in read_journal(tmp_path) if r["event"] == "train"]
+    assert [(r["iteration"], r["lm_loss"]) for r in messages] == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path):
@@ -49,12 +49,17 @@ def taken(loss):
 
 def test_a_start_tells_what_was_asked_for(tmp_path):
     config = tiny_config("--seed", "77", "--swiglu", "--clip-grad", "1.0")
-    said = flags_said(config)
-    assert {"--num-layers": 2, "--seed": 77, "--swiglu": True, "--lr": 0.1}.items() <= said.items()
-    assert "--clip-grad" not in said  # 1.0 is the default
-    Journal(tmp_path).start(0, {"python": "3"}, said)
+    output = flags_said(config)
+    assert {
+        "--num-layers": 2,
+        "--seed": 77,
+        "--swiglu": True,
+        "--lr": 0.1,
+    }.items() <= output.items()
+    assert "--clip-grad" not in output  # 1.0 is the default
+    Journal(tmp_path).start(0, {"python": "3"}, output)
     (record,) = read_journal(tmp_path)
-    assert (record["flags"], record["with"]) == (json.loads(json.dumps(said)), {"python": "3"})
+    assert (record["flags"], record["with"]) == (json.loads(json.dumps(output)), {"python": "3"})
     assert record["at"] <= now()
 
 
@@ -71,8 +76,8 @@ def test_each_step_is_known_by_run_attempt_and_iteration(tmp_path):
     assert (second["attempt"], second["lm_loss"]) == (2, 2.0)
     assert (second["first_sample"], second["samples"]) == (8, 12)
     assert second["host"] and second["at"]
-    told = read_step(second)
-    assert (told.state, told.step) == (
+    messages = read_step(second)
+    assert (messages.state, messages.step) == (
         TrainState(iteration=3, samples=12, tokens=96),
         taken(2.0),
     )
@@ -126,7 +131,9 @@ STEP = {
         ("\x00\x00\x00\x00", ""),
     ],
 )
-def test_a_wrong_line_is_skipped_by_every_reader_with_one_warning(tmp_path, told, line, problem):
+def test_a_wrong_line_is_skipped_by_every_reader_with_one_warning(
+    tmp_path, messages, line, problem
+):
     journal = Journal(tmp_path)
     journal.start(0, {})
     journal.write("step", {name: STEP[name] for name in STEP if name != "event"})
@@ -136,8 +143,10 @@ def test_a_wrong_line_is_skipped_by_every_reader_with_one_warning(tmp_path, told
     assert (again.run, again.attempt) == (journal.run, 1)
     again.start(1, {})
     expected = [1] if problem else []
-    assert [told.count(text) for text in told if "line 3: " in text and problem in text] == expected
-    told.clear()
+    assert [
+        messages.count(text) for text in messages if "line 3: " in text and problem in text
+    ] == expected
+    messages.clear()
     seen = [
         [*read_journal(tmp_path)],
         [*JournalReader(tmp_path).new_records()],
@@ -147,13 +156,13 @@ def test_a_wrong_line_is_skipped_by_every_reader_with_one_warning(tmp_path, told
         ["start", "step", "start"]
     ] * 2
     assert [read_step(record).step.loss for record in seen[2]] == [1.0]
-    assert len(told) == 3 * len(expected)
+    assert len(messages) == 3 * len(expected)
 
 
-def test_a_step_that_lacks_something_is_for_watchers_alone(tmp_path, told):
+def test_a_step_that_lacks_something_is_for_watchers_alone(tmp_path, messages):
     (tmp_path / "journal.jsonl").write_text(json.dumps(STEP).replace("lm_loss", "lm_lors") + "\n")
     assert [*read_journal(tmp_path)] == []
-    assert "line 1: a record of event 'step' without lm_loss" in told[0]
+    assert "line 1: a record of event 'step' without lm_loss" in messages[0]
     assert len([*JournalReader(tmp_path).new_records()]) == 1
 
 

@@ -27,7 +27,7 @@ def place(local_rank):
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "chosen"),
+    ("requested", "count", "chosen"),
     [
         ("auto", 0, "cpu"),
         ("cpu", 0, "cpu"),
@@ -36,9 +36,9 @@ def place(local_rank):
         ("cuda", 4, "cuda:3"),
     ],
 )
-def test_the_device_follows_from_the_wish_and_the_machine(gpus, asked, count, chosen):
+def test_the_device_follows_from_the_flag_and_the_machine(gpus, requested, count, chosen):
     gpus(count)
-    assert choose_device(asked, place(3)) == torch.device(chosen)
+    assert choose_device(requested, place(3)) == torch.device(chosen)
 
 
 def test_a_gpu_that_is_not_there_is_told(gpus):
@@ -47,12 +47,12 @@ def test_a_gpu_that_is_not_there_is_told(gpus):
         choose_device("cuda", place(0))
 
 
-@pytest.mark.parametrize("asked", ["auto", "cuda"])
-def test_too_few_gpus_are_told(gpus, asked):
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_too_few_gpus_are_told(gpus, requested):
     gpus(2)
-    assert choose_device(asked, place(1)) == torch.device("cuda", 1)
+    assert choose_device(requested, place(1)) == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match="4 processes were started .* it has 2 visible GPUs"):
-        choose_device(asked, place(2))
+        choose_device(requested, place(2))
 
 
 def test_a_gpu_of_its_own_is_the_first(gpus):
@@ -73,18 +73,18 @@ def test_a_single_gpu_is_one_process_s(gpus, group, monkeypatch):
 
 
 def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
-    def start(backend, level, **wishes):
-        raise RuntimeError(said)
+    def start(backend, level, **options):
+        raise RuntimeError(output)
 
     monkeypatch.setattr("megatron.engine.deepspeed.distributed.start", start)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    said = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    output = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     device = torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="4 processes .* two of them the same"):
         start_processes(tiny_config(), place(1), device, deterministic=False)
-    said = "connection refused"
+    output = "connection refused"
     with pytest.raises(RuntimeError, match="connection refused"):
         start_processes(tiny_config(), place(1), device, deterministic=False)
 

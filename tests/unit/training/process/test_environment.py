@@ -99,18 +99,18 @@ def open_mpi(rank, size):
     }
 
 
-def said(rank, size, **more):
+def output(rank, size, **more):
     """What a launcher or a script says, in any case."""
     return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % 4), **more}
 
 
 def torch_launcher(rank, size, *, nodes):
     elastic = {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": str(nodes)}
-    return said(rank, size, LOCAL_WORLD_SIZE="4", **elastic)
+    return output(rank, size, LOCAL_WORLD_SIZE="4", **elastic)
 
 
 def deepspeed_launcher(rank, size, *, nodes):
-    return said(rank, size, LOCAL_SIZE="4", CROSS_SIZE=str(nodes))
+    return output(rank, size, LOCAL_SIZE="4", CROSS_SIZE=str(nodes))
 
 
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -130,7 +130,7 @@ HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         pytest.param(
             {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"},
             Launch(1, 4, 1, 4),
-            id="srun, little said",
+            id="srun, few variables",
         ),
         pytest.param(
             {**slurm(1, 2, 1), "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
@@ -156,7 +156,7 @@ HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
             id="srun of one deepspeed launcher, which starts the others",
         ),
         pytest.param(
-            {**said(5, 8, LOCAL_WORLD_SIZE="4"), **slurm(1, 2, 0)},
+            {**output(5, 8, LOCAL_WORLD_SIZE="4"), **slurm(1, 2, 0)},
             Launch(5, 8, 1, 4),
             id="a script starts four processes in each task",
         ),
@@ -194,7 +194,7 @@ def test_the_place_is_read_from_whatever_started_the_process(environment, variab
             "SLURM_STEP_NUM_TASKS=4 but CROSS_SIZE=1: 4 tasks .* --num_nodes 4; for separate runs",
         ),
         (
-            {**slurm(1, 2, 1), **said(0, 1)},
+            {**slurm(1, 2, 1), **output(0, 1)},
             "SLURM_STEP_NUM_TASKS=2 but WORLD_SIZE=1: .* for separate runs",
         ),
         ({**slurm(0, 1, 0), "WORLD_SIZE": "2"}, "WORLD_SIZE=2 but RANK is not set"),
@@ -277,12 +277,12 @@ def test_processes_without_the_name_of_a_job_need_a_port(environment):
 
 
 @pytest.mark.parametrize(
-    ("port", "said"),
+    ("port", "output"),
     [("abc", "MASTER_PORT='abc' is not a number"), ("70000", "MASTER_PORT=70000 is no port")],
 )
-def test_a_port_that_cannot_be_is_refused_before_anybody_waits_there(environment, port, said):
+def test_a_port_that_cannot_be_is_refused_before_anybody_waits_there(environment, port, output):
     environment(MASTER_ADDR="localhost", MASTER_PORT=port)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=output):
         export_launch(Launch(0, 2, 0, 2), "cpu")
 
 
@@ -318,8 +318,8 @@ def test_a_contradiction_is_told(environment, variables, local_rank, message):
 
 def test_libraries_are_told_what_a_launcher_did_not_say():
     export_launch(Launch(0, 1, 0, 1), "cpu")
-    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    assert told == {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    messages = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    assert messages == {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     assert (os.environ["DS_ACCELERATOR"], os.environ["MASTER_ADDR"]) == ("cpu", "127.0.0.1")
     assert 1024 <= int(os.environ["MASTER_PORT"]) < 65536
 

@@ -26,7 +26,7 @@ LOST_BY_GLOO = "Connection closed by peer [127.0.0.1]:1"
 LOST = failure("Connection closed by peer", kind="lost peer", rank=0)
 
 
-def told(directory):
+def reported(directory):
     return json.loads((directory / FAILURE).read_text())["message"]
 
 
@@ -35,14 +35,14 @@ def test_the_first_cause_stays(tmp_path):
     assert first.record(failure("first"))
     assert not second.record(failure("second"))
     assert not second.record(LOST)
-    assert told(tmp_path) == "first"
+    assert reported(tmp_path) == "first"
     assert [file.name for file in tmp_path.iterdir()] == [FAILURE]
 
 
 def test_what_came_of_a_cause_gives_way_to_it(tmp_path):
     assert FailureFile(str(tmp_path)).record(LOST)
     assert FailureFile(str(tmp_path)).record(failure("cause"))
-    assert told(tmp_path) == "cause"
+    assert reported(tmp_path) == "cause"
     assert [f.message for f in failures_of(tmp_path)] == [LOST.message, "cause"]
 
 
@@ -71,7 +71,7 @@ def test_who_was_lost_is_told_before_what_came_of_it(tmp_path):
     assert file.record(found)
     assert not file.record(LOST)
     assert file.record(failure("cause"))
-    assert told(tmp_path) == "cause"
+    assert reported(tmp_path) == "cause"
 
 
 def test_a_rank_that_left_with_a_word_did_not_vanish(tmp_path):
@@ -95,11 +95,11 @@ def test_that_of_an_earlier_attempt_is_put_away(tmp_path):
     FailureFile(str(tmp_path)).put_stale_away()
     assert not (tmp_path / FAILURE).exists()
     FailureFile(str(tmp_path)).record(failure("attempt 2"))
-    assert told(tmp_path) == "attempt 2"
+    assert reported(tmp_path) == "attempt 2"
     # This one fails before it has the directory for itself.
     early = FailureFile(str(tmp_path))
     early.record(failure("attempt 3"))
-    assert told(tmp_path) == "attempt 3"
+    assert reported(tmp_path) == "attempt 3"
     assert [f.message for f in failures_of(tmp_path)] == [f"attempt {i}" for i in (1, 2, 3)]
 
 
@@ -138,7 +138,7 @@ def test_of_many_processes_one_writes(tmp_path):
     assert sum(wins) >= 1
     messages = [f.message for f in failures_of(tmp_path)]
     assert "earlier" in messages
-    assert told(tmp_path).startswith("of ")
+    assert reported(tmp_path).startswith("of ")
     assert sorted(file.name for file in tmp_path.iterdir() if "failure" not in file.name) == []
 
 

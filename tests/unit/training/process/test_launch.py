@@ -116,8 +116,8 @@ def test_of_ranks_with_the_same_error_one_speaks() -> None:
 
 
 def test_a_rank_whose_peer_has_told_why_it_left_waits_for_it():
-    told = "import time; time.sleep = lambda s: print('waits'); raise PeerLeftError('left')"
-    code, out, err = end(told, RANK="0", WORLD_SIZE="2")
+    messages = "import time; time.sleep = lambda s: print('waits'); raise PeerLeftError('left')"
+    code, out, err = end(messages, RANK="0", WORLD_SIZE="2")
     assert (code, out.splitlines()[1:], err) == (1, ["waits"], "error [rank 0]: left\n")
 
 
@@ -142,8 +142,8 @@ def test_rank_0_speaks_and_the_others_warn_of_errors_only():
     ],
 )
 def test_the_rank_with_the_cause_speaks_first(action, waits):
-    told = "import time; time.sleep = lambda s: print('waits'); " + action
-    assert ("waits" in end(told, RANK="1", WORLD_SIZE="2")[1]) is waits
+    messages = "import time; time.sleep = lambda s: print('waits'); " + action
+    assert ("waits" in end(messages, RANK="1", WORLD_SIZE="2")[1]) is waits
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_the_launcher_of_torch_finds_the_root_cause(tmp_path, action, cause):
     assert file.exists() is (cause is not None)
     if cause:
         failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
-        told = ChildFailedError("job", {0: failure}).format_msg()
-        assert told.rstrip("\n =").endswith(cause.replace("\n", "\n  ")), told
+        messages = ChildFailedError("job", {0: failure}).format_msg()
+        assert messages.rstrip("\n =").endswith(cause.replace("\n", "\n  ")), messages
 
 
 def test_the_first_cause_stays_and_one_that_cannot_be_written_hides_nothing(tmp_path):

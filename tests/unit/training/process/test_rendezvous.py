@@ -93,8 +93,10 @@ def test_a_process_alone_needs_no_port():
 def test_a_port_of_another_program_ends_every_rank(answer):
     with program(answer) as port:
         assert f"MASTER_PORT={port} is taken on " in refused(place(port, 0))
-        told = refused(place(port, 1))
-        assert told.startswith(f"what listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT) does")
+        messages = refused(place(port, 1))
+        assert messages.startswith(
+            f"what listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT) does"
+        )
 
 
 def test_the_store_of_another_program_ends_a_rank():
@@ -117,8 +119,8 @@ def test_the_store_of_another_run_ends_a_rank():
 
 def test_a_name_that_does_not_resolve_ends_a_rank_soon():
     for rank in (0, 1):
-        told = refused(place(1, rank, host="no-such-host.invalid"))
-        assert told.startswith("MASTER_ADDR=no-such-host.invalid does not resolve on ")
+        messages = refused(place(1, rank, host="no-such-host.invalid"))
+        assert messages.startswith("MASTER_ADDR=no-such-host.invalid does not resolve on ")
 
 
 def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch):
@@ -126,12 +128,12 @@ def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch):
     assert "no name server answers" in refused(place(1, host="host"))
 
 
-def test_a_rank_0_that_starts_late_is_waited_for(told):
+def test_a_rank_0_that_starts_late_is_waited_for(messages):
     port = free_port()
     hosted = []
 
     def come():
-        while not told:
+        while not messages:
             threading.Event().wait(0.05)
         hosted.append(meeting.rendezvous(place(port, 0), LATE, patience=SHORT))
 
@@ -139,26 +141,26 @@ def test_a_rank_0_that_starts_late_is_waited_for(told):
     late.start()
     meeting.rendezvous(place(port, 1), LATE, patience=SHORT)
     late.join()
-    assert f"waiting for rank 0 at 127.0.0.1:{port}" in told
+    assert f"waiting for rank 0 at 127.0.0.1:{port}" in messages
 
 
-def test_where_nobody_listens_is_told():
+def test_an_address_without_a_listener_is_reported():
     port = free_port()
-    told = refused(place(port), SOON)
-    assert told.startswith(f"rank 1 waited 2 s for rank 0 at 127.0.0.1:{port}, where nothing")
+    messages = refused(place(port), SOON)
+    assert messages.startswith(f"rank 1 waited 2 s for rank 0 at 127.0.0.1:{port}, where nothing")
 
 
-def test_missing_ranks_are_logged_while_rank_0_waits_and_named_in_the_error(told):
+def test_missing_ranks_are_logged_while_rank_0_waits_and_named_in_the_error(messages):
     message = refused(place(port := free_port(), 0, world_size=3), SOON)
     assert "2 of 3 processes (ranks 1, 2)" in message and "GLOO_SOCKET_IFNAME" in message
-    assert told.count(f"waiting for 2 of 3 processes (ranks 1, 2) at 127.0.0.1:{port}") > 1
+    assert messages.count(f"waiting for 2 of 3 processes (ranks 1, 2) at 127.0.0.1:{port}") > 1
 
 
 def test_a_rank_that_waits_looks_whether_the_run_has_failed():
     def look():
-        raise PeerLeftError("rank 0 has said why")
+        raise PeerLeftError("rank 0 has left")
 
-    assert refused(place(free_port(), 1), look=look) == "rank 0 has said why"
+    assert refused(place(free_port(), 1), look=look) == "rank 0 has left"
 
 
 def test_the_environment_says_where(monkeypatch):

@@ -46,26 +46,28 @@ def test_a_lone_process_becomes_the_launcher_of_its_own_command(executed):
 
 
 @pytest.mark.parametrize(
-    ("asked", "launcher"), [("0", ALONE), ("0", DEEPSPEED), ("3", Launcher("torch", 3, 1))]
+    ("requested", "launcher"), [("0", ALONE), ("0", DEEPSPEED), ("3", Launcher("torch", 3, 1))]
 )
-def test_nothing_else_is_started_when_nobody_asks_or_the_launcher_knows(executed, asked, launcher):
-    start_through_launcher(training("--max-restarts", asked), [], launcher)
+def test_no_launcher_is_started_without_restarts_or_with_those_of_the_launcher(
+    executed, requested, launcher
+):
+    start_through_launcher(training("--max-restarts", requested), [], launcher)
     assert executed == []
 
 
 @pytest.mark.parametrize(
-    ("launcher", "told"),
+    ("launcher", "messages"),
     [
         (DEEPSPEED, "starts nothing again"),
         (Launcher("torch", 0, 0), "write it before the script"),
     ],
 )
-def test_a_launcher_that_does_otherwise_is_refused(executed, launcher, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_launcher_that_does_otherwise_is_refused(executed, launcher, messages):
+    with pytest.raises(ConfigError, match=messages):
         start_through_launcher(training("--max-restarts", "3"), [], launcher)
 
 
-def test_ranks_that_nobody_would_start_again_are_refused(executed, monkeypatch):
+def test_ranks_without_a_launcher_that_restarts_are_refused(executed, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="starts nothing again"):

@@ -1,4 +1,4 @@
-"""Stacks of hung ranks, and what is said of them."""
+"""Stacks of hung ranks, and the report on them."""
 
 import sys
 import threading

@@ -107,8 +107,8 @@ def test_a_hung_run_publishes_what_it_writes_and_waits_only_so_long(tmp_path, se
 
 
 def tells(rank, directory):
-    sys.stderr = (directory / f"said-{rank}").open("w")
-    # Nobody can write there: the link to the record fails.
+    sys.stderr = (directory / f"output-{rank}").open("w")
+    # Not writable: the link to the record fails.
     os.link = lambda *words: (_ for _ in ()).throw(OSError("no links here"))
     hangs(rank, directory, 2)
 
@@ -116,8 +116,8 @@ def tells(rank, directory):
 def test_a_hang_is_told_where_it_cannot_be_written_down(tmp_path):
     assert in_processes(2, tells, tmp_path) == [ExitCode.FAILED] * 2
     assert not (tmp_path / FAILURE).exists()
-    assert "hang in step 2: no progress for 0.5 s" in (tmp_path / "said-0").read_text()
-    assert (tmp_path / "said-1").read_text() == ""
+    assert "hang in step 2: no progress for 0.5 s" in (tmp_path / "output-0").read_text()
+    assert (tmp_path / "output-1").read_text() == ""
 
 
 def is_stopped(rank, directory):
@@ -192,7 +192,7 @@ def test_a_rank_that_waits_leaves_when_another_has_found_a_hang(tmp_path):
 
 
 def hangs_on_a_dead_disk(rank, directory):
-    sys.stderr = (directory / "said").open("w")
+    sys.stderr = (directory / "output").open("w")
     module._patience_s = lambda hangs: 0.0
     module.write_stacks = lambda *words: threading.Event().wait()
     hangs(rank, directory, 1)
@@ -200,7 +200,7 @@ def hangs_on_a_dead_disk(rank, directory):
 
 def test_a_hang_ends_where_the_disk_does_not_answer(tmp_path):
     assert in_processes(1, hangs_on_a_dead_disk, tmp_path) == [ExitCode.FAILED]
-    assert (tmp_path / "said").read_text() == (
+    assert (tmp_path / "output").read_text() == (
         "error: hang in step: no progress for 0.5 s (--hang-timeout), and "
         f"{tmp_path} does not answer\n"
     )
@@ -286,15 +286,15 @@ def loses(watchdog, becomes=RuntimeError):
         raise RuntimeError("Connection closed by peer")
 
 
-def test_only_a_rank_that_left_without_a_word_is_said_to_have_vanished(tmp_path, told):
+def test_only_a_rank_that_left_without_a_word_is_said_to_have_vanished(tmp_path, messages):
     for directory in ("", str(tmp_path / "killed")):
         loses(Watchdog(FailureFile(directory), rank=0))
-        assert told.pop().startswith(f"rank 1 (process {os.getpid()} on ")
+        assert messages.pop().startswith(f"rank 1 (process {os.getpid()} on ")
     stays, leaves = (Watchdog(FailureFile(str(tmp_path)), rank=rank) for rank in range(2))
     with pytest.raises(DataError), leaves.watching():
         raise DataError("no such sample")
     loses(stays, becomes=PeerLeftError)
-    assert told == []
+    assert messages == []
     assert read(tmp_path)["message"] == "DataError: no such sample"
 
 

@@ -21,18 +21,18 @@ def run(folder, iterations, *, country="FRA"):
     energy = Energy(
         EnergyPlan(directory=str(folder), country=country), rank=0, measures=True, interval=2
     )
-    told = []
+    messages = []
     for iteration in iterations:
         time.sleep(0.05)
-        told.append(energy(TrainState(iteration=iteration, samples=4 * iteration)))
+        messages.append(energy(TrainState(iteration=iteration, samples=4 * iteration)))
     energy.close(TrainState(iteration=iterations[-1], samples=4 * iterations[-1]))
-    return told
+    return messages
 
 
-def test_the_record_goes_on_over_restarts(group, tmp_path, told):
+def test_the_record_goes_on_over_restarts(group, tmp_path, messages):
     folder = tmp_path / "new"
     first = run(folder, [1, 2, 3, 4])
-    assert [bool(told) for told in first] == [False, True, False, True]
+    assert [bool(messages) for messages in first] == [False, True, False, True]
     before = rows_of(folder)
     assert [row["iteration"] for row in before] == ["2", "4", "4"]
     assert [row["consumed_samples"] for row in before] == ["8", "16", "16"]
@@ -46,15 +46,15 @@ def test_the_record_goes_on_over_restarts(group, tmp_path, told):
     total = float(before[-1]["total_energy_kwh"]) + float(last["energy_kwh"])
     assert float(last["total_energy_kwh"]) == pytest.approx(total, abs=1e-9)
     assert second["energy (kWh)"] == pytest.approx(total, abs=2e-9)
-    numbers = re.findall(r"([0-9.]+) k[Wg]", told[-1])
+    numbers = re.findall(r"([0-9.]+) k[Wg]", messages[-1])
     rows = [
         float(last[f"{of}{what}"])
         for of in ("", "total_")
         for what in ("energy_kwh", "emissions_kg")
     ]
     assert [*map(float, numbers)] == pytest.approx(rows, abs=1e-6)
-    assert told[-1].endswith(f"by node: {folder}/emissions-*.csv")
-    assert len(told) == 2
+    assert messages[-1].endswith(f"by node: {folder}/emissions-*.csv")
+    assert len(messages) == 2
 
 
 def test_other_ranks_of_a_node_only_add_up(group, tmp_path):

@@ -107,7 +107,7 @@ def test_losses_that_are_no_numbers_are_counted_and_left_out_of_the_mean(tmp_pat
     assert (record["lm_loss"], record["nan_iterations"]) == (4.0, 2)
 
 
-def test_terms_of_a_loss_are_means_of_their_own(tmp_path, told):
+def test_terms_of_a_loss_are_means_of_their_own(tmp_path, messages):
     steps = [
         step(3.0, measures={"lm loss": 2.5, "sop loss": 0.5}),
         step(2.0, measures={"lm loss": 1.5, "sop loss": math.nan}),
@@ -115,7 +115,7 @@ def test_terms_of_a_loss_are_means_of_their_own(tmp_path, told):
     ]
     (record,) = report_of(steps, tmp_path)
     assert (record["lm_loss"], record["sop_loss"]) == (2.0, 0.5)
-    assert "lm loss: 2.000000E+00 | sop loss: 5.000000E-01 |" in told[0]
+    assert "lm loss: 2.000000E+00 | sop loss: 5.000000E-01 |" in messages[0]
 
 
 def test_an_interval_without_a_finite_loss_says_so(tmp_path):
@@ -147,7 +147,7 @@ def test_flops_are_those_of_the_length_that_samples_had(tmp_path):
     assert record["tflops"] == pytest.approx(flops / 6e12)
 
 
-def test_utilisation_is_told_where_the_peak_of_a_device_is_known(tmp_path, told):
+def test_utilisation_is_told_where_the_peak_of_a_device_is_known(tmp_path, messages):
     flags = ["--log-interval", "3", "--train-iters", "30", "--checkpoint-activations"]
     plan = tiny_plan(*flags, world_size=4)
     peak, steps = 2e6, [step(1.0, seq_length=length) for length in (2, 3, 6)]
@@ -159,7 +159,7 @@ def test_utilisation_is_told_where_the_peak_of_a_device_is_known(tmp_path, told)
     )
     assert (record["mfu"], record["hfu"]) == pytest.approx((model, hardware))
     assert record["hfu"] == pytest.approx(record["tflops"] * 1e12 / peak)
-    assert f"| MFU: {model:.1%} | HFU: {hardware:.1%} |" in told[0]
+    assert f"| MFU: {model:.1%} | HFU: {hardware:.1%} |" in messages[0]
     adapted = tiny_plan(*flags[:4], "--lora-rank", "2")
     for other, name, peak in ((plan, "unknown", 0.0), (adapted, "adapters", 2e6)):
         (record,) = report_of(steps, tmp_path / name, other, peak_flops=peak)
@@ -196,7 +196,7 @@ def test_what_is_left_takes_as_long_as_what_was_done_evaluations_included(tmp_pa
     assert record["eta_s"] == 100 * 5.0
 
 
-def test_what_meters_measured_is_told_and_recorded(tmp_path, told):
+def test_what_meters_measured_is_told_and_recorded(tmp_path, messages):
     measures = {
         "num zeros": 7.0,
         "params norm": 1.25,
@@ -208,24 +208,24 @@ def test_what_meters_measured_is_told_and_recorded(tmp_path, told):
     (record,) = report_of([step(1.0)] * 2 + [step(1.0, measures=measures)], tmp_path)
     assert (
         "| grad norm: 1.500 | num zeros: 7.0 | params norm: 1.250 | curriculum seqlen:    16 | number"
-        in told[0]
+        in messages[0]
     )
-    assert "| energy (kWh): 0.500000 | CO2 (kg): 0.250000 | done" in told[0]
-    assert told[1] == "time (ms) | forward-compute: 12.50"
+    assert "| energy (kWh): 0.500000 | CO2 (kg): 0.250000 | done" in messages[0]
+    assert messages[1] == "time (ms) | forward-compute: 12.50"
     recorded = ("num_zeros", "params_norm", "curriculum_seqlen", "energy_kwh", "co2_kg")
     assert [record[name] for name in recorded] == [*measures.values()][:5]
     assert record["time_forward_compute"] == 0.0125
 
 
-def test_the_line_goes_to_the_log_and_memory_once(tmp_path, told):
+def test_the_line_goes_to_the_log_and_memory_once(tmp_path, messages):
     report_of([step(1.0)] * 6, tmp_path)
-    assert [line[:18] for line in told] == [
+    assert [line[:18] for line in messages] == [
         " iteration        ",
         "[Rank 0] (after 3 ",
         "[Rank 0] memory (M",
         " iteration        ",
     ]
-    assert "loss scale" not in told[0]
+    assert "loss scale" not in messages[0]
 
 
 def test_memory_is_told_in_mib():

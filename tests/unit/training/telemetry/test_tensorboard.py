@@ -53,7 +53,7 @@ def written(*flags, device="cpu", state=STATE, step=STEP):
     return writer.scalars
 
 
-def test_a_start_writes_the_wishes_and_a_spike():
+def test_a_start_writes_the_config_and_a_spike():
     _, writer, _ = board("--seed", "7", state=TrainState(iteration=3))
     assert writer.texts["seed"] == (3, "7")
     assert writer.texts["num_layers"] == (3, "2")

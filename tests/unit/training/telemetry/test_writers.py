@@ -84,7 +84,7 @@ def test_a_refusal_of_wandb_is_told(wandb):
         build_writer(tiny_plan("--wandb-project", "p").logging, {})
 
 
-def test_nobody_writes_when_nobody_asks():
+def test_without_their_flags_no_writer_is_made():
     assert build_writer(tiny_plan().logging, {}) is None
 
 

@@ -1,18 +1,18 @@
-"""A run that is asked to stop at any moment leaves a checkpoint and goes on, bit for bit."""
+"""A stop signal at any moment: the run leaves a checkpoint and goes on, bit for bit."""
 
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
-from asked import signal_in
 from small_job import LAST, Job, is_same
+from stop_signals import signal_in
 
 from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
 from megatron.common.errors import ExitCode
 from megatron.training.loop.journal import read_journal
 
 # Each goes on from the one before: moment, rank and signal, and where the run stands then.
-ASKED = [
+STOPS = [
     ("forward", 1, SIGTERM, [], 1),
     ("loading", 0, SIGUSR1, [], 1),
     ("save", 1, SIGTERM, [], 2),
@@ -29,15 +29,15 @@ def evaluations(save: Path) -> dict[int, float]:
 
 
 def test_a_signal_to_any_rank_at_any_moment_loses_nothing(job_of_two: Job, tmp_path: Path) -> None:
-    save = tmp_path / "asked"
-    for moment, rank, number, more, stands in ASKED:
+    save = tmp_path / "stopped"
+    for moment, rank, number, more, stands in STOPS:
         ended = job_of_two.run(save, *more, setup=partial(signal_in, moment, rank, number))
-        said = f"{moment}:\n" + "\n".join(ended.outputs)
-        assert ended.codes == [ExitCode.RESUMABLE] * 2, said
+        output = f"{moment}:\n" + "\n".join(ended.outputs)
+        assert ended.codes == [ExitCode.RESUMABLE] * 2, output
         newest = published_tags(save)[0]
-        assert iteration_of(newest) == stands, said
+        assert iteration_of(newest) == stands, output
         assert damage(save / newest, read_manifest(save / newest).files) == []
-        assert ("the evaluation at iteration 3 is left" in said) == (moment == "evaluation")
+        assert ("the evaluation at iteration 3 is left" in output) == (moment == "evaluation")
     job_of_two.run(save).succeeded()
     assert is_same(save, job_of_two.save)
     # What was left is not made up for, and what follows it is that of the calm run.
