@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import numpy as np
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import read_lines, run_tool
 from megatron.common.errors import DataError, raise_if_any, reason
 from megatron.config.inference.masked_lm import FillMaskConfig, fill_mask_problems
 from megatron.inference.loading.model_source import read_model_source
@@ -27,7 +27,8 @@ def main(argv: Sequence[str]) -> None:
     source = read_model_source(argv, {"fill_mask": FillMaskConfig}, description=__doc__)
     options: FillMaskConfig = source.own["fill_mask"]
     raise_if_any(fill_mask_problems(options))
-    texts = read_texts(options)
+    file = options.input_file
+    texts = (options.text or []) if file is None else read_lines("--input-file", file)
 
     from megatron.inference.loading.masked_lm import load_masked_lm
     from megatron.training.process.device import prepare_process
@@ -43,24 +44,6 @@ def main(argv: Sequence[str]) -> None:
     except OSError as error:
         file = options.output_bert_embeddings
         raise DataError(f"--output-bert-embeddings {file}: {reason(error, file)}") from error
-
-
-def read_texts(options: FillMaskConfig) -> list[str]:
-    """Return the texts of --text or --input-file.
-
-    Raises:
-        DataError: the file cannot be read or is empty.
-    """
-    file = options.input_file
-    if file is None:
-        return options.text or []
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--input-file {file}: {reason(error, file)}") from error
-    if not lines:
-        raise DataError(f"--input-file {file} is empty")
-    return lines
 
 
 def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from megatron.common import logging as log
+from megatron.common.cli import read_lines
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
 from megatron.config.inference.generation import GenerationConfig, generation_problems
 from megatron.inference.loading.model_source import read_model_source
@@ -60,16 +61,7 @@ def read_prompts(options: GenerationConfig) -> list[str]:
     """
     if options.sample_input_file is None:
         return [options.prompt] if options.prompt is not None else []
-    try:
-        text = Path(options.sample_input_file).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"--sample-input-file {options.sample_input_file}: {reason(error, options.sample_input_file)}"
-        ) from error
-    if not text:
-        raise DataError(f"--sample-input-file {options.sample_input_file} is empty")
-    # Not splitlines: that would also cut at characters that only look like ends of lines.
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    return read_lines("--sample-input-file", options.sample_input_file)
 
 
 def write_samples(options: GenerationConfig, generator: "TextGenerator") -> None:

@@ -7,11 +7,18 @@ import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
 from megatron.common.commands import program
-from megatron.common.errors import ConfigError, MegatronError, before_the_first_step
+from megatron.common.errors import (
+    ConfigError,
+    DataError,
+    MegatronError,
+    before_the_first_step,
+    reason,
+)
 from megatron.common.logging import UNREAD, write_nowhere
 from megatron.common.version import VERSION
 
@@ -72,6 +79,22 @@ def run_tool(
             write_nowhere(stream)  # the interpreter flushes once more at its end
             code = code or UNREAD
     sys.exit(code)
+
+
+def read_lines(flag: str, file: str) -> list[str]:
+    """Return the lines of the text file that `flag` names.
+
+    Raises:
+        DataError: it cannot be read or is empty.
+    """
+    try:
+        text = Path(file).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{flag} {file}: {reason(error, file)}") from error
+    if not text:
+        raise DataError(f"{flag} {file} is empty")
+    # Not splitlines: that would also cut at characters that only look like ends of lines.
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:

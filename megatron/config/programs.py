@@ -8,6 +8,7 @@ from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.masked_lm import FillMaskConfig
 from megatron.config.inference.server import ServingConfig
 from megatron.config.inference.tasks import HarnessConfig, TaskConfig
+from megatron.config.inference.text_to_text import TextToTextConfig
 from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.checkpoint_tools import (
     ConversionConfig,
@@ -92,6 +93,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": (FilesConfig,),
     "tools/generate_samples_gpt.py": (*_TRAINING, GenerationConfig),
     "tools/fill_mask.py": (*_TRAINING, FillMaskConfig),
+    "tools/text_to_text.py": (*_TRAINING, TextToTextConfig),
     "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),
     "tasks/main.py": (*_TRAINING, TaskConfig),
     "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),

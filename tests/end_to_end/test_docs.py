@@ -35,6 +35,7 @@ DATA_FILES = (
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
+_CODE = re.compile(r"`[^`\n]*`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _PATH = re.compile(r"`((?:megatron|tasks|tools|examples|slurm|docs|tests)/[\w./-]*)`")
 
@@ -163,7 +164,8 @@ def options_of(program: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    missing = [file + place for file, place in _LINK.findall(text) if not leads(page, file, place)]
+    links = _LINK.findall(_CODE.sub("", text))
+    missing = [file + place for file, place in links if not leads(page, file, place)]
     missing += [path for path in _PATH.findall(text) if not (REPOSITORY / path).exists()]
     assert missing == []
 

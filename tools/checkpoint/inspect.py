@@ -59,10 +59,11 @@ def _own(path: Path, *, each: bool) -> Iterator[str]:
     objective = manifest.plan.get("objective", {}).get("name", "gpt")
     script = declaration_of(objective).script or f"pretrain_gpt.py --objective {objective}"
     yield f"resume with: {script} --use-checkpoint-args --load {directory} --save {directory} ..."
-    if declaration_of(objective).architecture == "bert":
-        yield f'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
-    else:
-        yield f"generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
+    yield {
+        "gpt": f"generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT",
+        "bert": f'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"',
+        "t5": f"generate with: tools/text_to_text.py --load {directory} --text TEXT",
+    }[declaration_of(objective).architecture]
 
 
 def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:

@@ -11,7 +11,24 @@ from megatron.config.parsing.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class SamplingConfig:
+    """How the next token is chosen."""
+
+    greedy: bool = False
+    """Always choose the most likely token."""
+
+    temperature: float = 1.0
+    """Divisor of the logits: below 1 favours likely tokens; 0: as --greedy."""
+
+    top_k: Annotated[int, Spelling("--top_k", ("--top-k",))] = 0
+    """Sample from the N most likely tokens; 0: from all."""
+
+    top_p: Annotated[float, Spelling("--top_p", ("--top-p",))] = 0.0
+    """Sample from the most likely tokens whose probabilities sum up to this (nucleus sampling); 0: from all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(SamplingConfig):
     """Text generation; --micro-batch-size is the number of sequences in a batch.
 
     Continues a prompt or a file of prompts, generates without a prompt, or reads typed prompts.
@@ -35,18 +52,6 @@ class GenerationConfig:
 
     out_seq_length: int = 1024
     """Maximum number of tokens generated after a prompt."""
-
-    greedy: bool = False
-    """Always choose the most likely token."""
-
-    temperature: float = 1.0
-    """Divisor of the logits: below 1 favours likely tokens; 0: as --greedy."""
-
-    top_k: Annotated[int, Spelling("--top_k", ("--top-k",))] = 0
-    """Sample from the N most likely tokens; 0: from all."""
-
-    top_p: Annotated[float, Spelling("--top_p", ("--top-p",))] = 0.0
-    """Sample from the most likely tokens whose probabilities sum up to this (nucleus sampling); 0: from all."""
 
     beam_width: Annotated[int | None, Spelling("--beam-width", ("--beam_width",))] = None
     """Beam search for the most likely continuation with this number of beams, instead of sampling."""
@@ -122,7 +127,7 @@ def generation_problems(generation: GenerationConfig) -> Iterator[str]:
         yield "--length-penalty is for --beam-width"
 
 
-def sampling_problems(generation: GenerationConfig) -> Iterator[str]:
+def sampling_problems(generation: SamplingConfig) -> Iterator[str]:
     """Yield every problem of the sampling flags, for any vocabulary."""
     if generation.temperature < 0:
         yield f"--temperature {generation.temperature} must be at least 0; 0 is as --greedy"
@@ -138,10 +143,15 @@ def sampling_problems(generation: GenerationConfig) -> Iterator[str]:
         yield "--top_k and --top_p exclude each other: give one of them"
 
 
-def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
-    """Yield every problem of the sampling flags with this vocabulary."""
+def top_k_problems(generation: SamplingConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield why there are not as many tokens as --top_k."""
     if generation.top_k > vocab_size:
         yield f"--top_k {generation.top_k} is more than the vocabulary's {vocab_size} tokens"
+
+
+def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield every problem of the sampling flags with this vocabulary."""
+    yield from top_k_problems(generation, vocab_size=vocab_size)
     for token in generation.stop_tokens or ():
         if not 0 <= token < vocab_size:
             yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"

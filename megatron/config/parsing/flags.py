@@ -13,7 +13,7 @@ from argparse import (
     Namespace,
 )
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import groupby, pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -318,7 +318,7 @@ def truth(text: str) -> bool:
 
 
 def field_docstrings(section: type) -> dict[str, str]:
-    """Return {field name: the string literal written under it}.
+    """Return {field name: the string literal written under it}, with those of base dataclasses.
 
     Raises:
         ConfigError: the source of the class cannot be read.
@@ -332,7 +332,8 @@ def field_docstrings(section: type) -> dict[str, str]:
         ) from error
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
-    docs = {}
+    bases = filter(is_dataclass, section.__bases__)
+    docs = {name: doc for base in bases for name, doc in field_docstrings(base).items()}
     for field, below in pairwise(definition.body):
         match field, below:
             case (

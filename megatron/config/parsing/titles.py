@@ -42,6 +42,7 @@ TITLES = {
     "LayoutConfig": "To another layout",
     "MegatronConfig": "To Megatron-LM",
     "FillMaskConfig": "Use of a BERT",
+    "TextToTextConfig": "Use of a T5",
     "TaskConfig": "Zero-shot tasks",
     "HarnessConfig": "Tasks of lm_eval",
 }

@@ -5,9 +5,11 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.errors import DataError
 from megatron.config.data.masked_lm import MaskedLMPlan
 from megatron.data.datasets.masking import MaskingVocabulary, masked_ngrams, seeded
 from megatron.data.sampling.provenance import Origin, TracedSource
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -111,3 +113,19 @@ class T5Dataset:
             "enc_length": np.array(num_source, np.int64),
             "dec_length": np.array(num_target, np.int64),
         }
+
+
+def t5_vocabulary(tokenizer: Tokenizer) -> MaskingVocabulary:
+    """Return the sentinels and special tokens that T5 needs.
+
+    Raises:
+        DataError: the tokenizer lacks some.
+    """
+    # Tokenizers of Hugging Face's T5 have no bos, those of its BERT neither bos nor eos.
+    vocabulary = MaskingVocabulary.of(tokenizer, "pad", ("bos", "cls", "pad"), ("eos", "sep"))
+    if not vocabulary.sentinels:
+        raise DataError(
+            f"the tokenizer {tokenizer.name} has no sentinels <extra_id_0>, <extra_id_1> and so on, "
+            "which stand for spans in T5's samples: add --vocab-extra-ids 100"
+        )
+    return vocabulary

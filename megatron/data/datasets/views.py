@@ -6,14 +6,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.common.errors import DataError
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan, declaration_of
 from megatron.data.datasets.bert_dataset import BertDataset
 from megatron.data.datasets.datasets import View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
 from megatron.data.datasets.masking import MaskingVocabulary
-from megatron.data.datasets.t5_dataset import T5Dataset
+from megatron.data.datasets.t5_dataset import T5Dataset, t5_vocabulary
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -102,13 +101,7 @@ def _bert(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed:
 
 
 def _t5(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
-    # Tokenizers of Hugging Face's T5 have no bos, those of its BERT neither bos nor eos.
-    vocabulary = MaskingVocabulary.of(tokenizer, "pad", ("bos", "cls", "pad"), ("eos", "sep"))
-    if not vocabulary.sentinels:
-        raise DataError(
-            f"the tokenizer {tokenizer.name} has no sentinels <extra_id_0>, <extra_id_1> and so on, "
-            "which stand for spans in T5's samples: add --vocab-extra-ids 100"
-        )
+    vocabulary = t5_vocabulary(tokenizer)
     return partial(T5Dataset, plan=objective.masked, vocabulary=vocabulary, seed=seed)
 
 

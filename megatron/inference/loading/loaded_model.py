@@ -77,11 +77,7 @@ def load_model(
     """
     config, parallel = source.config, source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
-    if spec.architecture != "gpt":
-        raise WrongCheckpointError(
-            f"{source.folder} holds a {spec.architecture.upper()}, which does not continue texts: "
-            "tools/fill_mask.py fills masks and scores sentences with it"
-        )
+    require_architecture(source, spec, "gpt")
     launch, device = prepare_process(parallel)
     dtype = inference_dtype(options, config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
@@ -140,6 +136,26 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     )
     require_same_model(manifest.plan, {"model": asdict(spec)}, str(source.folder))
     return tokenizer, spec
+
+
+_USES = {
+    "gpt": "tools/generate_samples_gpt.py continues texts with it",
+    "bert": "tools/fill_mask.py fills masks and scores sentences with it",
+    "t5": "tools/text_to_text.py generates text from text with it",
+}
+
+
+def require_architecture(source: ModelSource, spec: ModelSpec, name: str) -> None:
+    """Refuse a checkpoint of another network, and name the tool for it.
+
+    Raises:
+        WrongCheckpointError: its architecture is not `name`.
+    """
+    if spec.architecture != name:
+        raise WrongCheckpointError(
+            f"{source.folder} holds no {name.upper()} but a {spec.architecture.upper()}: "
+            f"{_USES[spec.architecture]}"
+        )
 
 
 def lone_groups() -> Groups:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.checkpointing.hugging_face.network import load_network
-from megatron.common.errors import DataError, WrongCheckpointError
+from megatron.common.errors import DataError
 from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.loading.loaded_model import tokenizer_and_spec
+from megatron.inference.loading.loaded_model import require_architecture, tokenizer_and_spec
 from megatron.inference.loading.model_source import ModelSource
 from megatron.model.bert import BertOutput
 from megatron.model.layers.layer_list import SequentialModel, in_turn
@@ -152,10 +152,6 @@ def load_masked_lm(source: ModelSource, device: torch.device) -> MaskedLM:
         CheckpointError: it is damaged.
     """
     tokenizer, spec = tokenizer_and_spec(source)
-    if spec.architecture != "bert":
-        raise WrongCheckpointError(
-            f"{source.folder} holds no BERT but a {spec.architecture.upper()}: continue texts with "
-            "tools/generate_samples_gpt.py"
-        )
+    require_architecture(source, spec, "bert")
     with source.weights() as full:
         return MaskedLM(load_network(spec, full), spec, tokenizer, device)

@@ -1,0 +1,29 @@
+"""Text-to-text generation by a trained T5: flags and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.inference.generation import SamplingConfig, sampling_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToTextConfig(SamplingConfig):
+    """Text-to-text generation and span infilling, by a T5."""
+
+    text: list[str] | None = None
+    """Texts, each in quotes; <extra_id_0>, <extra_id_1> and so on stand for spans to be filled in."""
+
+    input_file: str | None = None
+    """File of texts, one a line."""
+
+    out_seq_length: int | None = None
+    """Maximum number of generated tokens (default: --decoder-seq-length of the training run)."""
+
+
+def text_to_text_problems(options: TextToTextConfig) -> Iterator[str]:
+    """Yield why there is nothing to do, and contradictions between the flags."""
+    if (options.text is None) == (options.input_file is None):
+        yield "give the texts with either --text or --input-file"
+    if options.out_seq_length is not None and options.out_seq_length < 1:
+        yield f"--out-seq-length {options.out_seq_length} must be at least 1"
+    yield from sampling_problems(options)
