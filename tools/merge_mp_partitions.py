@@ -17,7 +17,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_conversion
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import value_in
-from megatron.config.tools.checkpoint_tools import PartitionsConfig
+from megatron.config.tools.checkpoint_tools import ARCHITECTURES, PartitionsConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,8 +28,10 @@ def main(argv: Sequence[str]) -> None:
     folders = parsed.config.checkpoint
     for notice in parsed.notices:
         print(notice)
-    if own.model_type != "GPT":
-        raise ConfigError(f"--model-type {own.model_type}: only GPT is merged")
+    if own.model_type not in ARCHITECTURES:
+        raise ConfigError(
+            f"--model-type {own.model_type}: only {', '.join(ARCHITECTURES)} are merged"
+        )
     if not folders.load:
         raise ConfigError("--load is missing: the directory of the checkpoint")
     # Imported here, after flags are checked: torch takes seconds.
@@ -52,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
         pipeline=own.target_pipeline_model_parallel_size,
         flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
         heads=parsed.config.model.num_attention_heads or None,
+        architecture=ARCHITECTURES[own.model_type],
     )
     for line in convert(conversion, lambda words: parse(words).config):
         print(line)

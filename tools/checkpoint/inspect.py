@@ -108,7 +108,7 @@ def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
             yield f"{name} {list(parameter.weight.shape)} | {', '.join(parameter.tensors)}"
     unknown = " --true-vocab-size N" if found.vocab_size is None else ""
     yield (
-        f"to use it: tools/checkpoint/util.py --model-type GPT --loader {system} --saver own "
+        f"to use it: tools/checkpoint/util.py --model-type {declaration_of(found.objective).architecture.upper()} --loader {system} --saver own "
         f"--load-dir {path} --save-dir NEW{unknown}"
     )
 

@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from megatron.common.cli import run_tool
-from megatron.common.errors import ConfigError
 from megatron.config.config import parse_conversion
 from megatron.config.foreign_flags.run import CONVERSION_LEGACY
-from megatron.config.tools.checkpoint_tools import ConversionConfig
+from megatron.config.tools.checkpoint_tools import ARCHITECTURES, ConversionConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -37,8 +36,6 @@ def main(argv: Sequence[str]) -> None:
     own: ConversionConfig = parsed.own
     for notice in parsed.notices:
         print(notice)
-    if own.model_type != "GPT":
-        raise ConfigError(f"--model-type {own.model_type}: only GPT is converted")
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 
@@ -51,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
         pipeline=own.target_pipeline_parallel_size or 1,
         flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
         heads=parsed.config.model.num_attention_heads or None,
+        architecture=ARCHITECTURES[own.model_type],
     )
     for line in convert(conversion, lambda words: parse(words).config):
         print(line)

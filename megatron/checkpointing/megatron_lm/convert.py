@@ -27,7 +27,8 @@ from megatron.common.errors import (
     near,
 )
 from megatron.config.config import Config
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
+from megatron.config.network.model_spec import Architecture
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.plan import plan
@@ -47,6 +48,7 @@ class Conversion:
         pipeline: pipeline stages to write them for.
         flags: names of the flags for these two, for messages.
         heads: attention heads, if given by the user.
+        architecture: that the user expects of the network.
     """
 
     source: Path
@@ -57,6 +59,7 @@ class Conversion:
     pipeline: int = 1
     flags: tuple[str, str]
     heads: int | None = None
+    architecture: Architecture = "gpt"
 
 
 def find(source: Path, loader: str | None, *, heads: int | None = None) -> ForeignCheckpoint:
@@ -105,9 +108,11 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
     if loader == "own":
         folder = checkpoint_of(conversion.source)
         manifest = read_manifest(folder)
+        _require_architecture(conversion, manifest.plan["model"].get("architecture", "gpt"))
         checkpoint = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
         found = find(conversion.source, loader, heads=conversion.heads)
+        _require_architecture(conversion, declaration_of(found.objective).architecture)
         manifest, checkpoint = _to_native(found, parse, keeps_rows=saver == "own")
         yield from found.notices
     if saver == "megatron":
@@ -131,6 +136,19 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
     yield from _next_steps(publish_full(conversion.output, manifest, checkpoint), conversion, how)
 
 
+def _require_architecture(conversion: Conversion, found: Architecture) -> None:
+    """Refuse a network of another architecture than --model-type.
+
+    Raises:
+        ConfigError: names both.
+    """
+    if found != conversion.architecture:
+        raise ConfigError(
+            f"--model-type {conversion.architecture.upper()}, but {conversion.source} holds a "
+            f"{found.upper()}: give --model-type {found.upper()}"
+        )
+
+
 def _next_steps(written: Path, conversion: Conversion, how: str = "--finetune") -> Iterator[str]:
     """Yield commands that use a checkpoint that was written.
 
@@ -138,8 +156,10 @@ def _next_steps(written: Path, conversion: Conversion, how: str = "--finetune") 
         how: flags for resuming with everything in it.
     """
     yield f"{written} holds {conversion.source}"
-    yield f"continue training with: pretrain_gpt.py --use-checkpoint-args --load {conversion.output} {how} ..."
-    yield f"generate with: tools/generate_samples_gpt.py --load {conversion.output} --prompt TEXT"
+    script = declaration_of(conversion.architecture).script
+    yield f"continue training with: {script} --use-checkpoint-args --load {conversion.output} {how} ..."
+    if conversion.architecture == "gpt":
+        yield f"generate with: tools/generate_samples_gpt.py --load {conversion.output} --prompt TEXT"
 
 
 def _from_transformers(conversion: Conversion, config: Config, saver: str) -> Iterator[str]:
@@ -192,8 +212,9 @@ def _vocab_size(found: ForeignCheckpoint, config: Config, *, needed: bool) -> in
     if config.tokenizer.true_vocab_size is not None:
         return config.tokenizer.true_vocab_size
     if config.tokenizer.tokenizer_type or config.tokenizer.vocab_file:
+        arguments = objective_tokenizer_arguments(config.tokenizer, found.objective)
         try:
-            return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer)).vocab_size
+            return build_tokenizer(**arguments).vocab_size
         except (ConfigError, DataError) as error:
             # The tokenizer files named in a checkpoint may not exist on this machine.
             reason = f"; {error}"
@@ -230,7 +251,9 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
         logging=LoggingConfig(),
     )
     # "cuda" allows 16-bit dtypes; nothing is trained here.
-    run_plan = plan(config, world_size=1, vocab_size=vocab_size, device="cuda")
+    run_plan = plan(
+        config, world_size=1, vocab_size=vocab_size, device="cuda", objective=found.objective
+    )
     held = replace(run_plan.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
     # In those programs padding takes part in the softmax, and so it does in a run that resumes theirs.
     counts = run_plan.model.padded_vocab_size > run_plan.model.vocab_size

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
+from megatron.config.data.objective import ObjectiveName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class ForeignCheckpoint:
         state: fields of TrainState.
         has_optimizer: whether `checkpoint` has optimizer states.
         notices: a sentence for each part left out.
+        objective: that of the script that trains such a network.
     """
 
     folder: Path
@@ -33,6 +35,7 @@ class ForeignCheckpoint:
     state: Mapping[str, int] = field(default_factory=dict)
     has_optimizer: bool = False
     notices: Sequence[str] = ()
+    objective: ObjectiveName = "gpt"
 
 
 COLUMN = (
@@ -40,10 +43,13 @@ COLUMN = (
     "self_attention.query_key_value.bias",
     "mlp.dense_h_to_4h.weight",
     "mlp.dense_h_to_4h.bias",
+    *("inter_attention.query.weight", "inter_attention.query.bias"),
+    *("inter_attention.key_value.weight", "inter_attention.key_value.bias"),
     "word_embeddings.weight",
+    ".output_bias",
 )
 """Suffixes of column-parallel parameters (sharded along rows of the weight)."""
-ROW = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
+ROW = ("self_attention.dense.weight", "inter_attention.dense.weight", "mlp.dense_4h_to_h.weight")
 """Suffixes of row-parallel parameters (sharded along columns of the weight)."""
 
 
@@ -53,7 +59,8 @@ class Rows:
 
     Args:
         version: of Megatron-LM's checkpoints: 0 has {q, k, v}, heads, features; 1 has heads,
-            features, {q, k, v}; from 2 on heads, {q, k, v}, features, as here.
+            features, {q, k, v}; from 2 on heads, {q, k, v}, features, as here. Keys and values of
+            cross-attention likewise.
         head_dim: features per head.
         gate: index of the half with the gate; None for an ungated MLP.
     """
@@ -73,15 +80,17 @@ class Rows:
         if not name.endswith(COLUMN):
             return _shared(shards)
         if ".query_key_value." in name and self.version < 2:
-            shards = [self._by_head(shard) for shard in shards]
+            shards = [self._by_head(shard, 3) for shard in shards]
+        elif ".key_value." in name and self.version < 2:
+            shards = [self._by_head(shard, 2) for shard in shards]
         elif ".dense_h_to_4h." in name and self.gate is not None:
             shards = [self._in_pairs(shard) for shard in shards]
         return shards[0] if len(shards) == 1 else torch.cat(tuple(shards))
 
-    def _by_head(self, shard: Tensor) -> Tensor:
+    def _by_head(self, shard: Tensor, parts: int) -> Tensor:
         if self.version == 0:
-            return shard.unflatten(0, (3, -1, self.head_dim)).transpose(0, 1).flatten(0, 2)
-        return shard.unflatten(0, (-1, self.head_dim, 3)).transpose(1, 2).flatten(0, 2)
+            return shard.unflatten(0, (parts, -1, self.head_dim)).transpose(0, 1).flatten(0, 2)
+        return shard.unflatten(0, (-1, self.head_dim, parts)).transpose(1, 2).flatten(0, 2)
 
     def _in_pairs(self, shard: Tensor) -> Tensor:
         halves = shard.unflatten(0, (2, -1))

@@ -28,14 +28,26 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import Architecture
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 _FILE = "model_optim_rng.pt"
 
+_ONE_STACK = (r"^(encoder|transformer|decoder)\.", "")
+_TWO_STACKS = (r"^(encoder|transformer)\.", "")
 _RENAMED = (
-    (r"^(language_model|module)\.", ""),
-    (r"^(encoder|transformer|decoder)\.", ""),
+    (r"^(decoder\.layers\.\d+)\.pre_mlp_layernorm\.", r"\1.post_inter_attention_layernorm."),
+    (
+        r"^(decoder\.layers\.\d+)\.mlp\.linear_fc1\.layer_norm_",
+        r"\1.post_inter_attention_layernorm.",
+    ),
+    (r"\.pre_cross_attn_layernorm\.", ".post_attention_layernorm."),
+    (r"\.cross_attention\.linear_q\.", ".inter_attention.query."),
+    (r"\.cross_attention\.linear_kv\.", ".inter_attention.key_value."),
+    (r"\.cross_attention\.linear_proj\.", ".inter_attention.dense."),
+    (r"^lm_head\.layer_norm\.", "lm_head.layernorm."),
+    (r"^(lm_head\.)?output_layer\.bias$", "lm_head.bias"),
     (r"^(word|position|tokentype)_embeddings\.", r"embedding.\1_embeddings."),
     (r"\.attention\.", ".self_attention."),
     (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
@@ -45,13 +57,13 @@ _RENAMED = (
     (r"\.self_attention\.linear_proj\.", ".self_attention.dense."),
     (r"\.mlp\.linear_fc1\.", ".mlp.dense_h_to_4h."),
     (r"\.mlp\.linear_fc2\.", ".mlp.dense_4h_to_h."),
-    (r"^final_norm\.", "final_layernorm."),
+    (r"^(decoder\.)?final_norm\.", r"\1final_layernorm."),
 )
 """From parameter names of older versions and of megatron.core to those of version 3."""
-_NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias")
+_LAYER = re.compile(r"(decoder\.|)layers\.(\d+)\.(.*)")
+_NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias", "position_ids")
 _COPIES = ("word_embeddings_for_head", "output_layer")
 """The last stage's copy of tied embeddings."""
-_NOT_GPT = ("embedding.tokentype_embeddings", "lm_head", "binary_head", "pooler", "decoder.cross")
 
 
 def checkpoint_in(path: Path) -> Path:
@@ -80,7 +92,7 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
         heads: attention heads, for files without arguments.
 
     Raises:
-        CheckpointError: it is not one of a GPT.
+        CheckpointError: it is not one of a GPT, a BERT or a T5.
     """
     folder = checkpoint_in(path)
     stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
@@ -90,9 +102,21 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     version = known_version(float(first.get("checkpoint_version", 0)), folder)
     try:
         parts = [[_parts(rank) for rank in ranks] for ranks in stages]
-        shards = dict(
-            _named(parts, untied=bool(saved_args.get("untie_embeddings_and_output_weights")))
+        architecture = _architecture(parts)
+        modules, layers = _modules(
+            [[[_renamed(part, architecture) for part in rank] for rank in ranks] for ranks in parts]
         )
+        names = ParameterNames(
+            architecture=architecture,
+            num_layers=layers[""],
+            num_decoder_layers=layers["decoder."],
+            tied=not saved_args.get("untie_embeddings_and_output_weights"),
+        )
+        shards = {
+            names.parameter(module): own
+            for module, own in modules.items()
+            if not (names.tied and module.startswith(_COPIES))
+        }
     except (KeyError, AttributeError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{folder}: not as Megatron-LM lays it out: {error!r}") from error
     table = next(s for name, s in shards.items() if name.endswith("word_embeddings.weight"))
@@ -105,7 +129,10 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     iteration = first.get("iteration", first.get("total_iters", 0))
     return ForeignCheckpoint(
         folder=folder,
-        flags=flags_of(arguments) or list(_flags_of_shapes(shards, heads)),
+        flags=[
+            *(flags_of(arguments) or _flags_of_shapes(modules, layers[""], heads)),
+            *_flags_of_architecture(names, modules, saved_args),
+        ],
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
         checkpoint=FullCheckpoint(
@@ -119,6 +146,7 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
             "tokens": int(first.get("tokens") or 0),
             "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
         },
+        objective=architecture,
         notices=["optimizer states are not read: only weights are loaded"]
         if "optimizer" in first
         else [],
@@ -159,12 +187,28 @@ def _parts(rank: Mapping[str, Any]) -> list[dict[str, Tensor]]:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        re.sub(r"^(language_model|module)\.", "", name): tensor
+        for name, tensor in _leaves(tree, "")
+        if not name.endswith(_NO_WEIGHT)
+    }
+
+
+def _architecture(stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]]) -> Architecture:
+    """Return the architecture that parameters of these names belong to."""
+    names = {name for ranks in stages for part in ranks[0] for name in part}
+    if any(".inter_attention." in name or ".cross_attention." in name for name in names):
+        return "t5"
+    return "bert" if any(name.startswith("lm_head.dense.") for name in names) else "gpt"
+
+
+def _renamed(part: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+    """Return the parameters by the names of version 3; the only stack's have no prefix."""
     found = {}
-    for name, tensor in _leaves(tree, ""):
-        for pattern, other in _RENAMED:
+    for name, tensor in part.items():
+        for pattern, other in (_TWO_STACKS if architecture == "t5" else _ONE_STACK, *_RENAMED):
             name = re.sub(pattern, other, name)
-        if not name.endswith(_NO_WEIGHT):
-            found[name] = tensor
+        found[name] = tensor
     return found
 
 
@@ -176,30 +220,31 @@ def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]
             yield f"{prefix}{key}", value
 
 
-def _named(
-    stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]], *, untied: bool
-) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield our name of each parameter and its shards. `stages` is [stage][rank][virtual stage]."""
-    numbers: dict[str, list[Tensor]] = {}
-    layers = 0
+def _modules(
+    stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]],
+) -> tuple[dict[str, list[Tensor]], dict[str, int]]:
+    """Return the shards of each module's parameter, and the number of layers of each stack.
+
+    Stacks are "" and, of T5, "decoder.". `stages` is [stage][rank][virtual stage].
+    """
+    modules: dict[str, list[Tensor]] = {}
+    layers = {"": 0, "decoder.": 0}
     for part in range(len(stages[0][0])):
         for ranks in stages:
             own = [rank[part] for rank in ranks]
-            found = {name: [shards[name] for shards in own] for name in own[0]}
-            inside = {int(n.split(".")[1]) for n in found if n.startswith("layers.")}
-            for name, shards in found.items():
-                head, _, rest = name.partition(".")
-                if head == "layers":
-                    number, _, rest = rest.partition(".")
-                    name = f"layers.{layers + int(number) - min(inside)}.{rest}"
-                numbers[name] = shards
-            layers += len(inside)
-    names = ParameterNames(num_layers=layers, tied=not untied)
-    for name, shards in numbers.items():
-        if name.startswith(_NOT_GPT):
-            raise CheckpointError(f"{name} is no part of a GPT: only GPT's checkpoints are read")
-        if untied or not name.startswith(_COPIES):
-            yield names.parameter(name), shards
+            inside: dict[str, set[int]] = {"": set(), "decoder.": set()}
+            for name in own[0]:
+                if match := _LAYER.fullmatch(name):
+                    inside[match[1]].add(int(match[2]))
+            for name in own[0]:
+                shards = [shard[name] for shard in own]
+                if match := _LAYER.fullmatch(name):
+                    number = layers[match[1]] + int(match[2]) - min(inside[match[1]])
+                    name = f"{match[1]}layers.{number}.{match[3]}"
+                modules[name] = shards
+            for stack, numbers in inside.items():
+                layers[stack] += len(numbers)
+    return modules, layers
 
 
 def _load_parameter(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:
@@ -221,17 +266,36 @@ def _vocab_size(first: Mapping[str, Any]) -> int | None:
     return int(name) if name else None
 
 
-def _flags_of_shapes(shards: Mapping[str, Sequence[Tensor]], heads: int) -> Iterator[str]:
-    """Derive flags from shapes for files without arguments, such as GPT-2 345M's."""
-    width = shards["tied_modules.embed.word_embeddings.weight"][0].shape[1]
-    positions = shards["tied_modules.embed.position_embeddings.weight"][0].shape[0]
-    layers = sum(name.endswith("input_layernorm.weight") for name in shards)
-    yield from (f"--num-layers={layers}", f"--hidden-size={width}")
+def _flags_of_shapes(
+    modules: Mapping[str, Sequence[Tensor]], layers: int, heads: int
+) -> Iterator[str]:
+    """Derive flags from shapes for files without arguments, such as GPT-2 345M's and BERT 345M's."""
+    table = modules["embedding.word_embeddings.weight"][0]
+    positions = modules["embedding.position_embeddings.weight"][0].shape[0]
+    yield from (f"--num-layers={layers}", f"--hidden-size={table.shape[1]}")
     yield from (f"--num-attention-heads={heads}", f"--seq-length={positions}")
     yield from (
         f"--max-position-embeddings={positions}",
         "--position-embedding-type=learned_absolute",
     )
-    table = shards["tied_modules.embed.word_embeddings.weight"][0]
     if table.dtype != torch.float32:
         yield "--bf16" if table.dtype == torch.bfloat16 else "--fp16"
+
+
+def _flags_of_architecture(
+    names: ParameterNames, modules: Mapping[str, Sequence[Tensor]], arguments: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the flags of BERT's heads, or of T5's decoder."""
+    if names.architecture == "bert":
+        if "binary_head.weight" not in modules:
+            yield "--bert-no-binary-head"
+        if arguments.get("openai_gelu"):
+            yield "--openai-gelu"
+    if names.architecture == "t5":
+        yield f"--decoder-num-layers={names.num_decoder_layers}"
+        length = arguments.get("decoder_seq_length") or arguments.get("seq_length")
+        if length:
+            yield f"--decoder-seq-length={length}"
+        for name in ("relative_attention_num_buckets", "relative_attention_max_distance"):
+            if arguments.get("position_embedding_type") == "relative" and arguments.get(name):
+                yield f"--{name.replace('_', '-')}={arguments[name]}"

@@ -1,5 +1,6 @@
 """Write Megatron-LM checkpoints: weights only, sharded for any tensor and pipeline parallel size."""
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import STAGING, Manifest
-from megatron.checkpointing.parameter_names import ParameterNames
+from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -48,14 +49,19 @@ _TOKENIZER_FLAGS = (
     "make_vocab_size_divisible_by",
 )
 """Arguments with the same name as a flag of the tokenizer."""
-_PATHS: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "embedding": (("language_model",), 2, False),
-    "layers": (("language_model", "encoder"), 0, False),
-    "final_layernorm": (("language_model", "encoder"), 0, True),
-    "output_layer": (("language_model",), 1, True),
+_PATHS: dict[str, tuple[tuple[str, ...], int]] = {
+    "embedding": (("language_model",), 2),
+    "layers": (("language_model", "encoder"), 0),
+    "final_layernorm": (("language_model", "encoder"), 0),
+    "decoder": (("language_model",), 1),
+    "output_layer": (("language_model",), 1),
+    "pooler": (("language_model",), 1),
+    "lm_head": ((), 1),
+    "binary_head": ((), 1),
 }
-"""Key path of each part's parameters in a state dict: the dictionaries that hold them, how many
-levels its module name is split into, and whether the last stage has it instead of the first."""
+"""Key path of each part's parameters in a state dict: the dictionaries that hold them, and how many
+levels its module name is split into."""
+_LAYER = re.compile(r"(decoder\.|)layers\.(\d+)\.(.*)")
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -165,8 +171,16 @@ def _problems(
             yield f"Megatron-LM has no {flag}: its files cannot express {field} {model[field]}"
     if model["activation"] in ("relu", "geglu_tanh"):
         yield f"Megatron-LM's files cannot express the activation {model['activation']}"
+    if model.get("relative_buckets"):
+        yield "Megatron-LM's files cannot express relative positions"
+    has_decoder = model.get("num_decoder_layers", 0) > 0
+    if has_decoder and pipeline > 1 and not _first_decoder_stage(model, pipeline):
+        yield (
+            f"{flags[1]} {pipeline} cannot be divided between the {model['num_layers']} layers of "
+            f"the encoder and the {model['num_decoder_layers']} of the decoder"
+        )
     for flag, parts, sizes in (
-        (flags[1], pipeline, ("num_layers",)),
+        (flags[1], pipeline, () if has_decoder else ("num_layers",)),
         (
             flags[0],
             tensor,
@@ -189,25 +203,47 @@ def _keys(
     part = module.partition(".")[0]
     if part not in _PATHS:
         raise CheckpointError(f"Megatron-LM's files cannot express the parameter {name}")
-    parents, levels, is_last = _PATHS[part]
-    if part == "layers":
-        _, number, rest = module.split(".", 2)
-        own, local = divmod(int(number), model["num_layers"] // pipeline)
-        module = f"layers.{local}.{rest}"
-    else:
-        own = pipeline - 1 if is_last else 0
-    if stage == own:
+    parents, levels = _PATHS[part]
+    first = _first_decoder_stage(model, pipeline)
+    encoder_stages = first or pipeline
+    own = {pipeline - 1}
+    if part == "embedding":
+        own = {0, first}
+    elif part == "final_layernorm":
+        own = {encoder_stages - 1}
+    elif match := _LAYER.fullmatch(module):
+        stack, number, rest = match[1], int(match[2]), match[3]
+        layers, stages = model["num_layers"], encoder_stages
+        if stack:
+            layers, stages = model["num_decoder_layers"], pipeline - first
+        place, local = divmod(number, layers // stages)
+        own = {place + first if stack else place}
+        module = f"{stack}layers.{local}.{rest}"
+    if stage in own:
         yield (*parents, *module.split(".", levels))
     is_tied_table = model["tied_embeddings"] and module == "embedding.word_embeddings.weight"
     if is_tied_table and stage == pipeline - 1 > 0:
         yield "word_embeddings_for_head", "weight"
 
 
+def _first_decoder_stage(model: Mapping[str, Any], pipeline: int) -> int:
+    """Return the stage where T5's decoder begins, the nearest to the middle; 0 if it has no own."""
+    decoder_layers = model.get("num_decoder_layers", 0)
+    fitting = [
+        stage
+        for stage in range(1, pipeline)
+        if decoder_layers
+        and model["num_layers"] % stage == 0
+        and decoder_layers % (pipeline - stage) == 0
+    ]
+    return min(fitting, key=lambda stage: abs(2 * stage - pipeline), default=0)
+
+
 def _shard(
     name: str, parameter: ParameterState, manifest: Manifest, rows: int, rank: int, tensor: int
 ) -> Tensor:
     weight = parameter.weight.all()
-    if name.endswith("word_embeddings.weight"):
+    if is_of_vocabulary(name):
         weight = _padded(weight, manifest.plan["model"], rows)
     activation = manifest.plan["model"]["activation"]
     if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
@@ -221,13 +257,13 @@ def _shard(
 
 
 def _padded(table: Tensor, model: Mapping[str, Any], rows: int) -> Tensor:
-    """Pad the token embedding to `rows` rows with copies of the last one, as Megatron-LM's converter.
+    """Pad the token embedding, or the bias of logits, to `rows` rows with copies of the last one, as Megatron-LM's converter.
 
     Padding that took no part in the softmax is replaced, because in Megatron-LM it does, and zeros
     would be large logits.
     """
     kept = table if model["padded_vocab_in_softmax"] else table[: model["vocab_size"]]
-    return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), -1)])[:rows]
+    return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), *kept.shape[1:])])[:rows]
 
 
 def _nested(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
@@ -272,6 +308,7 @@ def _arguments(
         add_bias_linear=model["linear_bias"],
         add_qkv_bias=model["qkv_bias"] and not model["linear_bias"],
         untie_embeddings_and_output_weights=not model["tied_embeddings"],
+        **_architecture_arguments(model, pipeline),
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
         fp16=dtype == "fp16",
@@ -280,6 +317,25 @@ def _arguments(
         consumed_train_samples=0 if for_release else state["samples"],
         consumed_valid_samples=0 if for_release else state["valid_samples"],
     )
+
+
+def _architecture_arguments(model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+    """Return the arguments of BERT's heads, or of T5's decoder."""
+    match model.get("architecture", "gpt"):
+        case "bert":
+            return {
+                "bert_binary_head": model["binary_head"],
+                "openai_gelu": model["head_activation"] == "gelu_tanh",
+            }
+        case "t5":
+            return {
+                "encoder_num_layers": model["num_layers"],
+                "decoder_num_layers": model["num_decoder_layers"],
+                "encoder_seq_length": model["seq_length"],
+                "decoder_seq_length": model["decoder_seq_length"],
+                "pipeline_model_parallel_split_rank": _first_decoder_stage(model, pipeline) or None,
+            }
+    return {}
 
 
 def _windows(model: Mapping[str, Any]) -> list[int] | None:

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.flags import Spelling
+
+ARCHITECTURES: dict[str, Architecture] = {"GPT": "gpt", "BERT": "bert", "T5": "t5"}
+"""By --model-type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,7 @@ class ConversionConfig:
     """A checkpoint of one system to be written as one of another."""
 
     model_type: Literal["GPT", "BERT", "T5"]
-    """GPT; nothing else is converted."""
+    """Architecture of the network; another one in the files is an error."""
 
     load_dir: str
     """Directory of the checkpoint."""
@@ -134,7 +138,7 @@ class PartitionsConfig:
     """A checkpoint of Megatron-LM's in --load to be written to --save for other ranks."""
 
     model_type: Literal["GPT", "BERT", "T5", "RACE", "MNLI", "QQP"]
-    """GPT; nothing else is merged."""
+    """Architecture of the network: GPT, BERT or T5; classifiers are not merged."""
 
     target_tensor_model_parallel_size: int = 1
     """Tensor-parallel ranks to write for."""

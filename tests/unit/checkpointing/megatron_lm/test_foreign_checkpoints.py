@@ -294,15 +294,15 @@ def test_missing_flags_are_named(gpt2, tmp_path):
     with pytest.raises(CheckpointError, match=r"missing \['5.input_layernorm.bias'"):
         convert(*(theirs, tmp_path / "other", *own, "--true-vocab-size", VOCAB, "--num-layers", 3))
     assert not [*tmp_path.glob("o*/global_step*")]
-    with pytest.raises(ConfigError, match="only GPT is converted"):
+    with pytest.raises(ConfigError, match="--model-type BERT, but .* holds a GPT: give"):
         tool(
             "checkpoint/util.py",
             *("--model-type", "BERT", "--load-dir", theirs, "--save-dir", tmp_path / "ours"),
         )
     with pytest.raises(ConfigError, match="-size 3, but the files in .* are of 2 tensor-parallel"):
         tool("merge_mp_partitions.py", *GPT, "--load", theirs, "--tensor-model-parallel-size", 3)
-    with pytest.raises(ConfigError, match="only GPT is merged"):
-        tool("merge_mp_partitions.py", "--model-type", "BERT", "--load", theirs)
+    with pytest.raises(ConfigError, match="RACE: only GPT, BERT, T5 are merged"):
+        tool("merge_mp_partitions.py", "--model-type", "RACE", "--load", theirs)
     with pytest.raises(ConfigError, match="parallel-size 5 does not divide num_layers 2"):
         tool(
             "merge_mp_partitions.py",
