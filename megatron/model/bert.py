@@ -26,6 +26,8 @@ from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.rng import RngTracker
 
+_WORDS = "word_embeddings.weight"
+
 
 class BertOutput(NamedTuple):
     """Output of BERT's heads.
@@ -57,26 +59,17 @@ def bert_layers(
     A batch has tokens, positions, token types if there is a binary head, and an attention span:
     the real tokens of each sample, [b, 1, 2].
 
-    Args:
-        group: the tensor-parallel ranks.
-        rng: the RNG state that differs between them.
-        mixed: whether weights are 16-bit, so that logits are cast up at the end.
-        core_attention: returns what computes attention in the layer of a number.
-        batch_fields: names of the fields of a batch.
-        kernels: what computes the operations inside the layers.
-        build_mixture: builds the MLPs of layers with experts.
-        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+    The arguments are those of `gpt_layers`.
 
     Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms in front of sublayers, and
         arXiv:1909.11942, section 3.1, for the order of segments.
     """
     shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
-    weight, tied = "word_embeddings.weight", spec.tied_embeddings
     positions = ["positions"] if spec.layers_read_positions else []
     embedding = Layer(
         EmbeddingPipe,
         {"spec": spec, "kernels": kernels, **shared},
-        tie=Tie("embed", weight) if tied else None,
+        tie=Tie("embed", _WORDS) if spec.tied_embeddings else None,
         carried=("hidden", *positions, "attention_span"),
     )
     blocks = [
@@ -94,7 +87,6 @@ def bert_layers(
         )
         for number in range(1, spec.num_layers + 1)
     ]
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     return [
         take_tokens,
         embedding,
@@ -103,16 +95,21 @@ def bert_layers(
         to_batch_first,
         norm_layer(spec, kernels=kernels),
         Layer(BertHeadPipe, {"spec": spec, "kernels": kernels, **shared}),
-        Layer(
-            MaskedLMLogitsPipe,
-            {**sizes, "softcap": spec.logit_softcap, **shared},
-            tie=Tie("embed", weight, partial(masked_lm_logits, softcap=spec.logit_softcap))
-            if tied
-            else None,
-        ),
+        _logits(spec, shared),
         Layer(MaskedLMBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
         *([to_float32] if mixed else []),
     ]
+
+
+def _logits(spec: ModelSpec, shared: dict[str, Any]) -> Layer:
+    """Return the layer of the token logits, with the embedding's weight if they are tied."""
+    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
+    logits = partial(masked_lm_logits, softcap=spec.logit_softcap)
+    return Layer(
+        MaskedLMLogitsPipe,
+        {**sizes, "softcap": spec.logit_softcap, **shared},
+        tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
+    )
 
 
 class ReplicatedLinear(nn.Linear):

@@ -29,6 +29,8 @@ from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 DECODER_TOKENS = "decoder_tokens"
 """The field of a batch that the decoder's embedding reads."""
 
+_WORDS = "word_embeddings.weight"
+
 
 def t5_layers(
     spec: ModelSpec,
@@ -37,7 +39,7 @@ def t5_layers(
     rng: RngTracker,
     mixed: bool,
     core_attention: CoreAttention,
-    batch_fields: Collection[str] = (),
+    batch_fields: Collection[str],
     kernels: Kernels = REFERENCE,
     build_mixture: Any = None,
     sequence_parallel: bool = False,
@@ -48,27 +50,12 @@ def t5_layers(
     encoder and decoder. In a pipeline each is on up to three stages, as two ties: the stage of the
     logits has no positions.
 
-    Args:
-        group: the tensor-parallel ranks.
-        rng: the stream for what differs between them.
-        mixed: whether weights are 16-bit, so that logits are cast up at the end.
-        core_attention: returns what computes attention in the layer of a number, which counts from
-            1 in each stack.
-        batch_fields: of a batch; they are those above.
-        kernels: what computes the operations inside the layers.
-        build_mixture: None; no layer has experts.
-        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+    The arguments are those of `gpt_layers`, except that `core_attention` counts layers from 1 in
+    each stack, `batch_fields` are those above, and no layer has experts (`build_mixture`).
     """
     shared = {"group": group, "sequence_parallel": sequence_parallel}
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     words = partial(Layer, WordEmbeddingPipe, {**sizes, **shared})
-    weight = "word_embeddings.weight"
-    logits = partial(tied_logits, softcap=spec.logit_softcap)
-    head = Layer(
-        OutputEmbeddingPipe,
-        {**sizes, **shared, "softcap": spec.logit_softcap},
-        tie=Tie("embed", weight, logits) if spec.tied_embeddings else None,
-    )
     block = {
         "spec": spec,
         **shared,
@@ -79,10 +66,7 @@ def t5_layers(
     table = ("relative_table",) if spec.relative_buckets else ()
     return [
         take_tokens,
-        words(
-            tie=Tie("embed", weight),
-            carried=("hidden", "attention_span", DECODER_TOKENS),
-        ),
+        words(tie=Tie("embed", _WORDS), carried=("hidden", "attention_span", DECODER_TOKENS)),
         _positions(spec, **shared, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
         *(
             Layer(ParallelTransformerLayerPipe, {**block, "number": number})
@@ -94,7 +78,7 @@ def t5_layers(
             carried=("hidden", "attention_span", DECODER_TOKENS),
         ),
         words(
-            tie=Tie("embed", weight, embed_decoder),
+            tie=Tie("embed", _WORDS, embed_decoder),
             carried=("hidden", "encoder_hidden", "encoder_span"),
         ),
         _positions(spec, **shared, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
@@ -104,10 +88,20 @@ def t5_layers(
         ),
         to_batch_first,
         norm_layer(spec, kernels=kernels),
-        head,
+        _logits(spec, {**sizes, **shared}),
         Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
         *([to_float32] if mixed else []),
     ]
+
+
+def _logits(spec: ModelSpec, sizes: dict[str, Any]) -> Layer:
+    """Return the layer of the logits, with the embedding's weight if they are tied."""
+    logits = partial(tied_logits, softcap=spec.logit_softcap)
+    return Layer(
+        OutputEmbeddingPipe,
+        {**sizes, "softcap": spec.logit_softcap},
+        tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
+    )
 
 
 def _positions(spec: ModelSpec, *, carried: tuple[str, ...], **parts: Any) -> Layer:

@@ -168,16 +168,7 @@ def assemble(
     states = _finished_of(spec, shards, options, verify=verify)
     total = _total(states.values(), len(rules.keys))
     folders = [staging / name for name in states]
-    without = [
-        k
-        for k in range(len(rules.keys))
-        if total.written[k] <= total.empty[k] * rules.has_empty_entries
-    ]
-    if without:
-        keys = " and ".join(repr(rules.keys[k]) for k in without)
-        reason = _why_nothing_is_left(spec, folders, total, max(total.empty[k] for k in without))
-        remove_folders(folders)
-        raise DataError(f"nothing to write for key {keys}: {reason}")
+    _require_documents(spec, rules, folders, total)
     retry_first_documents(spec, rules, total.tallies)
     with staged_record(spec.prefixes, spec.record, is_kept=lambda: was_assembled(staging)):
         pairs, of_keys = [], {}
@@ -280,6 +271,26 @@ def _finished_of(
     require_same_options(spec.staging, found.values(), options)
     require_no_bad_lines(spec, sum(state.bad for state in found.values()))
     return found
+
+
+def _require_documents(
+    spec: PreprocessSpec, rules: EncodingRules, folders: Sequence[Path], total: ShardState
+) -> None:
+    """Check that each key has a document with tokens; remove the shards if one has none.
+
+    Raises:
+        DataError: a key has none, and why.
+    """
+    without = [
+        k
+        for k in range(len(rules.keys))
+        if total.written[k] <= total.empty[k] * rules.has_empty_entries
+    ]
+    if without:
+        keys = " and ".join(repr(rules.keys[k]) for k in without)
+        reason = _why_nothing_is_left(spec, folders, total, max(total.empty[k] for k in without))
+        remove_folders(folders)
+        raise DataError(f"nothing to write for key {keys}: {reason}")
 
 
 def _total(states: Iterable[ShardState], num_keys: int) -> ShardState:

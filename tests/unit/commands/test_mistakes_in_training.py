@@ -15,7 +15,7 @@ from tiny import tiny_argv
 from megatron.common.errors import ExitCode, MegatronError
 from megatron.config.config import parse_config
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
-from megatron.training.early_checks import require_startable
+from megatron.training.entry import require_startable
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOKENIZER = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "11", "--device", "cpu"]
@@ -142,7 +142,7 @@ def test_a_name_on_the_hub_is_not_looked_for_among_the_files(folder):
 
 
 def test_what_depends_on_the_device_waits_for_it(folder, monkeypatch):
-    monkeypatch.setattr("megatron.training.early_checks._GPU_FILES", ("/dev/null",))
+    monkeypatch.setattr("megatron.training.entry._GPU_FILES", ("/dev/null",))
     words = [*tiny_argv(*TOKENIZER[:-2]), "--data-path", "corpus", "--fp16"]
     config, _ = parse_config(words)
     require_startable(config, world_size=1, objective="gpt")
@@ -178,7 +178,7 @@ def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was
 
     flags = ["--vocab-file", "gone.json", "--merge-file", "gone.txt"]
     config, _ = parse_config([*tiny_argv(), *flags])
-    source = SimpleNamespace(config=config, manifest=None, folder=Path("runs/global_step5"))
+    source = SimpleNamespace(config=config, manifest=SimpleNamespace(plan={}), folder=Path("runs/global_step5"))
     with pytest.raises(MegatronError) as caught:
         tokenizer_and_spec(source)
     assert caught.value.exit_code == ExitCode.MISUSED

@@ -14,6 +14,7 @@ from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
 from megatron.model.layers.positions import RelativePositions, relative_buckets
 from megatron.model.t5 import t5_layers
+from megatron.objectives.t5 import T5_FIELDS
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 SPEC = tiny_spec(
@@ -34,8 +35,16 @@ SPEC = tiny_spec(
 
 
 def model_of(spec, group, kernels=REFERENCE):
-    parts = {"core_attention": core_attention_of(spec, kernels), "kernels": kernels}
-    return SequentialModel(t5_layers(spec, group=group, rng=OrdinaryStream(), mixed=False, **parts))
+    steps = t5_layers(
+        spec,
+        group=group,
+        rng=OrdinaryStream(),
+        mixed=False,
+        core_attention=core_attention_of(spec, kernels),
+        batch_fields=T5_FIELDS,
+        kernels=kernels,
+    )
+    return SequentialModel(steps)
 
 
 @torch.no_grad()
@@ -182,6 +191,7 @@ def test_the_first_layer_of_each_tie_is_called_as_a_module(group):
         rng=OrdinaryStream(),
         mixed=False,
         core_attention=core_attention_of(SPEC),
+        batch_fields=T5_FIELDS,
     )
     first = {}
     for step in steps:

@@ -7,6 +7,7 @@ from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer
 from megatron.model.t5 import t5_layers
+from megatron.objectives.t5 import T5_FIELDS
 from megatron.planner.memory import memory_of_stages, weights_of
 from megatron.planner.pipeline_stages import entry_names, stages_of
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -34,6 +35,7 @@ def test_weights_and_entries_are_those_of_the_network(flags, group):
         rng=OrdinaryStream(),
         mixed=mixed,
         core_attention=core_attention_of(spec),
+        batch_fields=T5_FIELDS,
     )
     names = [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
     assert entry_names(spec, mixed=mixed) == names
