@@ -178,7 +178,9 @@ def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was
 
     flags = ["--vocab-file", "gone.json", "--merge-file", "gone.txt"]
     config, _ = parse_config([*tiny_argv(), *flags])
-    source = SimpleNamespace(config=config, manifest=SimpleNamespace(plan={}), folder=Path("runs/global_step5"))
+    source = SimpleNamespace(
+        config=config, manifest=SimpleNamespace(plan={}), folder=Path("runs/global_step5")
+    )
     with pytest.raises(MegatronError) as caught:
         tokenizer_and_spec(source)
     assert caught.value.exit_code == ExitCode.MISUSED
