@@ -27,7 +27,7 @@ from megatron.config.config import Config, all_sections, parse_config
 from megatron.config.parsing.files import flag_words
 from megatron.optimizer.schedule import lr_decay
 from megatron.training.entry import train
-from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.loop import Hook, StepResult, require_hooks
 from megatron.training.loop.state import TrainState
 from megatron.training.process.launch import run_rank
 
@@ -87,4 +87,5 @@ def pretrain(
     Raises:
         MegatronError: the config, the data or the checkpoint cannot be used; nothing is lost.
     """
+    require_hooks(hooks, "hooks:")
     return train(config, objective or config.plugins.objective or "gpt", hooks=hooks)

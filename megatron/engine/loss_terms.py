@@ -1,12 +1,13 @@
 """Terms of a loss by name: recorded on the ranks that compute it, averaged on all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron.common.errors import ConfigError
 from megatron.model.loss import Loss
 from megatron.tensor_parallel.broadcast import Batch
 
@@ -24,13 +25,27 @@ class LossTerms:
         self._micro_batches: list[Tensor] = []
 
     def __call__(self, output: Any, batch: Batch) -> Tensor:
-        """Return the scalar that is trained."""
+        """Return the scalar that is trained.
+
+        Raises:
+            ConfigError: the loss of a plugin is no scalar, or its terms are not those of `names`.
+        """
         value = self._loss(output, batch)
-        if isinstance(value, Tensor):
-            return value
-        terms = [value.terms[name].detach().float() for name in self.names]
-        self._micro_batches.append(torch.stack(terms))
-        return value.total
+        total, terms = (value, {}) if isinstance(value, Tensor) else value
+        if total.dim() > 0:
+            raise ConfigError(
+                f"the objective's loss has the shape {list(total.shape)}: it must be a scalar, such "
+                "as the mean over the tokens that count"
+            )
+        if terms.keys() != set(self.names):
+            raise ConfigError(
+                f"the objective's loss returns {_listed(terms)}, and its loss_terms() names "
+                f"{_listed(self.names)}: they must be the same"
+            )
+        if terms:
+            values = [terms[name].detach().float() for name in self.names]
+            self._micro_batches.append(torch.stack(values))
+        return total
 
     def take(self, device: torch.device) -> dict[str, float]:
         """Return the mean of each term over the micro-batches since the last call, on all ranks.
@@ -49,3 +64,7 @@ class LossTerms:
         # Tensor-parallel ranks have equal terms, other pipeline stages none.
         dist.all_reduce(sums)
         return dict(zip(self.names, (sums[1:] / sums[0]).tolist(), strict=True))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"the terms {', '.join(names)}" if names else "no terms"

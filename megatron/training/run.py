@@ -26,7 +26,7 @@ from megatron.training.guards.stop import Requests, Stop
 from megatron.training.loop.batch_stream import Batches, Stream
 from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.journal import END, Journal
-from megatron.training.loop.loop import Hook, Meter, Schedule, StepResult, train
+from megatron.training.loop.loop import Hook, Meter, Schedule, StepResult, require_hooks, train
 from megatron.training.loop.state import TrainState
 from megatron.training.process.environment import Launch
 from megatron.training.process.flags_file import flags_said
@@ -71,7 +71,9 @@ class Run:
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
         self._checkpoints: Checkpoints | None = None
         own = plan.plugins
-        self._own_hooks = [*(HOOKS.get(name, own.own_flags)(self) for name in own.hooks), *hooks]
+        of_plugins = [HOOKS.get(name, own.own_flags)(self) for name in own.hooks]
+        require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
+        self._own_hooks = [*of_plugins, *hooks]
         speaks = groups.rank == 0
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None

@@ -48,9 +48,9 @@ class TokenizerConfig:
     """NullTokenizer: texts are numbers from 0 to this, which is the end of a document. TikTokenizer
     of a .json file: ids in all, special tokens included (default: 131072)."""
 
-    vocab_extra_ids: int = 0
+    vocab_extra_ids: int | None = None
     """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary, T5's sentinels
-    (default for T5: 100)."""
+    (default: 100 for T5, 0 for others)."""
 
     tiktoken_pattern: Literal["v1", "v2", "r50k", "cl100k", "o200k"] | None = None
     """How TikTokenizer splits words (default: by the file's name, for OpenAI's encodings)."""
@@ -107,7 +107,7 @@ def tokenizer_arguments(config: TokenizerConfig, *, default: str | None = None) 
             config.tokenizer_hf_no_include_special_tokens or None
         ),
         "vocab_size": config.vocab_size,
-        "vocab_extra_ids": config.vocab_extra_ids or None,
+        "vocab_extra_ids": config.vocab_extra_ids,
         "tiktoken_pattern": config.tiktoken_pattern,
         "tiktoken_num_special_tokens": config.tiktoken_num_special_tokens,
         "tiktoken_special_tokens": config.tiktoken_special_tokens,

@@ -56,6 +56,14 @@ class SentenceDataset:
         if seed <= 0:
             raise DataError(f"--seed {seed} must be above 0 for samples of sentences")
 
+        if len(span) == len(documents) and self.num_tokens > max_length * len(documents):
+            log.warning(
+                f"{dataset.prefix}: each document is one sequence, of "
+                f"{self.num_tokens // len(documents)} tokens on average: those behind the first "
+                f"{max_length} are in no sample; tools/preprocess_data.py --split-sentences makes "
+                "token files of sentences"
+            )
+
         def build() -> dict[str, NDArray]:
             started_at = time.monotonic()
             try:

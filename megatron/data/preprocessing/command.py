@@ -230,7 +230,7 @@ def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator
     if tokenizer_type.startswith("BertWordPiece") and not config.split_sentences:
         yield (
             f"warning: {tokenizer_type} without --split-sentences: each document is one sequence, "
-            "and BERT's training takes pairs of sentences"
+            "and BERT and T5 train on sentences"
         )
 
 

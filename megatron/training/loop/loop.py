@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from megatron.common.errors import ConfigError
 from megatron.training.loop.state import TrainState
 
 
@@ -72,6 +73,15 @@ class Hook:
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Act on the step's result; `state` counts it already."""
+
+
+def require_hooks(hooks: Sequence[Any], source: str) -> None:
+    """Raise ConfigError if `hooks`, which `source` gave, are not a sequence of hooks."""
+    if not isinstance(hooks, Sequence):
+        raise ConfigError(f"{source} {hooks!r}: give a list of instances of Hook")
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise ConfigError(f"{source} {hook!r} is no instance of Hook")
 
 
 Meter = Callable[[TrainState], Mapping[str, float]]

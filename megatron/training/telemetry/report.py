@@ -151,13 +151,18 @@ class PluginMetrics:
         """Return the numbers of all metrics after a step.
 
         Raises:
-            ConfigError: a name is taken.
+            ConfigError: a name is taken, or a value is no number.
         """
         found: dict[str, float] = {}
         for metric, meter in self._meters.items():
             own = meter(state)
             taken = _OWN_KEYS | {*map(journal_key, found)}
-            for name in own:
+            for name, value in own.items():
+                if not isinstance(value, int | float):
+                    raise ConfigError(
+                        f'--metric {metric} returns a {type(value).__name__} for "{name}": return '
+                        "an int or a float"
+                    )
                 if journal_key(name) in taken or name.startswith(TIME):
                     raise ConfigError(
                         f'--metric {metric} returns "{name}", which the journal has for another '

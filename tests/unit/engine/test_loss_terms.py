@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from megatron.common.errors import ConfigError
 from megatron.engine.loss_terms import LossTerms
 from megatron.model.loss import Losses
 
@@ -28,3 +29,17 @@ def test_a_loss_of_one_number_has_no_terms():
     loss = LossTerms(lambda output, batch: output.sum())
     assert loss(torch.ones(2), {}).item() == 2
     assert loss.take(torch.device("cpu")) == {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "names", "message"),
+    [
+        (terms_of, [], "returns the terms lm loss, sop loss, and its loss_terms.. names no terms"),
+        (terms_of, ["lm loss"], "names the terms lm loss"),
+        (lambda output, batch: output.sum(), ["z"], "returns no terms, and .* names the terms z"),
+        (lambda output, batch: output, [], r"shape \[2\]: it must be a scalar"),
+    ],
+)
+def test_a_loss_that_differs_from_its_declaration_is_refused(loss, names, message):
+    with pytest.raises(ConfigError, match=message):
+        LossTerms(loss, names)(torch.ones(2), {})

@@ -74,5 +74,6 @@ def test_the_tokenizer_of_bert_and_t5_is_wordpiece_and_t5_has_sentinels():
         *["BertWordPieceLowerCase"] * 2,
     ]
     assert [each.get("vocab_extra_ids") for each in of.values()] == [None, None, 100]
-    given = tiny_config("--vocab-extra-ids", "7").tokenizer
-    assert objective_tokenizer_arguments(given, "t5")["vocab_extra_ids"] == 7
+    for number in (7, 0):
+        given = tiny_config("--vocab-extra-ids", str(number)).tokenizer
+        assert objective_tokenizer_arguments(given, "t5")["vocab_extra_ids"] == number

@@ -294,6 +294,15 @@ def test_a_validation_split_without_a_usable_document_is_left_out(tmp_path):
     assert sets.test == {}
 
 
+@pytest.mark.parametrize(("size", "warns"), [(40, True), (30, False)])
+def test_long_documents_that_are_not_split_are_warned_of(tmp_path, caplog, size, warns):
+    write_sentences(tmp_path / "c", [size] * 20, [*range(21)])
+    with caplog.at_level(logging.WARNING):
+        _, sets = run(str(tmp_path / "c"), "t5", "--decoder-seq-length", "8", "--split", "1")
+    assert sets.train is not None
+    assert ("first 30" in caplog.text and "--split-sentences" in caplog.text) == warns
+
+
 def test_weighted_split_paths_take_fractions_of_the_documents(tmp_path):
     prefix = str(tmp_path / "corpus")
     _, starts = thousand_documents()

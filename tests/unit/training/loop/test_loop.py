@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from tiny import tiny_plan
+from tiny import tiny_config, tiny_plan
 
+from megatron.api import pretrain
+from megatron.common.errors import ConfigError
 from megatron.training.guards.stop import Stop
-from megatron.training.loop.loop import Hook, Schedule, train
+from megatron.training.loop.loop import Hook, Schedule, require_hooks, train
 from megatron.training.loop.state import TrainState
 
 
@@ -97,6 +99,14 @@ def test_hooks_see_the_step_counted_already_in_their_order():
         (3, 10),
     ]
     assert first.seen == second.seen
+
+
+@pytest.mark.parametrize("hooks", [[Recorder], [None], [Recorder(), print], Recorder()])
+def test_what_is_no_list_of_hooks_is_refused(hooks):
+    with pytest.raises(ConfigError, match="hooks: .* of Hook"):
+        require_hooks(hooks, "hooks:")
+    with pytest.raises(ConfigError, match="of Hook"):
+        pretrain(tiny_config(), hooks=hooks)
 
 
 def test_a_step_tells_what_it_did():

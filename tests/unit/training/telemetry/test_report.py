@@ -271,6 +271,12 @@ def test_a_metric_does_not_replace_another_number_of_the_journal(name):
         metrics(TrainState())
 
 
+def test_a_metric_that_is_no_number_is_refused():
+    metrics = PluginMetrics({"one": lambda state: {"first": "text"}})
+    with pytest.raises(ConfigError, match='--metric one returns a str for "first"'):
+        metrics(TrainState())
+
+
 def test_the_numbers_of_all_metrics_are_recorded():
     metrics = PluginMetrics({"one": lambda state: {"first": 1.0}, "two": lambda state: {"b": 2.0}})
     assert [metrics(TrainState()) for _ in range(2)] == [{"first": 1.0, "b": 2.0}] * 2
