@@ -194,9 +194,9 @@ def _build(
         )
     watchdog.starts("making process groups")
     groups = setup.build_process_groups(plan)
-    view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
     watchdog.starts("reading index maps")
     with before_the_first_step():
+        view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
         sets = setup.read_datasets(plan, view)
     log_phase("after dataloaders are built")
     watchdog.starts("building the engine")

@@ -52,6 +52,11 @@ def test_a_tokenizer_that_cannot_be_loaded(folder: Path) -> None:
     assert (code, "tokenizer.json is not a tokenizer" in messages) == (ExitCode.MISUSED, True)
 
 
+def test_a_tokenizer_without_the_special_tokens_of_the_objective(folder: Path) -> None:
+    code, messages = ends(folder, *gpt2(folder), "--seq-length", "8", "--fim-rate", "0.5")
+    assert (code, "fim_prefix" in messages) == (ExitCode.MISUSED, True)
+
+
 def test_data_that_are_damaged_or_too_few(folder: Path) -> None:
     code, messages = ends(folder, *gpt2(folder), "--seq-length", "40")
     assert (code, "40 tokens, one sample needs 41" in messages) == (ExitCode.MISUSED, True)
