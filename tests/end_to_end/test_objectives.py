@@ -77,20 +77,46 @@ def test_multitask_finetuning(corpus: Corpus, tasks: str, tmp_path: Path) -> Non
 BERT = ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16", "--zero-stage", "1"]
 
 
-def test_bert(tmp_path: Path) -> None:
+def sentence_flags(folder: Path) -> list[str]:
+    """Write token files of sentences and a vocabulary; return the flags of a run on them."""
     sizes = [random.Random(0).randint(3, 12) for _ in range(400)]
-    write_sentences(tmp_path / "sentences", sizes, [*range(0, 401, 4)])
-    data = ["--data-path", str(tmp_path / "sentences")]
-    data += ["--vocab-file", write_vocabulary(tmp_path / "vocab.txt")]
-    flags = [*RUN, *data, "--tensorboard-dir", str(tmp_path / "curves")]
+    write_sentences(folder / "sentences", sizes, [*range(0, 401, 4)])
+    vocabulary = write_vocabulary(folder / "vocab.txt")
+    return [*RUN, "--data-path", str(folder / "sentences"), "--vocab-file", vocabulary]
+
+
+def require_resharded(script: str, flags: list[str], save: Path, folder: Path) -> None:
+    """Go on from the middle of a run in the layout of `flags`; the losses are close to the run's."""
+    other = folder / "other"
+    shutil.copytree(save / "global_step2", other / "global_step2")
+    words = ["--save", str(other), "--load", str(other)]
+    start_ranks(2, *flags, *words, script=str(REPOSITORY / script)).succeeded()
+    assert losses(other) == pytest.approx(losses(save)[2:], rel=1e-2)
+
+
+def test_bert(tmp_path: Path) -> None:
+    flags = [*sentence_flags(tmp_path), "--tensorboard-dir", str(tmp_path / "curves")]
     save = trained_and_resumed("pretrain_bert.py", 2, [*flags, *BERT], tmp_path)
     steps = journal(save, "step")
     assert all(step["loss"] == pytest.approx(step["lm_loss"] + step["sop_loss"]) for step in steps)
     assert all("sop_loss" in record for record in journal(save, "evaluation"))
-    # From the middle on in another layout: two stages, on other kernels.
-    other = tmp_path / "other"
-    shutil.copytree(save / "global_step2", other / "global_step2")
-    words = ["--pipeline-model-parallel-size", "2", "--bf16", "--save", str(other)]
-    words += ["--load", str(other), "--attention-impl", "reference", "--checkpoint-activations"]
-    start_ranks(2, *flags, *words, script=str(REPOSITORY / "pretrain_bert.py")).succeeded()
-    assert losses(other) == pytest.approx(losses(save)[2:], rel=1e-2)
+    # Two stages, on other kernels.
+    flags += ["--pipeline-model-parallel-size", "2", "--bf16"]
+    flags += ["--attention-impl", "reference", "--checkpoint-activations"]
+    require_resharded("pretrain_bert.py", flags, save, tmp_path)
+
+
+T5 = [
+    *("--pipeline-model-parallel-size", "2", "--pipeline-model-parallel-split-rank", "1"),
+    *("--bf16", "--zero-stage", "1"),
+]
+
+
+def test_t5(tmp_path: Path) -> None:
+    flags = [*sentence_flags(tmp_path), "--decoder-seq-length", "16"]
+    save = trained_and_resumed("pretrain_t5.py", 2, [*flags, *T5], tmp_path)
+    flags += ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16"]
+    require_resharded("pretrain_t5.py", flags, save, tmp_path)
+    words = ["--load", str(save), "--greedy", "--text", "w6 w7 <extra_id_0> w9"]
+    (output,) = tool("tools/text_to_text.py", *words).succeeded().outputs
+    assert "\n  filled: w6 w7 " in output

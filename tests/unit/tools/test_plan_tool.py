@@ -33,6 +33,24 @@ def test_a_run_is_planned_to_its_cost():
     assert " | cost: " in lines[-1]
 
 
+@pytest.mark.parametrize(("heads", "ffn"), [(32, 16384), (128, 65536)], ids=["3B", "11B"])
+def test_the_published_sizes_of_t5_are_planned(heads, ffn):
+    """Sizes of arXiv:1910.10683, section 3.7, with the biases and norms of Megatron-LM."""
+    done = run(
+        *("--objective", "t5", "--num-layers", "24", "--hidden-size", "1024"),
+        *("--num-attention-heads", str(heads), "--kv-channels", "128"),
+        *("--ffn-hidden-size", str(ffn), "--seq-length", "512", "--decoder-seq-length", "128"),
+        *("--vocabulary", "29184", "--num-gpus", "64", "--tensor-model-parallel-size", "4"),
+        *("--gpu", "a100-80gb"),
+    )
+    assert done.returncode == 0, done.stderr
+    h, a = 1024, heads * 128
+    attention, mlp, norm = 3 * (h * a + a) + a * h + h, h * ffn + ffn + ffn * h + h, 2 * h
+    layers = 24 * (3 * attention + 2 * mlp + 5 * norm)
+    count = 29184 * (h + 1) + 512 * h + layers + 2 * norm
+    assert f"parameters: {count:,} |" in done.stdout
+
+
 def test_a_search_ends_in_flags_to_take():
     done = run("--search", "16", "--device", "h100-80gb", "--show", "3")
     assert done.returncode == 0, done.stderr
