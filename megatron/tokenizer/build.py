@@ -216,11 +216,25 @@ def tokenizer_problems(**arguments: Any) -> Iterator[str]:
         )
     known_fields = {*kind.takes, *(name for names in kind.needs for name in names)}
     for name in sorted(given - known_fields):
-        yield f"{_flag(name)} means nothing to --tokenizer-type {options.tokenizer_type}: leave it out"
+        hint = _sentinels_hint() if name == "vocab_extra_ids" else ""
+        yield (
+            f"{_flag(name)} means nothing to --tokenizer-type {options.tokenizer_type}: "
+            f"leave it out{hint}"
+        )
     for names in kind.needs:
         if len(both := [name for name in names if name in given]) > 1:
             yield f"{' and '.join(map(_flag, both))} name one file: give one of them"
     yield from _value_problems(options, may_be_fast=kind.may_be_fast)
+
+
+def _sentinels_hint() -> str:
+    """Return which types T5 can be trained with, for whose sake the flag has a default."""
+    abouts = {name: TOKENIZERS.about(name) for name in TOKENIZERS}
+    names = [name for name, each in abouts.items() if each and "vocab_extra_ids" in each.takes]
+    return (
+        f", or for T5, which needs these tokens, give --tokenizer-type {', '.join(names[:-1])} "
+        f"or {names[-1]}"
+    )
 
 
 def _unknown(name: str | None) -> str:

@@ -13,6 +13,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.data.masked_lm import MaskedLMConfig, plan_masked_lm, plan_sentences
+from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import plan_samples
 from megatron.data.datasets.bert_dataset import BertDataset
 from megatron.data.datasets.datasets import build_datasets
@@ -20,6 +21,7 @@ from megatron.data.datasets.masking import MaskingVocabulary
 from megatron.data.datasets.sentence_dataset import SentenceDataset
 from megatron.data.datasets.t5_dataset import T5Dataset
 from megatron.data.datasets.views import view_of
+from megatron.tokenizer.build import tokenizer_problems
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
@@ -366,6 +368,12 @@ def test_t5_needs_sentinels_and_bert_its_special_tokens(corpus, tmp_path):
     decided = plan_samples(tiny_config("--decoder-seq-length", "8"), world_size=1, objective="t5")
     with pytest.raises(DataError, match="--vocab-extra-ids 100"):
         view_of(decided.objective, decided.masks, tokenizer_of(corpus), SEED)
+    # The default of 100 extra ids is not the user's: the message names types that take them.
+    config = tiny_config("--tokenizer-type", "NullTokenizer", "--vocab-size", "9").tokenizer
+    (problem,) = tokenizer_problems(**objective_tokenizer_arguments(config, "t5"))
+    assert "--tokenizer-type NullTokenizer" in problem
+    assert "for T5" in problem
+    assert "BertWordPieceCase" in problem
     (tmp_path / "bare.txt").write_text("[UNK]\na\nb\n")
     bare = WordPieceTokenizer(tmp_path / "bare.txt", lower_case=True)
     decided = plan_samples(tiny_config(), world_size=1, objective="bert")
