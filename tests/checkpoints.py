@@ -20,6 +20,7 @@ from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 
+_POSITIONS = "tied_modules.positions."
 _PROGRESS = {"global_steps": 3, "global_samples": 6, "skipped_steps": 0, "optimizer": None}
 
 
@@ -109,9 +110,12 @@ def in_transformers(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Te
 
 
 def _number(name: str) -> int:
+    if name.startswith(_POSITIONS):
+        return 2
     first = name.partition(".")[0]
     return int(first) if first.isdigit() else 1
 
 
 def _rest(name: str) -> str:
-    return name.removeprefix("tied_modules.embed.").removeprefix(f"{_number(name)}.")
+    rest = name.removeprefix("tied_modules.embed.").removeprefix(_POSITIONS)
+    return rest.removeprefix(f"{_number(name)}.")

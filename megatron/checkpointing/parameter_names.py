@@ -31,17 +31,6 @@ def is_of_vocabulary(name: str) -> bool:
     return name.endswith(("word_embeddings.weight", ".output_bias"))
 
 
-def tied_module(name: str, *, tied: bool) -> str | None:
-    """Return the module of a weight that layers share, by its name inside a layer; None of others.
-
-    Args:
-        tied: whether the embedding is the output layer too.
-    """
-    if name.startswith(SHARED_POSITIONS):
-        return _TIED_POSITIONS
-    return _TIED if tied and name.startswith(TABLES) else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParameterNames:
     """Parameter names of a network in checkpoints, and its module names.
@@ -77,6 +66,15 @@ class ParameterNames:
     def parameter(self, module: str) -> str:
         """Invert `module`."""
         return _translate(module, self._parameters)
+
+    def of_layer(self, number: int, name: str) -> str:
+        """Return the name of a parameter, given its layer's number and its name in that layer.
+
+        A weight that layers share has the name of its tie.
+        """
+        if name.startswith(SHARED_POSITIONS):
+            return f"{_TIED_POSITIONS}.{name}"
+        return f"{_TIED if self.tied and name.startswith(TABLES) else number}.{name}"
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:

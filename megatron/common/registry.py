@@ -331,7 +331,10 @@ all flags are accepted."""
 EXPORTERS: Registry[Any] = Registry(
     "exporter",
     "--exporter",
-    {"transformers": "megatron.checkpointing.hugging_face.export"},
+    {
+        "transformers": "megatron.checkpointing.hugging_face.export",
+        "safetensors": "megatron.checkpointing.own_safetensors",
+    },
     call="job, folder",
 )
 """Functions (job: megatron.checkpointing.export.Export, folder) that write a checkpoint in another

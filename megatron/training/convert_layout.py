@@ -37,6 +37,8 @@ def config_of_layout(
             world_size=None,
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
+            # A stage of the layout that saved it.
+            pipeline_model_parallel_split_rank=None,
             device="cpu",
             distributed_backend="gloo",
         ),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import Manifest, damage
-from megatron.checkpointing.parameter_names import tied_module
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     OPTIMIZER_NAMES,
     FlatShard,
@@ -44,9 +44,9 @@ def read_sharded(
     files = _Files(folder, manifest, verify=verify)
     parallel = manifest.plan["parallel"]
     try:
-        tied = manifest.plan["model"]["tied_embeddings"]
+        names = ParameterNames.of(manifest.plan["model"])
         ranks = [
-            _tensor_rank(files, rank, parallel, tied=tied, optimizer=optimizer)
+            _tensor_rank(files, rank, parallel, names, optimizer=optimizer)
             for rank in range(parallel["tensor"])
         ]
         parameters = {
@@ -124,14 +124,14 @@ def _tensor_rank(
     files: _Files,
     tensor_rank: int,
     parallel: Mapping[str, Any],
+    names: ParameterNames,
     *,
-    tied: bool,
     optimizer: bool,
 ) -> Shards:
     """Return a tensor-parallel rank's shards of all stages; of tied weights, the first stage's."""
     shards: Shards = {}
     if parallel["pipeline"] > 1:
-        shards = _model_weights(dict(_layers(files, tensor_rank, tied=tied)))
+        shards = _model_weights(dict(_layers(files, tensor_rank, names)))
     trained: Shards = {}
     for stage in range(parallel["pipeline"]):
         rank = stage * parallel["tensor"] + tensor_rank
@@ -158,13 +158,13 @@ def _model_weights(weights: Mapping[str, Tensor]) -> Shards:
     return shards
 
 
-def _layers(files: _Files, tensor_rank: int, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
+def _layers(files: _Files, tensor_rank: int, names: ParameterNames) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights in a pipeline's layer files."""
     for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.records))):
         if int(match[2]) == tensor_rank:
             for name, weight in files.read(match.group()).items():
                 # The file of a tied layer has the layer's number; its parameters have the tied name.
-                yield f"{tied_module(name, tied=tied) or int(match[1])}.{name}", weight
+                yield names.of_layer(int(match[1]), name), weight
 
 
 def _unpartitioned(main: Mapping[str, Any], network: Shards) -> Shards:

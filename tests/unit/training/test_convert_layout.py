@@ -9,6 +9,7 @@ from megatron.checkpointing.manifest import Manifest
 from megatron.config.plan import plan
 from megatron.training.convert_layout import config_of_layout
 
+T5 = ["--decoder-seq-length", "6", "--max-position-embeddings", "8", "--vocab-extra-ids", "1"]
 CHAIN = ["--save", "run", "--load", "run", "--save-interval", "5"]
 
 
@@ -41,3 +42,20 @@ def test_how_the_run_was_to_go_on_does_not_matter(flags):
     assert held.saves_optimizer == decided.checkpoint.saves_optimizer
     assert held.saves_streams == decided.checkpoint.saves_streams
     assert new.parallel.tensor == 2
+
+
+def test_the_first_stage_of_a_decoder_belongs_to_the_layout_that_saved_it():
+    flags = ["--pipeline-model-parallel-size", "2", "--pipeline-model-parallel-split-rank", "1"]
+    words, sizes = [*CHAIN, *T5, *flags], {"vocab_size": 11, "device": "cpu", "objective": "t5"}
+    decided = plan(tiny_config(*words), world_size=2, **sizes)
+    manifest = Manifest(
+        state={},
+        plan=asdict(decided),
+        config={},
+        versions={},
+        partition_dims={},
+        files=(),
+    )
+    options = config_of_layout(tiny_config(*words), manifest, "out", tensor=2, pipeline=1)
+    assert decided.parallel.split_rank == 1
+    assert plan(options, world_size=2, **sizes).parallel.split_rank == 0

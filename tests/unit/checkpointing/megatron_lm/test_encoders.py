@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import random_weights, whole_weights, write_checkpoint
+from safetensors.torch import load_file
 from tiny import tiny_config
 
+from megatron.checkpointing.export import Export, ExportOptions, export
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
-from megatron.common.errors import ConfigError
+from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.plan import plan
+from megatron.tokenizer.build import build_tokenizer
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
 VOCAB = 62
@@ -74,7 +77,7 @@ def written(directory, architecture, *flags):
     """Write a random network in our files; return its folder."""
     flags = [*SIZES[architecture], "--tokenizer-type", "NullTokenizer", *flags]
     model = plan(
-        tiny_config(*flags), world_size=1, vocab_size=VOCAB, device="cpu", objective=architecture
+        tiny_config(*flags), world_size=4, vocab_size=VOCAB, device="cpu", objective=architecture
     ).model
     weights = random_weights(model)
     return write_checkpoint(directory, weights, *flags, vocab_size=VOCAB, objective=architecture)
@@ -217,3 +220,33 @@ def test_the_published_bert_opens(group, tmp_path, capsys):
         convert("bert", tmp_path / "theirs", tmp_path / "no", *words, "--true-vocab-size", 99)
     with pytest.raises(ConfigError, match="--model-type GPT, but .* holds a BERT"):
         convert("gpt", tmp_path / "theirs", tmp_path / "no", *words, "--true-vocab-size", VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    [("bert", ""), ("bert", "--untie-embeddings-and-output-weights"), ("t5", "")],
+)
+def test_any_layout_is_exported_by_our_own_names(architecture, flags, group, tmp_path):
+    """Shared words and positions are read once, whatever stages hold them."""
+    arguments = {"tokenizer_type": "NullTokenizer", "vocab_size": VOCAB - 1}
+    tokenizer = build_tokenizer(**arguments)
+    layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+    for name, words in (("one", []), ("four", layout)):
+        folder = written(tmp_path / name, architecture, *flags.split(), *words)
+        job = Export(
+            source=folder,
+            manifest=read_manifest(folder),
+            tokenizer=tokenizer,
+            tokenizer_arguments=arguments,
+            options=ExportOptions(),
+        )
+        export(job, tmp_path / f"{name}-out", "safetensors")
+    found = load_file(tmp_path / "four-out/model.safetensors")
+    require_equal(found, module_weights(tmp_path / "one/global_step3"))
+    assert ("output_layer.weight" in found) == bool(flags)
+    assert len(found["lm_head.bias"]) == VOCAB
+    require_equal(load_file(tmp_path / "one-out/model.safetensors"), found)
+    if architecture == "t5":
+        with pytest.raises(CheckpointError, match=r"another network .* --exporter safetensors"):
+            export(job, tmp_path / "hf")
+        assert not (tmp_path / "hf").exists()

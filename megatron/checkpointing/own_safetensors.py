@@ -1,0 +1,40 @@
+"""Exporter to safetensors files with the names of our own parameters, for networks of any kind."""
+
+import json
+from pathlib import Path
+
+from megatron.checkpointing.export import Export
+from megatron.checkpointing.hugging_face.model_folder import write_weights
+from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
+from megatron.common.registry import EXPORTERS
+from megatron.tensor_parallel.dtypes import TORCH_DTYPES
+
+
+@EXPORTERS.register("safetensors")
+def export_to_safetensors(job: Export, folder: Path) -> str:
+    """Write the weights by module names, without padding of the vocabulary, and the network beside them.
+
+    config.json holds the fields of ModelSpec.
+
+    Memory: one file of weights.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    model = job.manifest.plan["model"]
+    names, rows = ParameterNames.of(model), job.spec.vocab_size
+    shapes = {}
+    for name, parameter in job.checkpoint.parameters.items():
+        first, *others = parameter.weight.shape
+        kept = min(first, rows) if is_of_vocabulary(name) else first
+        shapes[names.module(name)] = (kept, *others)
+    tensors = (
+        (module, weight[: shapes[module][0]])
+        for name, weight in job.weights()
+        if (module := names.module(name))
+    )
+    dtype = TORCH_DTYPES[job.dtype]
+    write_weights(folder, shapes, tensors, dtype, max_bytes=job.options.max_shard_bytes)
+    text = json.dumps(model, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return f"safetensors in {job.dtype}"
