@@ -24,7 +24,6 @@ from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.run.watchdog import plan_watch
 from megatron.config.validation import Validated, validate
 from megatron.data.token_files.pair_files import existing_pair
-from megatron.tokenizer.build import tokenizer_problems
 from megatron.training.loop.loop import Hook
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import FailureFile
@@ -117,6 +116,9 @@ def require_startable(config: Config, *, world_size: int, objective: ObjectiveNa
     Raises:
         ConfigError: lists every problem that is found without torch.
     """
+    # Imports numpy, which --help does not need.
+    from megatron.tokenizer.build import tokenizer_problems
+
     return validate(
         config,
         world_size=world_size,
