@@ -83,6 +83,69 @@ def test_logits_are_those_of_plain_pytorch(attention, group):
         assert_close(logits[row, :real], expected[:real], rtol=0, atol=1e-5)
 
 
+CORE = {
+    "tied_modules.embed.word_embeddings": "embedding.word_embeddings",
+    "tied_modules.positions.shared_positions": "embedding.position_embeddings",
+    "5.final_layernorm": "encoder.final_layernorm",
+    "11": "decoder.final_layernorm",
+    "13.output_bias": "lm_head.output_layer.bias",
+    **{f"{3 + i}": f"encoder.layers.{i}" for i in range(2)},
+    **{f"{8 + i}": f"decoder.layers.{i}" for i in range(2)},
+    "self_attention.query_key_value": "self_attention.linear_qkv",
+    "self_attention.dense": "self_attention.linear_proj",
+    "inter_attention.query": "cross_attention.linear_q",
+    "inter_attention.key_value": "cross_attention.linear_kv",
+    "inter_attention.dense": "cross_attention.linear_proj",
+    "mlp.dense_h_to_4h": "mlp.linear_fc1",
+    "mlp.dense_4h_to_h": "mlp.linear_fc2",
+}
+"""Names of Megatron core by the first or the second part of ours."""
+
+
+def core_name(name):
+    ours = next(ours for ours in CORE if name == ours or name.startswith(f"{ours}."))
+    core, rest = CORE[ours], name[len(ours) :]
+    is_decoder = core.startswith("decoder.layers")
+    norms = {
+        "post_attention_layernorm": "pre_cross_attn_layernorm"
+        if is_decoder
+        else "pre_mlp_layernorm",
+        "post_inter_attention_layernorm": "pre_mlp_layernorm",
+    }
+    for inner, other in {**CORE, **norms}.items():
+        if rest.startswith(f".{inner}."):
+            rest = rest.replace(inner, other, 1)
+            break
+    return core + rest
+
+
+@torch.no_grad()
+def test_logits_are_those_of_megatron_core(group):
+    """Of the same weights by its names; the numbers were computed by its own code."""
+    model = model_of(SPEC, group)
+    named = sorted((core_name(name), parameter) for name, parameter in model.named_parameters())
+    for k, (name, parameter) in enumerate(named):
+        indices = torch.arange(parameter.numel(), dtype=torch.float64)
+        values = 0.3 * (0.37 * indices + 1.7 * k).sin().view(parameter.shape)
+        is_scale = "norm" in name and name.endswith("weight")
+        parameter.copy_(1 + 0.3 * values if is_scale else values)
+    logits = model(padded_batch())
+    first = torch.tensor([-1.442146, -1.334989, -0.555069, 0.544055])
+    assert_close(logits[0, 0, :4], first, rtol=0, atol=3e-6)
+    last = torch.tensor([-0.987266, -1.792871, -1.694565, -0.701814])
+    assert_close(logits[1, 3, :4], last, rtol=0, atol=3e-6)
+    real = [(0, j, (9 + 13 * j) % 60 + 2) for j in range(6)]
+    real += [(1, j, (4 + 3 * j) % 60 + 2) for j in range(4)]
+    losses = [float(-logits[row, j].log_softmax(-1)[label]) for row, j, label in real]
+    assert losses == pytest.approx(
+        [
+            *(5.117645, 3.882166, 5.982300, 3.654241, 5.629041, 4.356840),
+            *(2.902794, 5.773371, 4.992823, 3.425863),
+        ],
+        abs=5e-6,
+    )
+
+
 def test_padding_changes_nothing(group):
     """Tokens behind the lengths have no effect on the logits of real tokens."""
     model, batch = with_sines(model_of(SPEC, group)), padded_batch()
