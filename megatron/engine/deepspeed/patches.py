@@ -365,14 +365,14 @@ class TiedPipelineModule(PipelineModule):
     """
 
     def __init__(self, *, bounds: Sequence[int] = (), **arguments: Any):
-        self._given_bounds = bounds
+        self.given_bounds = bounds
         super().__init__(**arguments)
 
     def _partition_layers(self, method: str = "uniform") -> None:
-        if not self._given_bounds:
+        if not self.given_bounds:
             super()._partition_layers(method)
             return
-        self.parts = [*self._given_bounds]
+        self.parts = [*self.given_bounds]
         self._set_bounds(*self.parts[self.stage_id : self.stage_id + 2])
 
     @torch.no_grad()

@@ -30,7 +30,9 @@ NAMES = {
         *("_INSTRUCTION_MAP", "_hp_grad", "pipeline_enable_backward_allreduce"),
         "reset_activation_shape",
     ),
-    "deepspeed.runtime.pipe.module": ("_synchronize_tied_weights", "ckpt_layer_path_list"),
+    "deepspeed.runtime.pipe.module": (
+        *("_synchronize_tied_weights", "_partition_layers", "_set_bounds", "ckpt_layer_path_list"),
+    ),
     "deepspeed.runtime.state_dict_factory": ("check_ckpt_list", "ckpt_list"),
     "deepspeed.runtime.zero.stage_1_and_2": (
         *("_global_grad_norm", "_zero_padding", "_release_preflattened_grad_buffers"),
