@@ -87,5 +87,10 @@ def pretrain(
     Raises:
         MegatronError: the config, the data or the checkpoint cannot be used; nothing is lost.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"pretrain: expected a Config, found {type(config).__name__}; "
+            "make_config(num_layers=2, ...) makes one"
+        )
     require_hooks(hooks, "hooks:")
     return train(config, objective or config.plugins.objective or "gpt", hooks=hooks)

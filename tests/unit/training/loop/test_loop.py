@@ -139,3 +139,8 @@ def test_a_run_leaves_at_the_next_multiple_of_the_exit_interval(started_from, en
     assert state.iteration == ends_at
     expected = "training is done after 10 iterations"
     assert reason == (expected if ends_at == 10 else f"exiting program at iteration {ends_at}")
+
+
+def test_pretrain_takes_a_config_and_no_dictionary():
+    with pytest.raises(ConfigError, match="make_config"):
+        pretrain({"num_layers": 2})
