@@ -18,7 +18,7 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.objectives.t5 import T5, t5_batch
+from megatron.objectives.t5 import T5, T5_FIELDS, t5_batch
 from megatron.optimizer.param_groups import param_groups
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -72,6 +72,7 @@ def plainly_trained(*flags):
             rng=OrdinaryStream(),
             mixed=False,
             core_attention=core_attention_of(spec),
+            batch_fields=tuple(T5_FIELDS),
         )
     )
     initialise(model, seed=1234, std=0.3, num_layers=2, vocab_size=11)

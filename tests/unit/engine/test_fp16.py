@@ -81,7 +81,7 @@ def test_another_layout_goes_on_with_the_scale_and_the_counters(build_fp16, micr
     plan = {"parallel": {"tensor": 1, "pipeline": 1, "zero_stage": 1}}
     manifest = Manifest(
         state={},
-        plan={**plan, "model": {"tied_embeddings": True}},
+        plan={**plan, "model": {"num_layers": 2, "tied_embeddings": True}},
         config={},
         versions={},
         partition_dims={},
