@@ -148,7 +148,7 @@ class Registry(Generic[Part]):
         return [name for name, entry in self._entries.items() if entry.flags is section]
 
     def about(self, name: str) -> Any:
-        """Return what was declared or registered about the part of that name; None if nothing."""
+        """Return the declaration or registration of the part of that name; None if there is none."""
         if name in self._about:
             return self._about[name]
         return self._entry(name).about if name in self else None

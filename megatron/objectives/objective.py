@@ -19,7 +19,7 @@ Collate = Callable[..., Batch]
 
 
 class Objective(ABC):
-    """What a run trains. A subclass is a file here, registered in OBJECTIVES.
+    """A training objective. A subclass is a file here, registered in OBJECTIVES.
 
     What has to be known without torch (entry script, kind of token files, flags, view of samples) is
     its `Declaration`, in `config/data/objective.py` or with a plugin's `register(…, about=…)`.
@@ -31,7 +31,7 @@ class Objective(ABC):
     def view(
         self, plan: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
     ) -> View | None:
-        """Return what wraps each dataset; None if samples are taken as they are: see `view_of`.
+        """Return the wrapper of each dataset; None if samples are taken as they are: see `view_of`.
 
         Raises:
             DataError: the tokenizer lacks a special token that is needed.

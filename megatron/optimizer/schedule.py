@@ -48,12 +48,12 @@ def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
 
 
 def linear(progress: float) -> float:
-    """Return what is left of a value that falls evenly from 1, at progress 0, to 0, at progress 1."""
+    """Return the linear decay factor: 1 at progress 0, 0 at progress 1."""
     return 1 - progress
 
 
 def cosine(progress: float) -> float:
-    """Return what is left of a value that falls along half a cosine."""
+    """Return the cosine decay factor: 1 at progress 0, 0 at progress 1."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 

@@ -126,7 +126,6 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     width = int(table[0].shape[1])
     head_dim = saved_args.get("kv_channels") or width // heads
     rows = Rows(version=version, head_dim=head_dim, gate=_gate(saved_args))
-    iteration = first.get("iteration", first.get("total_iters", 0))
     return ForeignCheckpoint(
         folder=folder,
         flags=[
@@ -140,17 +139,25 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
                 {name: partial(_load_parameter, rows, name, s) for name, s in shards.items()}
             )
         ),
-        state={
-            "iteration": 0 if folder.name == "release" else int(iteration),
-            "samples": int(saved_args.get("consumed_train_samples") or 0),
-            "tokens": int(first.get("tokens") or 0),
-            "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
-        },
+        state=_progress(folder, first, saved_args),
         objective=architecture,
         notices=["optimizer states are not read: only weights are loaded"]
         if "optimizer" in first
         else [],
     )
+
+
+def _progress(
+    folder: Path, first: Mapping[str, Any], saved_args: Mapping[str, Any]
+) -> dict[str, int]:
+    """Return the progress of the run that saved it, as in a manifest's state."""
+    iteration = first.get("iteration", first.get("total_iters", 0))
+    return {
+        "iteration": 0 if folder.name == "release" else int(iteration),
+        "samples": int(saved_args.get("consumed_train_samples") or 0),
+        "tokens": int(first.get("tokens") or 0),
+        "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
+    }
 
 
 def tensor_ranks(path: Path) -> int:

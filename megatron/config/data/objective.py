@@ -168,7 +168,7 @@ _declare(
 
 
 def declaration_of(name: ObjectiveName) -> Declaration:
-    """Return what is known of an objective without torch."""
+    """Return the description of an objective, which needs no torch."""
     declaration: Declaration = OBJECTIVES.about(name) or Declaration()
     return declaration
 

@@ -280,7 +280,7 @@ def resolve_model(
 
 
 def _attention_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return what attention layers compute, as fields of ModelSpec."""
+    """Return the attention settings as fields of ModelSpec."""
     scalar = model.query_pre_attn_scalar
     return {
         "window": window_of(model.window_size),

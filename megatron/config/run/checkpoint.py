@@ -99,7 +99,7 @@ class CheckpointPlan:
 
 
 def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> CheckpointPlan:
-    """Return what the run saves and loads.
+    """Return the checkpoint settings: paths, intervals and formats.
 
     Args:
         trains: whether the run takes steps; otherwise the weights are all it needs.

@@ -14,7 +14,7 @@ _SEEDS = 1 << 32
 
 @dataclass(frozen=True)
 class MaskingVocabulary:
-    """What masking knows of the tokenizer.
+    """Properties of the tokenizer that masking needs.
 
     Args:
         name: what messages call the tokenizer.

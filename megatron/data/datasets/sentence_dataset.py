@@ -56,13 +56,7 @@ class SentenceDataset:
         if seed <= 0:
             raise DataError(f"--seed {seed} must be above 0 for samples of sentences")
 
-        if len(span) == len(documents) and self.num_tokens > max_length * len(documents):
-            log.warning(
-                f"{dataset.prefix}: each document is one sequence, of "
-                f"{self.num_tokens // len(documents)} tokens on average: those behind the first "
-                f"{max_length} are in no sample; tools/preprocess_data.py --split-sentences makes "
-                "token files of sentences"
-            )
+        _warn_if_cut(dataset, documents, span, self.num_tokens, max_length)
 
         def build() -> dict[str, NDArray]:
             started_at = time.monotonic()
@@ -138,6 +132,19 @@ class SentenceDataset:
         sizes = self.dataset.sizes[first:stop].tolist()
         pieces = (Piece(first + k, 0, size) for k, size in enumerate(sizes))
         return Origin(self.dataset.prefix, i, tuple(pieces))
+
+
+def _warn_if_cut(
+    dataset: IndexedDataset, documents: range, span: range, num_tokens: int, max_length: int
+) -> None:
+    """Warn where documents are not split into sentences and lose tokens to the sample length."""
+    if len(span) == len(documents) and num_tokens > max_length * len(documents):
+        log.warning(
+            f"{dataset.prefix}: each document is one sequence, of "
+            f"{num_tokens // len(documents)} tokens on average: those behind the first "
+            f"{max_length} are in no sample; tools/preprocess_data.py --split-sentences makes "
+            "token files of sentences"
+        )
 
 
 def _no_sample(

@@ -9,7 +9,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def tokens_of(sample: Sample) -> dict[str, list[int]]:
-    """Return what a network reads of a sample, without padding, by the name of its part.
+    """Return the network inputs of a sample without padding, by the name of each part.
 
     The only part of a decoder's sample has the name "".
     """

@@ -30,7 +30,7 @@ _CLOSING = "the server is shutting down"
 Result = TypeVar("Result")
 JobRequest = Request | ExclusiveRequest[Any]
 JobEvent = Event | list[Any] | Exception
-"""What a job emits: events of a request, the results of an exclusive one, or an error."""
+"""Output of a job: events of a request, the results of an exclusive one, or an error."""
 
 
 class Unavailable(Exception):
