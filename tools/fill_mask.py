@@ -13,10 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import numpy as np
 
-from megatron.common.cli import read_lines, run_tool
+from megatron.common.cli import read_lines
 from megatron.common.errors import DataError, raise_if_any, reason
 from megatron.config.inference.masked_lm import FillMaskConfig, fill_mask_problems
 from megatron.inference.loading.model_source import read_model_source
+from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.loading.masked_lm import MaskedLM
@@ -31,16 +32,19 @@ def main(argv: Sequence[str]) -> None:
     texts = (options.text or []) if file is None else read_lines("--input-file", file)
 
     from megatron.inference.loading.masked_lm import load_masked_lm
-    from megatron.training.process.device import prepare_process
 
-    _, device = prepare_process(source.config.parallel)
-    model = load_masked_lm(source, device)
+    model, is_first = load_masked_lm(source)
     if options.output_bert_embeddings is None:
         for text in texts:
-            print(*lines_of(model, text, options.top), sep="\n")
+            lines = [*lines_of(model, text, options.top)]  # by all ranks, in step
+            if is_first:
+                print(*lines, sep="\n")
+        return
+    embeddings = model.embed(texts)
+    if not is_first:
         return
     try:
-        np.save(options.output_bert_embeddings, model.embed(texts))
+        np.save(options.output_bert_embeddings, embeddings)
     except OSError as error:
         file = options.output_bert_embeddings
         raise DataError(f"--output-bert-embeddings {file}: {reason(error, file)}") from error
@@ -64,4 +68,4 @@ def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_tool_or_rank(main)

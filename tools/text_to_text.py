@@ -10,10 +10,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.common.cli import read_lines, run_tool
+from megatron.common.cli import read_lines
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.text_to_text import TextToTextConfig, text_to_text_problems
 from megatron.inference.loading.model_source import read_model_source
+from megatron.training.process.launch import run_tool_or_rank
 
 
 def main(argv: Sequence[str]) -> None:
@@ -26,12 +27,12 @@ def main(argv: Sequence[str]) -> None:
 
     # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.loading.text_to_text import generate_texts, load_text_to_text
-    from megatron.training.process.device import prepare_process
 
-    _, device = prepare_process(source.config.parallel)
-    model = load_text_to_text(source, device)
+    model, is_first = load_text_to_text(source, options)
     outputs = generate_texts(model, texts, options, seed=source.config.training.seed)
-    for text, generated in zip(texts, outputs, strict=True):
+    for text, generated in zip(texts, outputs, strict=True):  # by all ranks, in step
+        if not is_first:
+            continue
         print(text)
         print(f"  output: {generated.text}{'' if generated.is_finished else ' ...'}")
         if generated.filled is not None:
@@ -39,4 +40,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_tool_or_rank(main)

@@ -1,6 +1,6 @@
 """Text generation: flags, resolution and checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -28,7 +28,23 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig(SamplingConfig):
+class DecodingConfig(SamplingConfig):
+    """How tokens are chosen, one by one or by beam search, and in which dtype."""
+
+    beam_width: Annotated[int | None, Spelling("--beam-width", ("--beam_width",))] = None
+    """Beam search for the most likely continuation with this number of beams, instead of sampling."""
+
+    length_penalty: Annotated[float, Spelling("--length-penalty", ("--length_penalty",))] = 1.0
+    """Log-probabilities of --beam-width are divided by the length to this power; 0 favours short
+    continuations."""
+
+    inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Dtype of weights and activations; auto: that of training, or of --bf16 and --fp16, and fp32
+    instead of fp16 on CPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(DecodingConfig):
     """Text generation; --micro-batch-size is the number of sequences in a batch.
 
     Continues a prompt or a file of prompts, generates without a prompt, or reads typed prompts.
@@ -53,13 +69,6 @@ class GenerationConfig(SamplingConfig):
     out_seq_length: int = 1024
     """Maximum number of tokens generated after a prompt."""
 
-    beam_width: Annotated[int | None, Spelling("--beam-width", ("--beam_width",))] = None
-    """Beam search for the most likely continuation with this number of beams, instead of sampling."""
-
-    length_penalty: Annotated[float, Spelling("--length-penalty", ("--length_penalty",))] = 1.0
-    """Log-probabilities of --beam-width are divided by the length to this power; 0 favours short
-    continuations."""
-
     stop_strings: list[str] | None = None
     """Texts at which a continuation ends; they are not written."""
 
@@ -76,10 +85,6 @@ class GenerationConfig(SamplingConfig):
     inference_max_seq_length: int | None = None
     """Length of the KV cache: most tokens of a prompt and its continuation (default: --max-position-embeddings)."""
 
-    inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Dtype of weights and activations; auto: that of training, or of --bf16 and --fp16, and fp32
-    instead of fp16 on CPUs."""
-
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -88,7 +93,7 @@ LAYOUT = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_s
 
 
 def inference_dtype(
-    generation: GenerationConfig, precision: PrecisionConfig, *, device: str
+    generation: DecodingConfig, precision: PrecisionConfig, *, device: str
 ) -> Dtype:
     """Return the dtype of weights and activations."""
     if generation.inference_dtype != "auto":
@@ -121,10 +126,15 @@ def generation_problems(generation: GenerationConfig) -> Iterator[str]:
     if generation.sample_output_file and (generation.num_samples or not given):
         yield "--sample-output-file is for --prompt and --sample-input-file"
     yield from sampling_problems(generation)
-    if generation.beam_width is not None:
-        yield from _beam_problems(generation)
-    elif generation.length_penalty != 1:
-        yield "--length-penalty is for --beam-width"
+    yield from beam_problems(
+        generation,
+        {
+            "--recompute": generation.recompute,
+            "--stop-strings": generation.stop_strings,
+            "--logprobs": generation.logprobs,
+            "--num-samples": generation.num_samples,
+        },
+    )
 
 
 def sampling_problems(generation: SamplingConfig) -> Iterator[str]:
@@ -157,18 +167,24 @@ def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Ite
             yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
 
 
-def _beam_problems(generation: GenerationConfig) -> Iterator[str]:
-    if generation.beam_width is not None and generation.beam_width < 1:
+def beam_problems(generation: DecodingConfig, own: Mapping[str, object]) -> Iterator[str]:
+    """Yield every problem of the flags of a beam search.
+
+    Args:
+        own: further flags of the tool that do not go with it, with their values.
+    """
+    if generation.beam_width is None:
+        if generation.length_penalty != 1:
+            yield "--length-penalty is for --beam-width"
+        return
+    if generation.beam_width < 1:
         yield f"--beam-width {generation.beam_width} must be at least 1"
     others = {
         "--greedy": generation.greedy,
         "--temperature": generation.temperature != 1,
         "--top_k": generation.top_k,
         "--top_p": generation.top_p,
-        "--recompute": generation.recompute,
-        "--stop-strings": generation.stop_strings,
-        "--logprobs": generation.logprobs,
-        "--num-samples": generation.num_samples,
+        **own,
     }
     if given := [flag for flag, on in others.items() if on]:
         yield f"--beam-width does not go with {', '.join(given)}"

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron.config.inference.generation import SamplingConfig, sampling_problems
+from megatron.config.inference.generation import DecodingConfig, beam_problems, sampling_problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextToTextConfig(SamplingConfig):
-    """Text-to-text generation and span infilling, by a T5."""
+class TextToTextConfig(DecodingConfig):
+    """Text-to-text generation and span infilling, by a T5; --micro-batch-size is the number of texts at once."""
 
     text: list[str] | None = None
     """Texts, each in quotes; <extra_id_0>, <extra_id_1> and so on stand for spans to be filled in."""
@@ -27,3 +27,4 @@ def text_to_text_problems(options: TextToTextConfig) -> Iterator[str]:
     if options.out_seq_length is not None and options.out_seq_length < 1:
         yield f"--out-seq-length {options.out_seq_length} must be at least 1"
     yield from sampling_problems(options)
+    yield from beam_problems(options, {})

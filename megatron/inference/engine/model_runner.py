@@ -92,7 +92,7 @@ class ModelRunner:
             )
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
-        _fill(model, weights)
+        fill_parameters(model, weights)
         pack_weights(model)
         self.model = model.eval()
         end = steps.index(to_batch_first)
@@ -161,10 +161,7 @@ class ModelRunner:
 
     def nonfinite_logits_error(self) -> MegatronError:
         """Return the error for logits that are NaN or infinite."""
-        why = "its weights are NaN or infinite, or an activation overflows"
-        if self.dtype != torch.float32:
-            why += f" in {str(self.dtype).removeprefix('torch.')}: try --inference-dtype fp32"
-        return MegatronError(f"the network's logits are NaN or infinite: {why}")
+        return nonfinite_logits_error(self.dtype)
 
     @torch.inference_mode()
     def logprobs(self, features: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -270,14 +267,27 @@ def _pass_on(inputs: Any) -> Any:
     return inputs
 
 
-def _fill(model: SequentialModel, weights: Mapping[str, ParameterState]) -> None:
+def nonfinite_logits_error(dtype: torch.dtype) -> MegatronError:
+    """Return the error for logits that are NaN or infinite."""
+    why = "its weights are NaN or infinite, or an activation overflows"
+    if dtype != torch.float32:
+        why += f" in {str(dtype).removeprefix('torch.')}: try --inference-dtype fp32"
+    return MegatronError(f"the network's logits are NaN or infinite: {why}")
+
+
+def fill_parameters(model: SequentialModel, weights: Mapping[str, ParameterState]) -> None:
+    """Copy this rank's shards of the unsharded `weights` into the parameters of `model`.
+
+    Raises:
+        CheckpointError: a weight is missing or has another shape.
+    """
     for name, parameter in model.named_parameters():
         if name not in weights:
             raise CheckpointError(
                 f"the checkpoint has no weight {name}: it was saved by a run of another model"
             )
         shard, full = shard_of(parameter), weights[name].weight
-        if "word_embeddings.weight" in name and shard:
+        if name.endswith(("word_embeddings.weight", "output_bias")) and shard:
             # The padded vocabulary depends on the number of tensor-parallel ranks.
             full = full.with_rows(parameter.size(0) * shard.count)
         try:

@@ -16,6 +16,8 @@ from megatron.common.errors import (
 from megatron.config.data.objective import objective_tokenizer_arguments, plan_objective
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.inference.generation import (
+    DecodingConfig,
+    Dtype,
     GenerationConfig,
     dtype_problems,
     inference_dtype,
@@ -23,7 +25,7 @@ from megatron.config.inference.generation import (
     room_problems,
     vocabulary_problems,
 )
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import Architecture, ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
@@ -117,6 +119,66 @@ def load_model(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparedProcess:
+    """What an encoder network is built from in this process.
+
+    Args:
+        is_first: whether this process prints, or serves requests.
+    """
+
+    tokenizer: Tokenizer
+    spec: ModelSpec
+    groups: Groups
+    dtype: torch.dtype
+    device: torch.device
+    is_first: bool
+
+
+def prepare_encoder(
+    source: ModelSource, name: Architecture, options: DecodingConfig | None = None
+) -> PreparedProcess:
+    """Prepare this process for the BERT or T5 of a checkpoint.
+
+    Args:
+        name: its architecture.
+        options: name the dtype; None for fp32.
+
+    Raises:
+        ConfigError: flags do not fit the network or the machine.
+        WrongCheckpointError: the checkpoint holds another network.
+
+    Communication: every rank must call this, in step.
+    """
+    parallel = source.config.parallel
+    tokenizer, spec = tokenizer_and_spec(source)
+    require_architecture(source, spec, name)
+    launch, device = prepare_process(parallel)
+    dtype: Dtype = "fp32"
+    if options is not None:
+        dtype = inference_dtype(options, source.config.precision, device=device.type)
+    problems = [
+        *layout_problems(parallel, spec, world_size=launch.world_size),
+        *dtype_problems(dtype, device=device.type),
+    ]
+    if parallel.pipeline_model_parallel_size > 1:
+        problems.append(
+            f"--pipeline-model-parallel-size {parallel.pipeline_model_parallel_size}: a "
+            f"{name.upper()} is used without pipeline stages; write 1"
+        )
+    raise_if_any(problems)
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads(launch))
+    return PreparedProcess(
+        tokenizer=tokenizer,
+        spec=spec,
+        groups=_inference_groups(parallel, 1, device, master_address(launch)),
+        dtype=TORCH_DTYPES[dtype],
+        device=device,
+        is_first=launch.rank == 0,
+    )
+
+
 def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the model's spec, which must equal that of the training run."""
     config, manifest = source.config, source.manifest
@@ -145,7 +207,7 @@ _USES = {
 }
 
 
-def require_architecture(source: ModelSource, spec: ModelSpec, name: str) -> None:
+def require_architecture(source: ModelSource, spec: ModelSpec, name: Architecture) -> None:
     """Refuse a checkpoint of another network, and name the tool for it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A trained BERT in one process: fill-mask, sentence scores, sentence order, sentence embeddings."""
+"""A trained BERT: fill-mask, sentence scores, sentence order, sentence embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.checkpointing.hugging_face.network import load_network
 from megatron.common.errors import DataError
-from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.loading.loaded_model import require_architecture, tokenizer_and_spec
+from megatron.config.inference.generation import DecodingConfig
+from megatron.inference.engine.encoder_runner import EncoderRunner
+from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
-from megatron.model.bert import BertOutput
-from megatron.model.layers.layer_list import SequentialModel, in_turn
+from megatron.model.bert import BertOutput, bert_layers
+from megatron.model.layers.layer_list import in_turn
 from megatron.objectives.bert import bert_batch
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -32,21 +32,19 @@ class Candidate:
 
 
 class MaskedLM:
-    """A BERT that fills masks and scores sentences, in fp32.
+    """A BERT that fills masks, scores sentences and embeds them.
 
     Args:
-        model: built by `load_network`.
-        device: what it computes on.
+        runner: the network.
+
+    Communication: every rank must call its methods, in step.
     """
 
-    def __init__(
-        self, model: SequentialModel, spec: ModelSpec, tokenizer: Tokenizer, device: torch.device
-    ):
-        self.model, self.spec, self.tokenizer = model.to(device), spec, tokenizer
-        self._device = device
+    def __init__(self, runner: EncoderRunner, tokenizer: Tokenizer):
+        self.runner, self.tokenizer = runner, tokenizer
         self._cls, self._sep = tokenizer.special("cls"), tokenizer.special("sep")
         self._mask = tokenizer.special("mask")
-        self._encoder = model.calls[: spec.num_layers + _BEHIND_NORM]
+        self._encoder = runner.model.calls[: runner.spec.num_layers + _BEHIND_NORM]
 
     def fill(self, text: str, top: int) -> list[list[Candidate]]:
         """Return the likeliest tokens of each [MASK] in `text`, in order."""
@@ -84,9 +82,9 @@ class MaskedLM:
         None without a binary head, or for a text of one segment.
         """
         batch = self._batch(text)
-        if not self.spec.binary_head or not bool(batch["token_types"].any()):
+        if not self.runner.spec.binary_head or not bool(batch["token_types"].any()):
             return None
-        output: BertOutput = self.model(batch)
+        output: BertOutput = self.runner.model(batch)
         assert output.order_logits is not None  # there is a binary head
         return float(output.order_logits.softmax(-1)[0, 0])
 
@@ -99,14 +97,17 @@ class MaskedLM:
         rows = []
         for text in texts:
             hidden_bsh: Tensor = in_turn(self._encoder, self._batch(text))
-            rows.append(hidden_bsh[0, 1:-1].mean(0).cpu().numpy())
+            rows.append(hidden_bsh[0, 1:-1].float().mean(0).cpu().numpy())
         return np.stack(rows)
 
     @torch.no_grad()
     def _log_probabilities(self, batch: Batch) -> Tensor:
         """Return those of the tokens of the vocabulary, [b, s, V] without its padding."""
-        output: BertOutput = self.model(batch)
-        return output.logits[..., : self.tokenizer.vocab_size].log_softmax(-1)
+        output: BertOutput = self.runner.model(batch)
+        logits = self.runner.full_logits(output.logits)
+        if not logits.isfinite().all():
+            raise self.runner.nonfinite_logits_error()
+        return logits.log_softmax(-1)
 
     def _batch(self, text: str) -> Batch:
         """Return [CLS] first [SEP] second [SEP] as a batch of one sample.
@@ -120,16 +121,16 @@ class MaskedLM:
         if len(segments) > 1:
             tokens += [*segments[1], self._sep]
             types += [1] * (len(tokens) - len(types))
-        if len(tokens) > self.spec.max_position_embeddings:
+        if len(tokens) > self.runner.spec.max_position_embeddings:
             raise DataError(
                 f"the text {text[:40]!r} has {len(tokens)} tokens with [CLS] and [SEP]; the network "
-                f"takes {self.spec.max_position_embeddings}"
+                f"takes {self.runner.spec.max_position_embeddings}"
             )
-        row = torch.tensor([tokens], device=self._device)
+        row = torch.tensor([tokens], device=self.runner.device)
         nothing = torch.zeros_like(row)
         return bert_batch(
             text=row,
-            types=torch.tensor([types], device=self._device),
+            types=torch.tensor([types], device=self.runner.device),
             labels=nothing,
             is_random=nothing[:, 0],
             loss_mask=nothing,
@@ -144,14 +145,29 @@ class MaskedLM:
         return tokens
 
 
-def load_masked_lm(source: ModelSource, device: torch.device) -> MaskedLM:
-    """Load the BERT of a checkpoint.
+def load_masked_lm(
+    source: ModelSource, options: DecodingConfig | None = None
+) -> tuple[MaskedLM, bool]:
+    """Load the BERT of a checkpoint; return it, and whether this process is the first.
+
+    Args:
+        options: name the dtype; None for fp32.
 
     Raises:
-        WrongCheckpointError: it holds another network.
+        ConfigError: flags do not fit the network or the machine.
+        WrongCheckpointError: the checkpoint holds another network.
         CheckpointError: it is damaged.
+
+    Communication: every rank must call this, in step.
     """
-    tokenizer, spec = tokenizer_and_spec(source)
-    require_architecture(source, spec, "bert")
+    process = prepare_encoder(source, "bert", options)
     with source.weights() as full:
-        return MaskedLM(load_network(spec, full), spec, tokenizer, device)
+        runner = EncoderRunner(
+            process.spec,
+            full.parameters,
+            layers=bert_layers,
+            groups=process.groups,
+            dtype=process.dtype,
+            device=process.device,
+        )
+    return MaskedLM(runner, process.tokenizer), process.is_first

@@ -1,33 +1,31 @@
-"""A trained T5 in one process: text-to-text generation and span infilling."""
+"""A trained T5: text-to-text generation and span infilling."""
 
-import random
 import re
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-
-from megatron.checkpointing.hugging_face.network import load_network
-from megatron.common.errors import DataError, raise_if_any
-from megatron.config.inference.generation import top_k_problems
+from megatron.common.errors import ConfigError, DataError, raise_if_any
+from megatron.config.inference.generation import DecodingConfig, top_k_problems
 from megatron.config.inference.text_to_text import TextToTextConfig
-from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.t5_dataset import t5_vocabulary
-from megatron.inference.engine.sampling import SamplingParams, sample_tokens
-from megatron.inference.loading.loaded_model import require_architecture, tokenizer_and_spec
+from megatron.inference.engine.encoder_decoder import (
+    EncoderDecoderRunner,
+    Generated,
+    TextToTextRequest,
+)
+from megatron.inference.engine.encoder_runner import run_to_end
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
-from megatron.model.layers.layer_input import LayerInput
-from megatron.model.layers.layer_list import SequentialModel, in_turn
-from megatron.model.t5 import DECODER_TOKENS
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
-_ENCODER = 4  # entries of the list up to the encoder's norm, without the transformer layers
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Output of the decoder.
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Text of the decoder.
 
     Args:
         text: sentinels in it as <extra_id_0>.
@@ -41,64 +39,53 @@ class Generated:
 
 
 class TextToText:
-    """A T5 that generates text from text, in fp32.
-
-    The encoder runs once for each text. The decoder has no KV cache: it recomputes all tokens for
-    each new one.
+    """A T5 that generates text from text.
 
     Args:
-        model: built by `load_network`.
-        device: what it computes on.
+        runner: the network.
+        rows: most texts at once.
 
     Raises:
         DataError: the tokenizer lacks special tokens or sentinels.
     """
 
-    def __init__(
-        self, model: SequentialModel, spec: ModelSpec, tokenizer: Tokenizer, device: torch.device
-    ):
-        model.to(device)
-        split = spec.num_layers + _ENCODER
-        self._encoder, self._decoder = model.calls[:split], model.calls[split:]
-        self.spec, self.tokenizer, self._device = spec, tokenizer, device
+    def __init__(self, runner: EncoderDecoderRunner, tokenizer: Tokenizer, *, rows: int = 1):
+        self.runner, self.tokenizer, self.rows = runner, tokenizer, rows
         vocabulary = t5_vocabulary(tokenizer)
         self._bos, self._eos = vocabulary.special["bos"], vocabulary.special["eos"]
         self._sentinels = vocabulary.sentinels
 
-    @torch.no_grad()
-    def generate(self, text: str, sampling: SamplingParams, *, most: int, seed: str) -> Generated:
-        """Generate the decoder's text for `text`.
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of a text; None if the network has no limit."""
+        spec = self.runner.spec
+        return None if spec.relative_buckets else spec.max_position_embeddings
+
+    def request(
+        self, texts: Sequence[str], *, seeds: Sequence[str], **options: Any
+    ) -> TextToTextRequest:
+        """Return the request to generate the decoder's texts for `texts`.
 
         Args:
-            most: maximum number of generated tokens.
-            seed: of the random draws of sampling.
+            seeds: of the random draws of each text.
+            options: further fields of the request.
 
         Raises:
-            DataError: the text has no tokens, too many, or a sentinel that the tokenizer lacks.
+            DataError: a text has no tokens, too many, or a sentinel that the tokenizer lacks.
         """
-        source, draws = self._source(text), random.Random(seed)
-        encoded = self._encode(source)
-        tokens = [self._bos]
-        while len(tokens) <= most and tokens[-1] != self._eos:
-            row = torch.tensor([tokens], device=self._device)
-            logits = in_turn(self._decoder, encoded._replace(batch={DECODER_TOKENS: row}))
-            real = logits[:, -1, : self.tokenizer.vocab_size]
-            tokens += sample_tokens(real, [sampling], [draws.random()], [len(tokens) - 1])
-        is_finished = tokens[-1] == self._eos
-        new = tokens[1:-1] if is_finished else tokens[1:]
-        return Generated(self._text(new), self._filled(source, new), is_finished)
-
-    def _encode(self, source: Sequence[int]) -> LayerInput:
-        """Return the output of the encoder.
-
-        Shapes: -> hidden [s, 1, h].
-        """
-        row = torch.tensor([source], device=self._device)
-        lengths = torch.tensor([len(source)], device=self._device)
-        encoded: LayerInput = in_turn(
-            self._encoder, {"tokens": row, "lengths": lengths, DECODER_TOKENS: row[:, :0]}
+        return TextToTextRequest(
+            sources=tuple(tuple(self._source(text)) for text in texts),
+            seeds=tuple(seeds),
+            bos=self._bos,
+            eos=self._eos,
+            rows=self.rows,
+            **options,
         )
-        return encoded
+
+    def output(self, source: Sequence[int], generated: Generated) -> Output:
+        """Return the text that was generated for the tokens `source`."""
+        text, filled = self._text(generated.tokens), self._filled(source, generated.tokens)
+        return Output(text=text, filled=filled, is_finished=generated.is_finished)
 
     def _source(self, text: str) -> list[int]:
         """Return the tokens of the encoder."""
@@ -115,10 +102,10 @@ class TextToText:
                 )
         if not tokens:
             raise DataError(f"the text {text[:40]!r} has no tokens; give one that has some")
-        rows = self.spec.max_position_embeddings
-        if len(tokens) > rows and not self.spec.relative_buckets:
+        if self.max_length is not None and len(tokens) > self.max_length:
             raise DataError(
-                f"the text {text[:40]!r} has {len(tokens)} tokens; the network takes {rows}"
+                f"the text {text[:40]!r} has {len(tokens)} tokens; the network takes "
+                f"{self.max_length}"
             )
         return tokens
 
@@ -153,41 +140,67 @@ def _spans(
     yield sentinel, span
 
 
-def load_text_to_text(source: ModelSource, device: torch.device) -> TextToText:
-    """Load the T5 of a checkpoint.
+def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[TextToText, bool]:
+    """Load the T5 of a checkpoint; return it, and whether this process is the first.
+
+    Args:
+        options: name the dtype.
 
     Raises:
-        WrongCheckpointError: it holds another network.
+        ConfigError: flags do not fit the network or the machine.
+        WrongCheckpointError: the checkpoint holds another network.
         CheckpointError: it is damaged.
+
+    Communication: every rank must call this, in step.
     """
-    tokenizer, spec = tokenizer_and_spec(source)
-    require_architecture(source, spec, "t5")
+    process, rows = prepare_encoder(source, "t5", options), source.config.training.micro_batch_size
+    if rows < 1:
+        raise ConfigError(f"--micro-batch-size {rows} must be at least 1")
     with source.weights() as full:
-        return TextToText(load_network(spec, full), spec, tokenizer, device)
+        runner = EncoderDecoderRunner(
+            process.spec,
+            full.parameters,
+            groups=process.groups,
+            dtype=process.dtype,
+            device=process.device,
+        )
+    return TextToText(runner, process.tokenizer, rows=rows), process.is_first
 
 
 def generate_texts(
     model: TextToText, texts: Sequence[str], options: TextToTextConfig, *, seed: int
-) -> Iterator[Generated]:
+) -> Iterator[Output]:
     """Yield the output for each of `texts`, with random draws of its own.
 
     Raises:
         ConfigError: the flags do not fit the network.
+        DataError: the network cannot take a text.
+
+    Communication: every rank must call this, in step.
     """
-    most = options.out_seq_length or model.spec.decoder_seq_length
+    most = options.out_seq_length or model.runner.spec.decoder_seq_length
     raise_if_any(_problems(model, options, most))
-    sampling = SamplingParams(
-        greedy=options.greedy,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
+    request = model.request(
+        texts,
+        seeds=[f"{seed}:{number}" for number in range(1, len(texts) + 1)],
+        max_new_tokens=most,
+        sampling=SamplingParams(
+            greedy=options.greedy,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+        ),
+        beam_width=options.beam_width,
+        length_penalty=options.length_penalty,
     )
-    for number, text in enumerate(texts, 1):
-        yield model.generate(text, sampling, most=most, seed=f"{seed}:{number}")
+    for first in range(0, len(texts), model.rows):
+        rows = slice(first, first + model.rows)
+        part = replace(request, sources=request.sources[rows], seeds=request.seeds[rows])
+        found = run_to_end(part.run(model.runner))
+        yield from map(model.output, part.sources, found)
 
 
 def _problems(model: TextToText, options: TextToTextConfig, most: int) -> Iterator[str]:
     yield from top_k_problems(options, vocab_size=model.tokenizer.vocab_size)
-    rows = model.spec.max_position_embeddings
-    if most > rows and not model.spec.relative_buckets:
-        yield f"--out-seq-length {most} is more than the {rows} positions of the network"
+    if model.max_length is not None and most > model.max_length:
+        yield f"--out-seq-length {most} is more than the {model.max_length} positions of the network"

@@ -5,14 +5,13 @@ import pytest
 import torch
 from tiny import tiny_spec
 
-from megatron.checkpointing.hugging_face.network import load_network, parameters_of
-from megatron.checkpointing.resharding.sharded_tensor import (
-    FullCheckpoint,
-    ParameterState,
-    unsharded,
-)
+from megatron.checkpointing.hugging_face.network import parameters_of
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.common.errors import DataError
+from megatron.inference.engine.encoder_runner import EncoderRunner
+from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.loading.masked_lm import MaskedLM
+from megatron.model.bert import bert_layers
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
@@ -30,9 +29,15 @@ def model(tmp_path, group):
         name: ParameterState(weight=unsharded(0.5 * torch.randn(p.shape)))
         for name, p in parameters_of(spec).items()
     }
-    network = load_network(spec, FullCheckpoint(parameters=weights, counters={}))
-    tokenizer = WordPieceTokenizer(tmp_path / "vocab.txt", lower_case=True)
-    return MaskedLM(network, spec, tokenizer, torch.device("cpu"))
+    network = EncoderRunner(
+        spec,
+        weights,
+        layers=bert_layers,
+        groups=lone_groups(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    return MaskedLM(network, WordPieceTokenizer(tmp_path / "vocab.txt", lower_case=True))
 
 
 def logits_of(model, tokens, types):
@@ -44,7 +49,7 @@ def logits_of(model, tokens, types):
         "attention_span": torch.tensor([[[0, length]]]),
     }
     with torch.no_grad():
-        return model.model(batch)
+        return model.runner.model(batch)
 
 
 def test_masks_are_filled_with_the_likeliest_tokens(model):

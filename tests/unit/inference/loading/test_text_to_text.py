@@ -10,15 +10,16 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     ParameterState,
     unsharded,
 )
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.config.inference.text_to_text import TextToTextConfig, text_to_text_problems
-from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.encoder_decoder import EncoderDecoderRunner
+from megatron.inference.engine.encoder_runner import run_to_end
+from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.loading.text_to_text import TextToText, generate_texts
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##d", "[BOS]", "[EOS]"]
 A, B, C, D, BOS, EOS, SENTINEL = range(5, 12)
-GREEDY = SamplingParams(greedy=True)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def tokenizer(tmp_path):
     return WordPieceTokenizer(tmp_path / "vocab.txt", lower_case=True, extra_ids=3)
 
 
-def model_of(tokenizer, **sizes):
+def model_of(tokenizer, *, rows=1, **sizes):
     spec = tiny_spec(
         **{"architecture": "t5", "num_decoder_layers": 3, "decoder_seq_length": 6},
         **{"padded_vocab_size": 16, "vocab_size": 14, "max_position_embeddings": 9, **sizes},
@@ -38,67 +39,143 @@ def model_of(tokenizer, **sizes):
         for name, p in parameters_of(spec).items()
     }
     network = load_network(spec, FullCheckpoint(parameters=weights, counters={}))
-    return network, TextToText(network, spec, tokenizer, torch.device("cpu"))
+    runner = EncoderDecoderRunner(
+        spec, weights, groups=lone_groups(), dtype=torch.float32, device=torch.device("cpu")
+    )
+    return network, TextToText(runner, tokenizer, rows=rows)
 
 
-class Written:
-    """Stands in for the decoder: it writes given tokens, [EOS] behind them."""
+def outputs_of(model, *texts, most=6, **options):
+    return list(
+        generate_texts(model, texts, TextToTextConfig(out_seq_length=most, **options), seed=1)
+    )
 
-    def __init__(self, tokens):
-        self.tokens = [*tokens, EOS]
 
-    def __call__(self, inputs):
-        (tokens,) = inputs.batch.values()
-        logits = torch.zeros(1, tokens.size(1), 16)
-        logits[0, -1, self.tokens[tokens.size(1) - 1]] = 1
-        return logits
+def logits_of(network, source, tokens):
+    """Return the network's own logits of the decoder's tokens."""
+    with torch.no_grad():
+        batch = {
+            "tokens": torch.tensor([source]),
+            "lengths": torch.tensor([len(source)]),
+            "decoder_tokens": torch.tensor([tokens]),
+        }
+        return network(batch)[0, :, :14]
+
+
+def likeliest(network, source, most=6):
+    """Return the text that the network continues with, each token from all tokens before it."""
+    tokens = [BOS]
+    while len(tokens) <= most and tokens[-1] != EOS:
+        tokens.append(int(logits_of(network, source, tokens)[-1].argmax()))
+    return tokens[1:]
 
 
 def writing(tokenizer, *tokens):
+    """Return a T5 that writes `tokens`, and [EOS] behind them."""
     model = model_of(tokenizer)[1]
-    model._decoder = [Written(tokens)]
+
+    def logits(features):
+        logits = torch.zeros(len(features), 14)
+        logits[:, [*tokens, EOS][model.runner.cache.position]] = 1
+        return logits
+
+    model.runner.logits = logits
     return model
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {},
-        {
-            **{"position_embedding": "relative", "relative_buckets": 4},
-            **{"relative_max_distance": 5, "max_position_embeddings": 2},
-        },
-    ],
-    ids=["learned", "relative"],
-)
-def test_each_token_is_the_likeliest_behind_those_before(tokenizer, sizes):
+SIZES = [
+    {},
+    {
+        **{"position_embedding": "relative", "relative_buckets": 4},
+        **{"relative_max_distance": 5, "max_position_embeddings": 2},
+    },
+    {"qk_layernorm": True, "num_query_groups": 1, "fp32_residual": True},
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=["learned", "relative", "grouped"])
+def test_decode_steps_with_a_cache_equal_the_network(tokenizer, sizes):
     network, model = model_of(tokenizer, **sizes)
-    runs = []
-    network.get_submodule("3").register_forward_hook(lambda *_: runs.append(1))
-    source = [A, SENTINEL, B, D]
-    found = model.generate("a <extra_id_0> bd", GREEDY, most=5, seed="")
+    runs, runner = [], model.runner
+    runner.model.get_submodule("3").register_forward_hook(lambda *_: runs.append(1))
+    sources, texts = [[A, SENTINEL, B, D], [C, C]], [[BOS, A, D, D, B], [BOS, C, C, A, A]]
+    runner.encode(sources, 5)
+    for position in range(5):
+        logits = runner.logits(runner.decode([t[position] for t in texts], [position] * 2)[:, 0])
+        for row, source, tokens in zip(logits, sources, texts, strict=True):
+            torch.testing.assert_close(
+                row, logits_of(network, source, tokens[: position + 1])[-1], rtol=1e-4, atol=1e-5
+            )
     assert len(runs) == 1  # of the encoder
-    tokens = [BOS]
-    with torch.no_grad():
-        for _ in range(5):
-            batch = {
-                "tokens": torch.tensor([source]),
-                "lengths": torch.tensor([4]),
-                "decoder_tokens": torch.tensor([tokens]),
-            }
-            tokens.append(int(network(batch)[0, -1, :14].argmax()))
-    assert EOS not in tokens
-    assert (found.text, found.is_finished) == (tokenizer.decode(tokens[1:]), False)
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=["learned", "relative"])
+def test_each_token_is_the_likeliest_behind_those_before(tokenizer, sizes):
+    network, model = model_of(tokenizer, rows=2, **sizes)
+    words = ["a <extra_id_0> bd", "c", "a a bd c"]
+    sources = [[A, SENTINEL, B, D], [C], [A, A, B, D, C]]
+    found = outputs_of(model, *words, greedy=True)
+    for source, output in zip(sources, found, strict=True):
+        tokens = likeliest(network, source)
+        assert output.is_finished == (tokens[-1] == EOS)
+        assert output.text == model._text([t for t in tokens if t != EOS])
+
+
+def test_a_beam_search_finds_a_likelier_text(tokenizer):
+    network, model = model_of(tokenizer)
+    source = (A, B, D)
+
+    def score(tokens):
+        chances = logits_of(network, source, [BOS, *tokens[:-1]]).log_softmax(-1)
+        return float(chances[range(len(tokens)), list(tokens)].sum())
+
+    def searched(width):
+        (found,) = run_to_end(
+            model.request(
+                ["a bd"], seeds=["0"], max_new_tokens=5, beam_width=width, length_penalty=0.0
+            ).run(model.runner)
+        )
+        return [*found.tokens, *([EOS] if found.is_finished else [])]
+
+    greedy = likeliest(network, source, 5)
+    assert searched(1) == greedy
+    assert score(searched(8)) > score(greedy) + 0.01
+
+
+def test_texts_that_have_ended_leave_the_batch(tokenizer):
+    model = model_of(tokenizer, rows=3)[1]
+    runner, sizes, logits = model.runner, [], model.runner.logits
+
+    def ending(features):
+        sizes.append(len(features))
+        found = logits(features).clone()
+        if runner.cache.position == 1:
+            found[1] = torch.nn.functional.one_hot(torch.tensor(EOS), 14) * 99.0
+        return found
+
+    alone = [each.text for text in ("a", "b bd") for each in outputs_of(model, text, greedy=True)]
+    runner.logits = ending
+    found = outputs_of(model, "a", "c", "b bd", greedy=True)
+    assert sizes == [3, 3, 2, 2, 2, 2]
+    assert [found[0].text, found[2].text] == alone
+    assert found[1].is_finished
+
+
+def test_infinite_logits_are_an_error(tokenizer):
+    model = model_of(tokenizer)[1]
+    model.runner.model.tied_modules["embed"].word_embeddings.weight.data.fill_(torch.nan)
+    with pytest.raises(MegatronError, match="logits are NaN or infinite"):
+        outputs_of(model, "a")
 
 
 def test_spans_are_filled_in(tokenizer):
     first, second = SENTINEL, SENTINEL + 1
     model = writing(tokenizer, second, C, first, A, D)
-    found = model.generate("b <extra_id_0> c <extra_id_1> <extra_id_2>", GREEDY, most=9, seed="")
+    (found,) = outputs_of(model, "b <extra_id_0> c <extra_id_1> <extra_id_2>", greedy=True)
     assert found.text == "<extra_id_1> c <extra_id_0> ad"
     assert found.filled == "b ad c c <extra_id_2>"
     assert found.is_finished
-    plain = model.generate("b", GREEDY, most=2, seed="")
+    (plain,) = outputs_of(model, "b", greedy=True, most=2)
     assert (plain.text, plain.filled, plain.is_finished) == ("<extra_id_1> c", None, False)
 
 
@@ -106,6 +183,7 @@ def test_samples_follow_from_the_seed(tokenizer):
     model = model_of(tokenizer)[1]
     options = TextToTextConfig(temperature=3.0)
     texts = [each.text for each in generate_texts(model, ["a b"] * 4, options, seed=1)]
+    model.rows = 4
     assert texts == [each.text for each in generate_texts(model, ["a b"] * 4, options, seed=1)]
     assert len({*texts}) > 1
     assert texts != [each.text for each in generate_texts(model, ["a b"] * 4, options, seed=2)]
@@ -121,7 +199,7 @@ def test_samples_follow_from_the_seed(tokenizer):
 )
 def test_texts_that_the_network_cannot_take_are_refused(tokenizer, text, reason):
     with pytest.raises(DataError, match=reason):
-        model_of(tokenizer)[1].generate(text, GREEDY, most=1, seed="")
+        outputs_of(model_of(tokenizer)[1], text, most=1)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +219,11 @@ def test_flags_that_the_network_cannot_obey_are_refused(tokenizer, options, flag
         ({"text": ["a"], "input_file": "b"}, "--text or --input-file"),
         ({"text": ["a"], "out_seq_length": 0}, "--out-seq-length 0"),
         ({"text": ["a"], "temperature": -1.0}, "--temperature"),
+        (
+            {"text": ["a"], "greedy": True, "beam_width": 2},
+            "--beam-width does not go with --greedy",
+        ),
+        ({"text": ["a"], "length_penalty": 2.0}, "--length-penalty is for --beam-width"),
     ],
 )
 def test_contradicting_flags_are_refused(options, flag):

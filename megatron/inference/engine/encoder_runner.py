@@ -1,0 +1,183 @@
+"""Runner of encoder networks (BERT, T5), and an engine that serves their requests one by one."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState
+from megatron.common.errors import ConfigError, MegatronError
+from megatron.config.network.model_spec import ModelSpec
+from megatron.inference.engine.continuous_batching import ExclusiveRequest
+from megatron.inference.engine.model_runner import fill_parameters, nonfinite_logits_error
+from megatron.inference.engine.sequence import Event, Request
+from megatron.model.layers.attention_kernels import core_attention_of
+from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.tensor_parallel.collectives import all_gather
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.rng import OrdinaryStream
+
+Value = TypeVar("Value")
+
+
+class EncoderRunner:
+    """Holds this rank's tensor-parallel shard of a network without pipeline stages, in eval mode.
+
+    Args:
+        spec: the network.
+        weights: unsharded, by name.
+        layers: returns the layers of the network: `bert_layers` or `t5_layers`.
+        groups: this rank's process groups, of one pipeline stage.
+        dtype: of weights and activations.
+
+    Raises:
+        CheckpointError: the weights are not those of `spec`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, ParameterState],
+        *,
+        layers: Callable[..., list[Step]],
+        groups: Groups,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.groups, self.dtype, self.device = groups, dtype, device
+        # Ranks get equal shards of the vocabulary; the padding has no token.
+        tensor = groups.topology.tensor
+        padded = -(-spec.padded_vocab_size // tensor) * tensor
+        self.spec = replace(spec, padded_vocab_size=padded)
+        steps = layers(
+            self.spec,
+            group=groups.tensor,
+            rng=OrdinaryStream(),
+            mixed=dtype != torch.float32,
+            core_attention=core_attention_of(spec),
+            batch_fields=(),
+        )
+        self.model = SequentialModel(steps).to(dtype).to(device).eval()
+        fill_parameters(self.model, weights)
+
+    def full_logits(self, logits: Tensor) -> Tensor:
+        """Return the logits of the tokenizer's vocabulary.
+
+        Shapes: [..., V/t] -> [..., V] float32, without the padded tokens.
+        Communication: an all-gather over the tensor group.
+        """
+        if self.groups.topology.tensor > 1:
+            logits = all_gather(logits.contiguous(), logits.dim() - 1, self.groups.tensor)
+        return logits[..., : self.spec.vocab_size].float()
+
+    def broadcast(self, value: Value) -> Value:
+        """Return the `value` of the first rank on every rank.
+
+        Communication: one broadcast when there are several ranks.
+        """
+        box = [value]
+        if self.groups.topology.tensor > 1:
+            dist.broadcast_object_list(box, src=0, group=self.groups.model, device=self.device)
+        return box[0]
+
+    def nonfinite_logits_error(self) -> MegatronError:
+        """Return the error for logits that are NaN or infinite."""
+        return nonfinite_logits_error(self.dtype)
+
+
+def run_to_end(
+    steps: Generator[None, None, list[Value]], should_continue: Callable[[], bool] = lambda: True
+) -> list[Value]:
+    """Run the steps of a request, and return its results; [] if it is cancelled.
+
+    Args:
+        should_continue: called after each step; if False, the request is cancelled.
+    """
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[Value] = end.value
+            return found
+        if not should_continue():
+            return []
+
+
+_CLOSE = "close"
+"""Message that ends `SerialEngine.follow`."""
+
+
+class SerialEngine:
+    """Serves the exclusive requests of a BERT or T5, one after the other.
+
+    Requests run on the first rank, which is closed in the end; the other ranks `follow()`.
+
+    Args:
+        runner: what requests run on.
+        max_length: most tokens of a text.
+    """
+
+    rows = 1
+    is_busy = False
+
+    def __init__(self, runner: EncoderRunner, *, max_length: int):
+        self.runner, self.max_length = runner, max_length
+        self._is_open = True
+
+    def problems(self, request: Request) -> Iterator[str]:
+        """Yield why the network does not continue a prompt."""
+        yield f"a {self.runner.spec.architecture.upper()} does not continue prompts"
+
+    def add(self, request: Request) -> int:
+        """Refuse a prompt.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(*self.problems(request))
+
+    def cancel(self, request_id: int) -> None:
+        """Do nothing: there are no sequences to cancel."""
+
+    def step(self) -> list[Event]:
+        """Keep the other ranks from timing out."""
+        self.runner.broadcast(None)
+        return []
+
+    def run_alone(
+        self, request: ExclusiveRequest[Any], should_continue: Callable[[], bool] = lambda: True
+    ) -> list[Any]:
+        """Run a request on all ranks, and return its results.
+
+        Args:
+            should_continue: called after each step; if False, the request is cancelled and has no
+                results.
+
+        Raises:
+            MegatronError: the logits are NaN or infinite.
+        """
+        self.runner.broadcast(request)
+        return self._run(request, should_continue)
+
+    def follow(self) -> None:
+        """Take part in the requests of the first rank until its engine is closed."""
+        while (message := self.runner.broadcast(None)) != _CLOSE:
+            if isinstance(message, ExclusiveRequest):
+                with suppress(MegatronError):  # the first rank reports it
+                    self._run(message)
+
+    def close(self) -> None:
+        """End `follow` on the other ranks."""
+        if self._is_open:
+            self._is_open = False
+            self.runner.broadcast(_CLOSE)
+
+    def _run(
+        self, request: ExclusiveRequest[Any], should_continue: Callable[[], bool] = lambda: True
+    ) -> list[Any]:
+        steps = request.run(cast(Any, self.runner))
+        return run_to_end(steps, lambda: self.runner.broadcast(should_continue()))
