@@ -62,10 +62,14 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
 def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
-    requested = {
-        (section.__name__, field.name) for section in ALL_SECTIONS for field in fields(section)
-    }
-    assert sorted(requested - read) == []
+    unread = [
+        (section.__name__, field.name)
+        for section in ALL_SECTIONS
+        for field in fields(section)
+        # What takes a base of sections reads the fields of all of them.
+        if not any((base.__name__, field.name) in read for base in section.__mro__)
+    ]
+    assert unread == []
 
 
 def test_a_read_is_told_from_one_of_another_section(tmp_path):
