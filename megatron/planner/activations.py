@@ -5,6 +5,7 @@ parallelism and dropout, they are the 34 s b h of arXiv:2205.05198, section 4.1,
 of its dropout masks and score matrices, plus the output of attention.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,7 +50,7 @@ class Activations:
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
         kept = (
             spec.norms_per_layer * self._norm()
-            + self._attention(number)
+            + self._attention()
             + (dropped if spec.hidden_dropout else 0)
         )
         experts = spec.experts_of(number)
@@ -94,7 +95,7 @@ class Activations:
         """Return the activations of a decoder layer's cross-attention, and of the norm before it."""
         spec, decoder = self.plan.model, self._decoder
         keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
-        own = decoder._norm() + decoder._attention(1)
+        own = decoder._norm() + decoder._attention()
         return own + (self.tokens - decoder.tokens) * keys
 
     def _norm(self) -> int:
@@ -108,7 +109,7 @@ class Activations:
             kept += self.outside * spec.hidden_size * extra
         return kept + self.outside * stats * (4 if wide else 2)
 
-    def _attention(self, number: int) -> int:
+    def _attention(self) -> int:
         spec, width = self.plan.model, self._bytes
         queries = spec.num_attention_heads * spec.head_dim
         keys = spec.num_query_groups * spec.head_dim
@@ -125,9 +126,21 @@ class Activations:
         if spec.position_embedding == "rotary":
             kept += 2 * self.tokens * spec.rotary_dim * 4
         selective = self.plan.recompute.granularity == "selective"
-        return kept + (0 if selective else self._core(number))
+        return kept + (0 if selective else self._core())
 
-    def _core(self, number: int) -> int:
+    def masks(self, numbers: Iterable[int]) -> int:
+        """Return the bytes of the attention masks that the layers `numbers` share."""
+        spec = self.plan.model
+        if self.plan.kernels.attention != "sdpa":
+            return 0
+        slopes, documents = spec.position_embedding == "alibi", self.plan.masks.isolate_documents
+        heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
+        samples = self.plan.batch.micro_batch_size if documents else 1
+        windows = {spec.window_of(number) for number in numbers}
+        kinds = sum(1 for window in windows if window or slopes or documents)
+        return kinds * samples * heads * spec.seq_length**2 * self._bytes
+
+    def _core(self) -> int:
         """Return the activations of the core of attention."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
         features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
@@ -136,17 +149,11 @@ class Activations:
         scores = self.plan.batch.micro_batch_size * heads * square
         drops = spec.attention_dropout > 0
         if implementation in ("sdpa", "flash"):
-            bias = 0
-            if implementation == "sdpa":
-                alibi = spec.position_embedding == "alibi"
-                bias = (
-                    square * self._bytes * (heads if alibi else 1 if spec.window_of(number) else 0)
-                )
             if self.device == "cpu" and drops:
                 # Written out in 32 bits: weights, mask and product of the two.
                 scaled = 2 if self._bytes == 4 else 3
-                return 12 * scores + scaled * features * self._bytes + bias
-            return 4 * scores // spec.seq_length + bias
+                return 12 * scores + scaled * features * self._bytes
+            return 4 * scores // spec.seq_length
         capped = scores if spec.attention_softcap else 0
         if self.device != "cpu":
             each = self._bytes * (2 if drops else 1) + drops

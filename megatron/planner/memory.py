@@ -122,6 +122,7 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return the activations of one micro-batch on the stage, without the inputs of recomputed layers."""
     again = {stage.layers[i] for group in plan.recompute.groups(len(stage.layers)) for i in group}
     kept = sum(activations.layer(number) for number in stage.layers if number not in again)
+    kept += activations.masks(stage.layers)
     if stage.has_embedding:
         kept += activations.in_front()
     if stage.has_final_norm:

@@ -2,12 +2,14 @@
 
 from contextlib import nullcontext
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
+from megatron.model.layers.layer_input import Shared
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.positions import (
@@ -106,6 +108,8 @@ class ParallelAttention(nn.Module):
         positions_bs: Tensor | None = None,
         spans_bs2: Tensor | None = None,
         relative: RelativePositions | None = None,
+        *,
+        shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self.project(x_sbh)
         if self.own_positions and positions_bs is not None:
@@ -114,8 +118,14 @@ class ParallelAttention(nn.Module):
             cos, sin = rotary_tables(positions_bs, self.positions)
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
         bias = relative.bias(query.size(2), key.size(2)) if relative else None
-        mask = Mask(spans_bs2=spans_bs2, window=self.window)
-        return self.output(self.core(query, key, value, mask, bias))
+        shared = shared or Shared()
+        mask = shared.once(
+            ("mask", self.window), lambda: Mask(spans_bs2=spans_bs2, window=self.window)
+        )
+        slopes_a = None
+        if self.spec.position_embedding == "alibi":
+            slopes_a = shared.once("ALiBi slopes", lambda: self._slopes(query.device))
+        return self.output(self.core(query, key, value, mask, bias=bias, slopes_a=slopes_a))
 
     def output(self, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output layer's product with the mixed values [b, a, s, d], and its bias."""
@@ -137,9 +147,16 @@ class ParallelAttention(nn.Module):
         return query, key, value
 
     def core(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask,
+        *,
+        bias: Tensor | None = None,
+        slopes_a: Tensor | None = None,
     ) -> Tensor:
-        """Return the mixed values [b, a, s, d]: what is between the linear layers."""
+        """Compute core attention, between the linear layers: the mixed values [b, a, s, d]."""
         drop = self.spec.attention_dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
             return self.core_attention(
@@ -150,7 +167,7 @@ class ParallelAttention(nn.Module):
                     mask=mask,
                     scale=self.spec.attention_scale,
                     softcap=self.spec.attention_softcap,
-                    slopes_a=self._slopes(query),
+                    slopes_a=slopes_a,
                     bias=bias,
                     layer_scaling=self.layer_scaling,
                     dropout=drop,
@@ -158,10 +175,9 @@ class ParallelAttention(nn.Module):
                 ),
             )
 
-    def _slopes(self, query: Tensor) -> Tensor | None:
-        if self.spec.position_embedding != "alibi":
-            return None
-        slopes_a = alibi_slopes(self.spec.num_attention_heads, query.device)
+    def _slopes(self, device: torch.device) -> Tensor:
+        """Return the ALiBi slopes of this rank's heads."""
+        slopes_a = alibi_slopes(self.spec.num_attention_heads, device)
         return slopes_a.chunk(self.group.size())[self.group.rank()]
 
     def extra_repr(self) -> str:
@@ -190,11 +206,18 @@ class ParallelCrossAttention(ParallelAttention):
         self.key_value = self.input_layer("key_value", 2 * groups, sequence_parallel)
 
     def forward(  # type: ignore[override]
-        self, x_sbh: Tensor, encoder_tbh: Tensor, spans_bs2: Tensor | None
+        self,
+        x_sbh: Tensor,
+        encoder_tbh: Tensor,
+        spans_bs2: Tensor | None,
+        *,
+        shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         head_dim, groups = self.spec.head_dim, self.local_groups
         query = self.query(x_sbh).unflatten(2, (groups, self.queries_per_group, head_dim))
         key_value = self.key_value(encoder_tbh).unflatten(2, (groups, 2, head_dim))
         query, key, value = self.in_heads(query, *key_value.split(1, dim=3))
-        mask = Mask(causal=False, spans_bs2=spans_bs2)
+        mask = (shared or Shared()).once(
+            "mask of encoder", lambda: Mask(causal=False, spans_bs2=spans_bs2)
+        )
         return self.output(self.core(query, key, value, mask))

@@ -3,9 +3,9 @@
 Every implementation computes the same function of the same arguments (`Attend`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.flash_attention import flash_attention
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.layer_input import Shared
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +29,14 @@ class Mask:
         spans_bs2: [b, sq, 2], for every query the first key that it sees and the one after the
             last, as in `LayerInput`; [b, 1, 2] where all queries see the same.
         window: a query sees no key that is this far from it, or farther; 0 for no limit.
+        derived: memo of tensors that follow from the mask. Layers share masks, so that each is
+            computed once per micro-batch and kept once, however many layers save it for backward.
     """
 
     causal: bool = True
     spans_bs2: Tensor | None = None
     window: int = 0
+    derived: Shared = field(default_factory=Shared, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -39,6 +45,35 @@ class Mask:
 
     def visible(self, sq: int, sk: int, device: torch.device) -> Tensor | None:
         """Return [b or 1, 1, sq, sk] bool; None when every query sees every key."""
+        return self.derived.once(("visible", sq, sk), lambda: self._visible(sq, sk, device))
+
+    def additive(self, sq: int, sk: int, query: Tensor, slopes_a: Tensor | None) -> Tensor | None:
+        """Compute an additive attention mask: 0 or ALiBi's bias where visible, -inf elsewhere.
+
+        Shapes: [b or 1, a or 1, sq, sk] in the dtype of `query`; None for no effect.
+        """
+
+        def build() -> Tensor | None:
+            seen = self._visible(sq, sk, query.device)
+            if slopes_a is None and seen is None:
+                return None
+            bias = torch.zeros((), dtype=query.dtype, device=query.device)
+            if slopes_a is not None:
+                bias = alibi_bias(slopes_a, sq, sk).to(query.dtype)
+            return bias if seen is None else torch.where(seen, bias, -torch.inf)
+
+        return self._of_slopes(("additive", sq, sk, query.dtype), slopes_a, build)
+
+    def alibi(self, slopes_a: Tensor, sq: int, sk: int) -> Tensor:
+        """Compute ALiBi's bias of the scores once for all layers; see `alibi_bias`."""
+        return self._of_slopes(("alibi", sq, sk), slopes_a, lambda: alibi_bias(slopes_a, sq, sk))
+
+    def _of_slopes(self, key: Hashable, slopes_a: Tensor | None, build: Callable[[], T]) -> T:
+        """Return the memo's value of `key` if it was built for these slopes, which layers share."""
+        kept_a, value = self.derived.once(key, lambda: (slopes_a, build()))
+        return value if kept_a is slopes_a else build()
+
+    def _visible(self, sq: int, sk: int, device: torch.device) -> Tensor | None:
         keys_k = torch.arange(sk, device=device)
         queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
         seen = None
@@ -101,12 +136,15 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
     if how.softcap:
         return explicit_attention(query, key, value, how)
     sq, sk = query.size(2), key.size(2)
-    bias = _bias(how, sq, sk)
-    causal = how.mask.causal and how.mask.is_plain and sq == sk and bias is None
-    given = None if causal else how.mask.visible(sq, sk, query.device)
-    if bias is not None:
-        bias = bias.to(query.dtype)
-        given = bias if given is None else bias.masked_fill(~given, -torch.inf)
+    unbiased = how.bias is None and how.slopes_a is None
+    causal = how.mask.causal and how.mask.is_plain and sq == sk and unbiased
+    if causal:
+        given = None
+    elif how.bias is None:
+        given = how.mask.additive(sq, sk, query, how.slopes_a)
+    else:
+        seen, given = how.mask.visible(sq, sk, query.device), how.bias.to(query.dtype)
+        given = given if seen is None else given.masked_fill(~seen, -torch.inf)
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -151,7 +189,9 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing)
     key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
     scores = (query * (how.scale / how.layer_scaling)) @ key.mT
     scores = soft_capped(scores, how.softcap / how.layer_scaling)
-    bias = _bias(how, sq, sk)
+    bias = how.bias
+    if how.slopes_a is not None:
+        bias = how.mask.alibi(how.slopes_a, sq, sk)
     if bias is not None:
         scores = scores + (bias / how.layer_scaling).to(scores.dtype)
     if how.mask.causal and how.mask.is_plain:
@@ -173,6 +213,17 @@ def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing
         replace(how, layer_scaling=1.0, kernels=REFERENCE),
     )
     return mixed.to(query.dtype)
+
+
+def alibi_bias(slopes_a: Tensor, sq: int, sk: int) -> Tensor:
+    """Compute ALiBi's bias [1, a, sq, sk]: position of the key less the query's, times the slope.
+
+    Keys count from the query, not from the first one as in BLOOM: softmax sees no difference,
+    and in 16 bits the biases of near keys keep their digits.
+    """
+    keys_k = torch.arange(sk, device=slopes_a.device)
+    queries_q1 = torch.arange(sk - sq, sk, device=slopes_a.device)[:, None]
+    return (slopes_a[:, None, None] * (keys_k - queries_q1))[None]
 
 
 def soft_capped(x: Tensor, cap: float) -> Tensor:
@@ -197,20 +248,3 @@ def core_attention_of(spec: ModelSpec, kernels: Kernels = REFERENCE) -> CoreAtte
     """Return the implementation that `kernels` name, for every layer."""
     attend = attention_of(spec, kernels)
     return lambda number: attend
-
-
-def _bias(how: Weighing, sq: int, sk: int) -> Tensor | None:
-    """Return what is added to the scores, [1, a, sq, sk]; None for nothing."""
-    return how.bias if how.slopes_a is None else _alibi(how.slopes_a, sq, sk)
-
-
-def _alibi(slopes_a: Tensor, sq: int, sk: int) -> Tensor:
-    """Return [1, a, sq, sk]: position of the key less that of the query, times the slope.
-
-    Keys count from the query, not from the first one as in BLOOM: softmax sees no difference,
-    and in 16 bits the biases of near keys keep their digits.
-    """
-    device = slopes_a.device
-    keys_k = torch.arange(sk, device=device)
-    queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
-    return (slopes_a[:, None, None] * (keys_k - queries_q1))[None]

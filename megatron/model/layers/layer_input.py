@@ -6,8 +6,8 @@ up to it, or a prefix in full. So two numbers for each token are enough, and the
 changes; they travel when they do not follow from the order of the tokens.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,27 @@ Tensors = Tensor | tuple[Tensor, ...]
 
 INTEGERS = frozenset({"positions", "attention_span", "encoder_span"})
 """Fields of a `LayerInput` that have no gradient; those of `batch` have none either."""
+
+
+T = TypeVar("T")
+
+
+class Shared:
+    """Memo of one micro-batch: what several layers derive alike, such as attention masks.
+
+    Recomputed layers (activation checkpointing) get the memo of their first forward pass. So
+    values must be without gradient, and follow from fields of the `LayerInput` alone.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, build: Callable[[], T]) -> T:
+        """Return the value of `key`; the first call builds it."""
+        if key not in self._values:
+            self._values[key] = build()
+        value: T = self._values[key]
+        return value
 
 
 class LayerInput(NamedTuple):
@@ -35,6 +56,8 @@ class LayerInput(NamedTuple):
         relative_table: [buckets, a] biases of relative positions (T5), of this rank's heads.
         batch: fields of the batch that a layer further on reads, such as the tokens of a decoder
             behind an encoder; integers. Only the first stage has the batch itself.
+        shared: memo of what layers derive from the fields above. It does not travel: the first
+            layer of a pipeline stage, or of a decoder, begins another one.
     """
 
     hidden: Tensor
@@ -44,6 +67,7 @@ class LayerInput(NamedTuple):
     encoder_span: Tensor | None = None
     relative_table: Tensor | None = None
     batch: Mapping[str, Tensor] | None = None
+    shared: Shared | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the present tensors by name, in a fixed order; those of `batch` come last."""
@@ -64,6 +88,6 @@ class LayerInput(NamedTuple):
         """
         if isinstance(tensors, Tensor):
             tensors = (tensors,)
-        named = dict(zip(names, tensors, strict=True))
+        named: dict[str, Any] = dict(zip(names, tensors, strict=True))
         batch = {name: named.pop(name) for name in [*named] if name not in cls._fields}
         return cls(**named, batch=batch or None)

@@ -92,7 +92,8 @@ class Recomputation:
         named = inputs.tensors()
 
         def run(*tensors: Tensor) -> Tensor:
-            hidden: Tensor = in_turn(calls, LayerInput.unpack(named, tensors)).hidden
+            again = LayerInput.unpack(named, tensors)._replace(shared=inputs.shared)
+            hidden: Tensor = in_turn(calls, again).hidden
             return hidden
 
         # Checkpointing functions take and return tensors, not tuples of them.

@@ -104,8 +104,13 @@ class ParallelTransformerLayerPipe(Block):
                 max_distance=self.spec.relative_max_distance,
                 bidirectional=inputs.attention_span is not None,
             )
-        span = inputs.attention_span
-        return self.self_attention(normed_sbh, inputs.positions, span, relative)
+        return self.self_attention(
+            normed_sbh,
+            inputs.positions,
+            inputs.attention_span,
+            relative,
+            shared=inputs.shared,
+        )
 
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
         residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
@@ -164,7 +169,9 @@ class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
         y_sbh, bias = self.attend(inputs, normed_sbh)
         x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
         normed_sbh = self.post_attention_layernorm(x_sbh)
-        y_sbh, bias = self.inter_attention(normed_sbh, encoder_tbh, inputs.encoder_span)
+        y_sbh, bias = self.inter_attention(
+            normed_sbh, encoder_tbh, inputs.encoder_span, shared=inputs.shared
+        )
         x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
         normed_sbh = self.post_inter_attention_layernorm(x_sbh)
         y_sbh, bias = self.mlp(normed_sbh)

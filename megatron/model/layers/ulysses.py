@@ -30,8 +30,10 @@ class UlyssesAttention:
         query, key, value = (
             all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)
         )
-        if how.slopes_a is not None:
-            own = how.slopes_a.chunk(self.group.size())[self.group.rank()]
-            how = replace(how, slopes_a=own)
+        slopes_a = how.slopes_a
+        if slopes_a is not None:
+            ranks, rank = self.group.size(), self.group.rank()
+            own_a = how.mask.derived.once("own slopes", lambda: slopes_a.chunk(ranks)[rank])
+            how = replace(how, slopes_a=own_a)
         mixed = self.attend(query, key, value, how)
         return all_to_all(mixed, scatter=2, gather=1, group=self.group)
