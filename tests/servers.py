@@ -15,7 +15,7 @@ from megatron.config.inference.server import Limits
 from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.server.app import INTERFACES, Interface, build_app
-from megatron.inference.server.engine_thread import EngineThread
+from megatron.inference.server.engine_thread import EngineThread, ServingEngine
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
 from megatron.tokenizer.chat import ChatTemplate
@@ -132,11 +132,13 @@ def serving(
     chat: ChatTemplate | None = None,
     fim: FimTokens | None = None,
     interfaces: Sequence[Interface] | None = None,
+    page: str | None = None,
+    engine: ServingEngine | None = None,
     **limits: float,
 ) -> Iterator[Running]:
     """Serve until the context is left."""
     tokenizer = tokenizer or Bytes()
-    engine = engine_of(random_model(group, spec), spec, rows=rows, tokenizer=tokenizer)
+    engine = engine or engine_of(random_model(group, spec), spec, rows=rows, tokenizer=tokenizer)
     resolved = replace(LIMITS, **limits)
     engine_thread = EngineThread(engine, queue=resolved.queue)
     served = ServedModel(
@@ -149,7 +151,7 @@ def serving(
         chat=ChatPrompts(tokenizer, chat) if chat else None,
         fim=fim,
     )
-    app = build_app(served, api_key=api_key, interfaces=interfaces or INTERFACES)
+    app = build_app(served, api_key=api_key, interfaces=interfaces or INTERFACES, page=page)
     server = Server(
         app,
         engine_thread,

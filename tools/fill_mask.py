@@ -52,19 +52,23 @@ def main(argv: Sequence[str]) -> None:
 
 def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
     """Yield the candidates of each mask of `text`; without one, its score and that of its order."""
-    from megatron.inference.loading.masked_lm import MASK
+    from megatron.inference.loading.masked_lm import mask_notice
 
+    found = model.assess(text, top)
     yield text
-    if MASK in text:
-        for number, candidates in enumerate(model.fill(text, top), 1):
-            found = ", ".join(f"{each.token} {each.probability:.3f}" for each in candidates)
-            yield f"  mask {number}: {found}"
-        return
-    total, count = model.score(text)
-    mean = total / max(1, count)
-    yield f"  pseudo-log-likelihood: {total:.4f} | tokens: {count} | per token: {mean:.4f}"
-    if (chance := model.in_order(text)) is not None:
-        yield f"  probability of this order: {chance:.4f}"
+    if notice := mask_notice(text):
+        yield f"  notice: {notice}"
+    for number, candidates in enumerate(found.masks, 1):
+        tokens = ", ".join(f"{each.token} {each.probability:.3f}" for each in candidates)
+        yield f"  mask {number}: {tokens}"
+    if found.log_likelihood is not None:
+        mean = found.log_likelihood / max(1, found.num_tokens)
+        yield (
+            f"  pseudo-log-likelihood: {found.log_likelihood:.4f} | tokens: {found.num_tokens} | "
+            f"per token: {mean:.4f}"
+        )
+    if found.in_order is not None:
+        yield f"  probability of this order: {found.in_order:.4f}"
 
 
 if __name__ == "__main__":

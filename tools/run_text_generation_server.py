@@ -1,8 +1,10 @@
 #!/usr/bin/env python
-"""Serve a trained GPT over HTTP: PUT /api, OpenAI's completions and chat, and a page to try it.
+"""Serve a trained GPT, BERT or T5 over HTTP, with a page to try it.
 
-The model is loaded as in tools/generate_samples_gpt.py. --temperature, --top_k and --top_p are the
-defaults of PUT /api; --out-seq-length is the maximum number of new tokens of a request.
+A GPT has PUT /api and OpenAI's completions and chat, a BERT POST /fill-mask and /embeddings, a T5
+POST /text-to-text. The model is loaded as in tools/generate_samples_gpt.py. --temperature, --top_k
+and --top_p are the defaults of PUT /api and POST /text-to-text; --out-seq-length is the maximum
+number of new tokens of a request.
 """
 
 import signal
@@ -41,37 +43,37 @@ def main(argv: Sequence[str]) -> None:
     api_key = read_api_key(options)
 
     from megatron.inference.engine.sampling import SamplingParams
-    from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
     from megatron.inference.server.app import build_app
+    from megatron.inference.server.backend import load_backend
     from megatron.inference.server.engine_thread import EngineThread
     from megatron.inference.server.served_model import ServedModel
     from megatron.inference.server.server import Server, listener
 
     if read_launch(None).rank == 0:
         listener(options.host, options.port).close()  # a model takes long to load for a taken port
-    loaded = load_model(source, generation, rows=source.config.training.micro_batch_size)
-    if not loaded.is_first:
+    backend = load_backend(source, generation, options)
+    if not backend.is_first:
         # A launcher signals all ranks; the first one ends the others when no request is left.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        loaded.engine.follow()
+        backend.engine.follow()
         return
     limits = plan_limits(options, generation)
-    engine_thread = EngineThread(loaded.engine, queue=limits.queue)
+    engine_thread = EngineThread(backend.engine, queue=limits.queue)
     served = ServedModel(
         engine_thread=engine_thread,
-        tokenizer=loaded.tokenizer,
-        vocab_size=loaded.spec.vocab_size,
+        tokenizer=backend.tokenizer,
+        vocab_size=backend.engine.runner.spec.vocab_size,
         limits=limits,
         name=options.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
         sampling=SamplingParams(
             temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
         ),
         seed=source.config.training.seed,
-        chat=chat_prompts_of(source, loaded.tokenizer, options.chat_template),
-        fim=fim_tokens_of(source, loaded.tokenizer),
+        chat=backend.chat,
+        fim=backend.fim,
     )
-    app = build_app(served, api_key=api_key)
+    app = build_app(served, api_key=api_key, interfaces=backend.interfaces, page=backend.page)
     server = Server(
         app,
         engine_thread,

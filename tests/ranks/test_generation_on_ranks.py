@@ -1,32 +1,40 @@
 """Ranks that share a model write what one process with all of it writes."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-import torch
+from encoders import (
+    BERT_SPEC,
+    BOS,
+    EOS,
+    SENTINEL,
+    T5_SPEC,
+    A,
+    B,
+    C,
+    D,
+    bert_runner,
+    t5_runner,
+    tokenizer_in,
+)
 from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.checkpointing.hugging_face.network import parameters_of
-from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.encoder_decoder import EncoderDecoderRunner, TextToTextRequest
-from megatron.inference.engine.encoder_runner import EncoderRunner, SerialEngine, run_to_end
+from megatron.inference.engine.encoder_decoder import TextToTextRequest
+from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.loading.masked_lm import MaskedLM
 from megatron.inference.server.engine_thread import EngineThread
-from megatron.model.bert import bert_layers
 from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group
 from megatron.tensor_parallel.topology import Topology
-from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
 
 SPECS = {
     "bloom": tiny_spec(
@@ -152,18 +160,14 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
     infer_together(rank, expected)
 
 
-T5_SPEC = tiny_spec(
-    **{"architecture": "t5", "num_decoder_layers": 2, "decoder_seq_length": 6},
+RELATIVE = replace(
+    T5_SPEC,
     **{"position_embedding": "relative", "relative_buckets": 4, "relative_max_distance": 5},
-    padded_vocab_size=11,
-)
-BERT_SPEC = tiny_spec(
-    **{"architecture": "bert", "num_token_types": 2, "binary_head": True, "padded_vocab_size": 11},
-    max_position_embeddings=9,
+    **{"padded_vocab_size": 14, "num_query_groups": 2},
 )
 T5_REQUEST = TextToTextRequest(
-    sources=((5, 6, 7), (8,), (9, 9)),
-    **{"bos": 2, "eos": 3, "max_new_tokens": 5, "seeds": ("1", "2", "3"), "rows": 2},
+    sources=((A, B, C), (D,), (C, SENTINEL)),
+    **{"bos": BOS, "eos": EOS, "max_new_tokens": 5, "seeds": ("1", "2", "3"), "rows": 2},
 )
 T5_REQUESTS = [
     replace(T5_REQUEST, sampling=SamplingParams(greedy=True)),
@@ -172,63 +176,27 @@ T5_REQUESTS = [
 ]
 
 
-def encoder_runners(groups: Groups) -> tuple[EncoderDecoderRunner, EncoderRunner]:
-    """Return a T5 and a BERT over the ranks of `groups`."""
-    parts: dict[str, Any] = {
-        "groups": groups,
-        "dtype": torch.float32,
-        "device": torch.device("cpu"),
-    }
-    torch.manual_seed(3)
-    t5, bert = (
-        {
-            name: ParameterState(weight=unsharded(0.7 * torch.randn(parameter.shape)))
-            for name, parameter in parameters_of(spec).items()
-        }
-        for spec in (T5_SPEC, BERT_SPEC)
-    )
-    return (
-        EncoderDecoderRunner(T5_SPEC, t5, **parts),
-        EncoderRunner(BERT_SPEC, bert, layers=bert_layers, **parts),
-    )
-
-
-def masked_lm(runner: EncoderRunner) -> MaskedLM:
-    """Return a BERT whose tokens are digits."""
-
-    class Digits(Tokenizer):
-        name, vocab_size, special_ids = "digits", 11, {"cls": 2, "sep": 3, "mask": 4}
-
-        def encode(self, text: str) -> list[int]:
-            return [int(word) for word in text.split()]
-
-        def decode(self, ids: Sequence[int]) -> str:
-            return " ".join(map(str, ids))
-
-        def vocabulary(self) -> Vocabulary:
-            return Vocabulary((), "digits")
-
-    return MaskedLM(runner, Digits())
-
-
-def inferred(groups: Groups) -> tuple[list[Any], list[float]]:
+def inferred(folder: Path, groups: Groups) -> tuple[list[Any], list[float]]:
     """Return texts and numbers that one process, or all of `groups` in step, infer."""
-    t5, bert = encoder_runners(groups)
-    model = masked_lm(bert)
-    (filled,) = model.fill("5 6 [MASK] 7", 3)
+    t5, odd = t5_runner(RELATIVE, groups), replace(BERT_SPEC, padded_vocab_size=11)
+    model = MaskedLM(bert_runner(odd, groups), tokenizer_in(folder))
+    (filled,) = model.fill("a b [MASK] c", 3)
     texts = [run_to_end(request.run(t5)) for request in T5_REQUESTS]
     numbers = [each.probability for each in filled]
-    numbers += [*model.score("5 6 7"), model.in_order("5\t6 7") or 0.0]
+    numbers += [*model.score("a b c"), model.in_order("a\tb c") or 0.0]
     return [*texts, *(each.token for each in filled)], numbers
 
 
 def infer_together(rank: int, expected: dict[str, Any]) -> None:
     """T5 and BERT with tensor parallelism: as tools use them, and as the server does."""
     groups = build_groups(Topology(pipeline=1, data=1, tensor=2))
-    (texts, numbers), (own_texts, own_numbers) = expected["encoders"], inferred(groups)
+    (texts, numbers), (own_texts, own_numbers) = (
+        expected["encoders"],
+        inferred(expected["folder"], groups),
+    )
     assert own_texts == texts
     assert own_numbers == pytest.approx(numbers, rel=1e-4)
-    engine = SerialEngine(encoder_runners(groups)[0], max_length=99)
+    engine = SerialEngine(t5_runner(RELATIVE, groups))
     if rank:
         engine.follow()
         return
@@ -253,9 +221,10 @@ def require_equal(
 def test_tensor_and_pipeline_ranks_write_what_one_process_writes(
     group: object, tmp_path: Path
 ) -> None:
-    expected = {
+    expected: dict[str, Any] = {
         name: written(engine_of(random_model(group, spec), spec, rows=3))
         for name, spec in SPECS.items()
     }
-    expected["encoders"] = inferred(lone_groups())
+    expected["folder"] = tmp_path
+    expected["encoders"] = inferred(tmp_path, lone_groups())
     run_on_ranks(2, write_together, tmp_path, expected)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from megatron.config.inference.generation import GenerationConfig, sampling_problems
+from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.flags import Spelling
 
 
@@ -76,6 +77,25 @@ def plan_limits(server: ServingConfig, generation: GenerationConfig) -> Limits:
         grace_s=server.shutdown_grace,
         request_s=server.request_timeout,
     )
+
+
+def encoder_problems(
+    server: ServingConfig, generation: GenerationConfig, architecture: Architecture
+) -> Iterator[str]:
+    """Yield the flags that have no effect on a server of a BERT or T5."""
+    default = GenerationConfig()
+    given = {
+        "--chat-template": server.chat_template is not None,
+        "--recompute": generation.recompute,
+        "--inference-max-seq-length": generation.inference_max_seq_length is not None,
+    }
+    if architecture == "bert":
+        given["--temperature"] = generation.temperature != default.temperature
+        given["--top_k"] = generation.top_k != default.top_k
+        given["--top_p"] = generation.top_p != default.top_p
+        given["--out-seq-length"] = generation.out_seq_length != default.out_seq_length
+    if found := [flag for flag, on in given.items() if on]:
+        yield f"these have no effect on a {architecture.upper()}; leave them out: {', '.join(found)}"
 
 
 def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -117,15 +117,15 @@ class SerialEngine:
     Requests run on the first rank, which is closed in the end; the other ranks `follow()`.
 
     Args:
-        runner: what requests run on.
-        max_length: most tokens of a text.
+        runner: the network.
+        model: argument of `ExclusiveRequest.run` (default: the runner).
     """
 
-    rows = 1
     is_busy = False
 
-    def __init__(self, runner: EncoderRunner, *, max_length: int):
-        self.runner, self.max_length = runner, max_length
+    def __init__(self, runner: EncoderRunner, model: Any = None):
+        self.runner, self.rows, self.max_length = runner, 1, runner.spec.max_position_embeddings
+        self._model: Any = runner if model is None else model
         self._is_open = True
 
     def problems(self, request: Request) -> Iterator[str]:
@@ -179,5 +179,5 @@ class SerialEngine:
     def _run(
         self, request: ExclusiveRequest[Any], should_continue: Callable[[], bool] = lambda: True
     ) -> list[Any]:
-        steps = request.run(cast(Any, self.runner))
+        steps = request.run(self._model)
         return run_to_end(steps, lambda: self.runner.broadcast(should_continue()))

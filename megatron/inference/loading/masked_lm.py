@@ -1,7 +1,9 @@
 """A trained BERT: fill-mask, sentence scores, sentence order, sentence embeddings."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from megatron.common.errors import DataError
 from megatron.config.inference.generation import DecodingConfig
+from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.encoder_runner import EncoderRunner
 from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
@@ -31,6 +34,27 @@ class Candidate:
     probability: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What a BERT finds in a text: candidates for its masks, or its score without one.
+
+    Args:
+        masks: candidates for each [MASK].
+        log_likelihood: pseudo-log-likelihood; None with a [MASK].
+        num_tokens: number of tokens that it is the sum over.
+        in_order: probability that two segments stand in their order.
+        embedding: mean of the last hidden states, if requested.
+        tokens: none are generated.
+    """
+
+    masks: list[list[Candidate]]
+    log_likelihood: float | None = None
+    num_tokens: int = 0
+    in_order: float | None = None
+    embedding: list[float] | None = None
+    tokens: tuple[int, ...] = ()
+
+
 class MaskedLM:
     """A BERT that fills masks, scores sentences and embeds them.
 
@@ -50,7 +74,11 @@ class MaskedLM:
         """Return the likeliest tokens of each [MASK] in `text`, in order."""
         batch = self._batch(text)
         places = batch["tokens"][0] == self._mask
-        chances, ids = self._log_probabilities(batch)[0, places].exp().topk(top)
+        chances, ids = (
+            self._log_probabilities(batch)[0, places]
+            .exp()
+            .topk(min(top, self.tokenizer.vocab_size))
+        )
         return [
             [Candidate(self.tokenizer.decode([i]), p) for i, p in zip(row, found, strict=True)]
             for row, found in zip(ids.tolist(), chances.tolist(), strict=True)
@@ -88,6 +116,17 @@ class MaskedLM:
         assert output.order_logits is not None  # there is a binary head
         return float(output.order_logits.softmax(-1)[0, 0])
 
+    def assess(self, text: str, top: int, *, embeds: bool = False) -> Assessment:
+        """Return candidates for the masks of `text`, its score without one, or its embedding."""
+        if embeds:
+            return Assessment(masks=[], embedding=self.embed([text])[0].tolist())
+        if MASK in text:
+            return Assessment(masks=self.fill(text, top))
+        total, count = self.score(text)
+        return Assessment(
+            masks=[], log_likelihood=total, num_tokens=count, in_order=self.in_order(text)
+        )
+
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the mean of the last hidden states of each text, without [CLS] and [SEP].
@@ -109,8 +148,8 @@ class MaskedLM:
             raise self.runner.nonfinite_logits_error()
         return logits.log_softmax(-1)
 
-    def _batch(self, text: str) -> Batch:
-        """Return [CLS] first [SEP] second [SEP] as a batch of one sample.
+    def tokens_and_types(self, text: str) -> tuple[list[int], list[int]]:
+        """Return [CLS] first [SEP] second [SEP], and to which segment each token belongs.
 
         Raises:
             DataError: the text is longer than the network takes.
@@ -121,11 +160,17 @@ class MaskedLM:
         if len(segments) > 1:
             tokens += [*segments[1], self._sep]
             types += [1] * (len(tokens) - len(types))
-        if len(tokens) > self.runner.spec.max_position_embeddings:
+        most = self.runner.spec.max_position_embeddings
+        if len(tokens) > most:
             raise DataError(
                 f"the text {text[:40]!r} has {len(tokens)} tokens with [CLS] and [SEP]; the network "
-                f"takes {self.runner.spec.max_position_embeddings}"
+                f"takes {most}"
             )
+        return tokens, types
+
+    def _batch(self, text: str) -> Batch:
+        """Return the tokens of `text` as a batch of one sample."""
+        tokens, types = self.tokens_and_types(text)
         row = torch.tensor([tokens], device=self.runner.device)
         nothing = torch.zeros_like(row)
         return bert_batch(
@@ -143,6 +188,41 @@ class MaskedLM:
         for number, part in enumerate(segment.split(MASK)):
             tokens += [self._mask] * (number > 0) + self.tokenizer.encode(part)
         return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMRequest(ExclusiveRequest[Assessment]):
+    """Texts for a BERT.
+
+    Args:
+        prompt: the tokens of all texts.
+        top: number of candidates for each [MASK].
+        embeds: compute embeddings alone.
+    """
+
+    prompt: tuple[int, ...]
+    texts: tuple[str, ...]
+    top: int = 1
+    embeds: bool = False
+
+    def problems(self, engine: Any) -> Iterator[str]:
+        """Yield nothing: texts are checked when they are encoded."""
+        yield from ()
+
+    def run(self, runner: Any) -> Generator[None, None, list[Assessment]]:
+        """Return what a `MaskedLM` finds in each text. Yields after each."""
+        model: MaskedLM = runner
+        found = []
+        for text in self.texts:
+            found.append(model.assess(text, self.top, embeds=self.embeds))
+            yield
+        return found
+
+
+def mask_notice(text: str) -> str | None:
+    """Return a notice about a mask in other letters than [MASK], which counts as plain text."""
+    other = re.search(re.escape(MASK), text.replace(MASK, ""), re.IGNORECASE)
+    return f"{other[0]} in {text[:40]!r} is plain text: a mask is written {MASK}" if other else None
 
 
 def load_masked_lm(

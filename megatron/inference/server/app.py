@@ -59,19 +59,21 @@ def build_app(
     *,
     api_key: str | None,
     interfaces: Sequence[Interface] = INTERFACES,
+    page: str | None = None,
 ) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         api_key: required in the Authorization header; None: no key.
         interfaces: to the model; the page, /health and /metrics are added to them.
+        page: HTML of the page (default: that of a language model).
     """
     app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = Metrics(served.engine_thread)
     for add_interface in interfaces:
         add_interface(app, served)
     _add_error_handlers(app, _names(app.routes))
-    _add_views(app, served, metrics)
+    _add_views(app, served, metrics, page or _PAGE.read_text(encoding="utf-8"))
     remove_framework_errors(app)
     return RequestMiddleware(
         app,
@@ -175,8 +177,7 @@ class RequestMiddleware:
         return f"the body is larger than {self.body_bytes} bytes"
 
 
-def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
-    page = _PAGE.read_text(encoding="utf-8")
+def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics, page: str) -> None:
     engine_thread = served.engine_thread
 
     @app.get("/", include_in_schema=False)

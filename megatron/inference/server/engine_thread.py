@@ -7,15 +7,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from fastapi import Request as HTTPRequest
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.continuous_batching import Engine, ExclusiveRequest
+from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.sequence import Completion, CompletionBuilder, Event, Request
 from megatron.training.process.stack_dump import place_of
 
@@ -31,6 +31,45 @@ Result = TypeVar("Result")
 JobRequest = Request | ExclusiveRequest[Any]
 JobEvent = Event | list[Any] | Exception
 """Output of a job: events of a request, the results of an exclusive one, or an error."""
+
+
+class ServingEngine(Protocol):
+    """The engine of a server: continuous batching of a GPT, or `SerialEngine` of a BERT or T5."""
+
+    rows: int
+    max_length: int
+    runner: Any
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the next step has work."""
+        ...
+
+    def problems(self, request: Request) -> Iterator[str]:
+        """Yield every reason to refuse a request."""
+        ...
+
+    def add(self, request: Request) -> int:
+        """Add a request; return its id."""
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """Cancel a sequence."""
+        ...
+
+    def step(self) -> list[Event]:
+        """Run one step of all sequences."""
+        ...
+
+    def run_alone(
+        self, request: ExclusiveRequest[Any], should_continue: Callable[[], bool]
+    ) -> list[Any]:
+        """Run an exclusive request, and return its results."""
+        ...
+
+    def close(self) -> None:
+        """End the engines of the other ranks."""
+        ...
 
 
 class Unavailable(Exception):
@@ -58,7 +97,7 @@ class EngineThread:
     """
 
     def __init__(
-        self, engine: Engine, *, queue: int, on_failure: Callable[[], None] = lambda: None
+        self, engine: ServingEngine, *, queue: int, on_failure: Callable[[], None] = lambda: None
     ):
         self.engine, self.queue, self.on_failure = engine, queue, on_failure
         self.failure: Exception | None = None

@@ -128,15 +128,8 @@ def _tokens(served: ServedModel, body: MegatronBody, text: str) -> list[int]:
 
 
 def _sampling(served: ServedModel, body: MegatronBody) -> SamplingParams:
-    temperature = served.sampling.temperature if body.temperature is None else body.temperature
-    if body.top_k is None and body.top_p is None:
-        top_k, top_p = served.sampling.top_k, served.sampling.top_p
-    else:
-        top_k, top_p = body.top_k or 0, body.top_p or 0.0
-    return SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
+    return replace(
+        served.sampling_of(body.temperature, body.top_k, body.top_p),
         top_p_decay=body.top_p_decay,
         top_p_bound=body.top_p_bound,
     )

@@ -1,6 +1,6 @@
 """The served model, with the request limits and seeds that both interfaces share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -61,25 +61,43 @@ class ServedModel:
         Raises:
             ConfigError: lists every limit that is exceeded.
         """
-        limits, room = self.limits, self.engine_thread.engine.max_length
-        found = []
-        if len(prompts) > limits.prompts:
-            found.append(f"{len(prompts)} prompts are more than {limits.prompts}")
-        if new_tokens > limits.new_tokens:
-            found.append(f"{new_tokens} new tokens are more than {limits.new_tokens}")
-        longest = max(map(len, prompts))
+        longest, room = max(map(len, prompts)), self.engine_thread.engine.max_length
+        found = [*self.limit_problems(prompts, new_tokens, copies)]
         if longest + new_tokens > room:
             found.append(
                 f"a prompt of {longest} tokens and {new_tokens} new ones are more than the "
                 f"{room} tokens of a sequence"
             )
+        raise_if_any(found)
+
+    def limit_problems(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, copies: int = 1
+    ) -> Iterator[str]:
+        """Yield every limit of the server that a request exceeds."""
+        limits = self.limits
+        if len(prompts) > limits.prompts:
+            yield f"{len(prompts)} prompts are more than {limits.prompts}"
+        if new_tokens > limits.new_tokens:
+            yield f"{new_tokens} new tokens are more than {limits.new_tokens}"
         tokens = copies * sum(len(prompt) + new_tokens for prompt in prompts)
         if tokens > limits.request_tokens:
-            found.append(
+            yield (
                 f"{tokens} tokens of all prompts and continuations are more than "
                 f"{limits.request_tokens}"
             )
-        raise_if_any(found)
+
+    def sampling_of(
+        self, temperature: float | None, top_k: int | None, top_p: float | None
+    ) -> SamplingParams:
+        """Return sampling parameters; fields that a request leaves out have the server's defaults."""
+        usual = self.sampling
+        if top_k is None and top_p is None:
+            top_k, top_p = usual.top_k, usual.top_p
+        return SamplingParams(
+            temperature=usual.temperature if temperature is None else temperature,
+            top_k=top_k or 0,
+            top_p=top_p or 0.0,
+        )
 
     def require_possible(self, requests: Sequence[Request]) -> None:
         """Refuse requests that the engine would refuse.

@@ -3,41 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_spec
+from encoders import masked_lm
 
-from megatron.checkpointing.hugging_face.network import parameters_of
-from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.common.errors import DataError
-from megatron.inference.engine.encoder_runner import EncoderRunner
-from megatron.inference.loading.loaded_model import lone_groups
-from megatron.inference.loading.masked_lm import MaskedLM
-from megatron.model.bert import bert_layers
-from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
-
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
+from megatron.inference.loading.masked_lm import mask_notice
 
 
 @pytest.fixture
 def model(tmp_path, group):
-    (tmp_path / "vocab.txt").write_text("\n".join(TOKENS))
-    spec = tiny_spec(
-        **{"architecture": "bert", "num_token_types": 2, "binary_head": True},
-        max_position_embeddings=9,
-    )
-    torch.manual_seed(3)
-    weights = {
-        name: ParameterState(weight=unsharded(0.5 * torch.randn(p.shape)))
-        for name, p in parameters_of(spec).items()
-    }
-    network = EncoderRunner(
-        spec,
-        weights,
-        layers=bert_layers,
-        groups=lone_groups(),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    return MaskedLM(network, WordPieceTokenizer(tmp_path / "vocab.txt", lower_case=True))
+    return masked_lm(tmp_path)
 
 
 def logits_of(model, tokens, types):
@@ -71,8 +45,8 @@ def test_a_sentence_is_scored_token_by_token(model):
 
 
 def test_the_order_of_two_segments_has_a_probability(model):
-    output = logits_of(model, [2, 5, 3, 7, 8, 3], [0, 0, 0, 1, 1, 1])
-    assert model.in_order("a\tc d") == pytest.approx(float(output.order_logits.softmax(-1)[0, 0]))
+    output = logits_of(model, [2, 5, 3, 7, 6, 3], [0, 0, 0, 1, 1, 1])
+    assert model.in_order("a\tc b") == pytest.approx(float(output.order_logits.softmax(-1)[0, 0]))
     assert model.in_order("a c d") is None
 
 
@@ -86,3 +60,17 @@ def test_embeddings_are_means_without_the_ends(model):
 def test_a_text_longer_than_the_network_is_refused(model):
     with pytest.raises(DataError, match="has 10 tokens"):
         model.score("a b c d a b c d")
+
+
+def test_a_mask_in_other_letters_gets_a_notice():
+    assert "[mask] in 'a [mask]' is plain text" in mask_notice("a [mask]")
+    assert "[Mask]" in mask_notice("[MASK] [Mask]")
+    assert mask_notice("a [MASK] mask") is None
+
+
+def test_a_text_is_assessed_by_its_masks(model):
+    filled, scored = model.assess("a [MASK]", 2), model.assess("a\tc", 2)
+    assert filled.masks == model.fill("a [MASK]", 2) and filled.log_likelihood is None
+    assert (scored.log_likelihood, scored.num_tokens) == model.score("a\tc")
+    assert (scored.masks, scored.in_order) == ([], model.in_order("a\tc"))
+    assert len(model.fill("[MASK]", 999)[0]) == model.tokenizer.vocab_size

@@ -1,0 +1,105 @@
+"""Load the checkpoint of a server: engine, interfaces and page by the network's architecture."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.common.errors import raise_if_any
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.server import ServingConfig, encoder_problems
+from megatron.config.network.model_spec import Architecture
+from megatron.data.datasets.fim import FimTokens
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.encoder_runner import SerialEngine
+from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
+from megatron.inference.loading.masked_lm import load_masked_lm
+from megatron.inference.loading.model_source import ModelSource
+from megatron.inference.loading.text_to_text import load_text_to_text
+from megatron.inference.server.app import INTERFACES, Interface
+from megatron.inference.server.encoder_api import (
+    FILL_MASK_PAGE,
+    TEXT_TO_TEXT_PAGE,
+    fill_mask_interface,
+    text_to_text_interface,
+)
+from megatron.tokenizer.chat_prompt import ChatPrompts
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A loaded network, and how it is served.
+
+    Args:
+        is_first: whether this process serves; the others call `engine.follow`.
+        page: HTML; None for that of a language model.
+        chat: encodes conversations; None without a chat template.
+        fim: special tokens of fill-in-the-middle; None if the model was not trained for it.
+    """
+
+    engine: Engine | SerialEngine
+    tokenizer: Tokenizer
+    is_first: bool
+    interfaces: Sequence[Interface] = INTERFACES
+    page: str | None = None
+    chat: ChatPrompts | None = None
+    fim: FimTokens | None = None
+
+
+def load_backend(
+    source: ModelSource, generation: GenerationConfig, serving: ServingConfig
+) -> Backend:
+    """Load the GPT, BERT or T5 of a checkpoint.
+
+    Raises:
+        ConfigError: flags do not fit the network or the machine.
+        CheckpointError: the checkpoint is damaged.
+
+    Communication: every rank must call this, in step.
+    """
+    model: dict[str, Any] = source.manifest.plan["model"]
+    architecture: Architecture = model.get("architecture", "gpt")
+    if architecture == "gpt":
+        return _gpt(source, generation, serving)
+    raise_if_any(encoder_problems(serving, generation, architecture))
+    return _ENCODERS[architecture](source, generation)
+
+
+def _gpt(source: ModelSource, generation: GenerationConfig, serving: ServingConfig) -> Backend:
+    loaded = load_model(source, generation, rows=source.config.training.micro_batch_size)
+    is_first = loaded.is_first
+    return Backend(
+        engine=loaded.engine,
+        tokenizer=loaded.tokenizer,
+        is_first=is_first,
+        chat=chat_prompts_of(source, loaded.tokenizer, serving.chat_template) if is_first else None,
+        fim=fim_tokens_of(source, loaded.tokenizer) if is_first else None,
+    )
+
+
+def _bert(source: ModelSource, generation: GenerationConfig) -> Backend:
+    model, is_first = load_masked_lm(source, generation)
+    return Backend(
+        engine=SerialEngine(model.runner, model),
+        tokenizer=model.tokenizer,
+        is_first=is_first,
+        interfaces=[fill_mask_interface(model)],
+        page=FILL_MASK_PAGE,
+    )
+
+
+def _t5(source: ModelSource, generation: GenerationConfig) -> Backend:
+    model, is_first = load_text_to_text(source, generation)
+    return Backend(
+        engine=SerialEngine(model.runner),
+        tokenizer=model.tokenizer,
+        is_first=is_first,
+        interfaces=[text_to_text_interface(model)],
+        page=TEXT_TO_TEXT_PAGE,
+    )
+
+
+_ENCODERS: dict[str, Callable[[ModelSource, GenerationConfig], Backend]] = {
+    "bert": _bert,
+    "t5": _t5,
+}

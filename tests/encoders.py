@@ -1,0 +1,71 @@
+"""Tiny BERT and T5 with random weights, and their tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny import tiny_spec
+
+from megatron.checkpointing.hugging_face.network import parameters_of
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
+from megatron.config.network.model_spec import ModelSpec
+from megatron.inference.engine.encoder_decoder import EncoderDecoderRunner
+from megatron.inference.engine.encoder_runner import EncoderRunner
+from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.loading.masked_lm import MaskedLM
+from megatron.inference.loading.text_to_text import TextToText
+from megatron.model.bert import bert_layers
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
+
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##d", "[BOS]", "[EOS]"]
+A, B, C, D, BOS, EOS, SENTINEL = range(5, 12)
+
+T5_SPEC = tiny_spec(
+    **{"architecture": "t5", "num_decoder_layers": 3, "decoder_seq_length": 6},
+    **{"padded_vocab_size": 16, "vocab_size": 14, "max_position_embeddings": 9},
+)
+BERT_SPEC = tiny_spec(
+    **{"architecture": "bert", "num_token_types": 2, "binary_head": True},
+    max_position_embeddings=9,
+)
+
+
+def tokenizer_in(folder: Path, *, extra_ids: int = 0) -> WordPieceTokenizer:
+    """Return a WordPiece tokenizer whose vocabulary is written to `folder`."""
+    (folder / "vocab.txt").write_text("\n".join(TOKENS))
+    return WordPieceTokenizer(folder / "vocab.txt", lower_case=True, extra_ids=extra_ids)
+
+
+def random_weights(spec: ModelSpec, *, std: float = 0.7) -> dict[str, ParameterState]:
+    """Return the same large random weights on every rank."""
+    torch.manual_seed(3)
+    return {
+        name: ParameterState(weight=unsharded(std * torch.randn(parameter.shape)))
+        for name, parameter in parameters_of(spec).items()
+    }
+
+
+def t5_runner(spec: ModelSpec = T5_SPEC, groups: Groups | None = None) -> EncoderDecoderRunner:
+    return EncoderDecoderRunner(spec, random_weights(spec), **_parts(groups))
+
+
+def bert_runner(spec: ModelSpec = BERT_SPEC, groups: Groups | None = None) -> EncoderRunner:
+    weights = random_weights(spec, std=0.5)
+    return EncoderRunner(spec, weights, layers=bert_layers, **_parts(groups))
+
+
+def _parts(groups: Groups | None) -> dict[str, Any]:
+    return {
+        "groups": groups or lone_groups(),
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+    }
+
+
+def text_to_text(folder: Path, spec: ModelSpec = T5_SPEC, *, rows: int = 1) -> TextToText:
+    return TextToText(t5_runner(spec), tokenizer_in(folder, extra_ids=3), rows=rows)
+
+
+def masked_lm(folder: Path) -> MaskedLM:
+    return MaskedLM(bert_runner(), tokenizer_in(folder))
