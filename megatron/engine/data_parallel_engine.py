@@ -57,21 +57,25 @@ class DataParallelEngine(Engine):
         num_micro_batches = self._engine.gradient_accumulation_steps()
         if self._auxiliary:
             self._auxiliary.scale = self.loss_scale / num_micro_batches
-        for _ in range(num_micro_batches):
+        for number in range(num_micro_batches):
             with self._timers.part("batch-generator"):
                 batch = next(batches)
             with self._timers.part("forward-compute"):
                 loss = self._loss(self._engine(batch), batch)
             with self._timers.part("backward-compute"):
                 self._engine.backward(loss)
-            with self._timers.part("optimizer"):
-                self._engine.step()
             losses.append(loss.detach())
             if self._auxiliary:
                 terms.append(self._auxiliary.take())
-        if terms:
-            self._auxiliary_loss = float(self._mean(terms))
-        return self._mean(losses)
+            if number == num_micro_batches - 1:
+                means = [self._mean(values) for values in (losses, terms) if values]
+                self._scalars.expect(*means)
+            with self._timers.part("optimizer"):
+                self._engine.step()
+        mean, *auxiliary = self._scalars.take()
+        if auxiliary:
+            self._auxiliary_loss = float(auxiliary[0])
+        return mean
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:

@@ -21,6 +21,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed import patches
 from megatron.engine.deepspeed.grad_stats import (
+    HostScalars,
     ZeroCounter,
     clip_gradients,
     params_norm,
@@ -94,11 +95,14 @@ class Engine(ABC):
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
         self._zeros = ZeroCounter(engine, groups, num_padding) if counts_zeros else None
         self._nonfinite: SkipNonfinite | None = None
+        self._scalars = HostScalars()
         if engine.basic_optimizer is None:
             # DeepSpeed may have one of its own around it all the same.
             return
         self._nonfinite = SkipNonfinite(engine, engine.basic_optimizer)
+        patches.shorten_gradient_path(engine.optimizer)
         watch_replicated_weights(engine, groups)
+        patches.read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:
             patches.replace_fp32_clipping(engine, self._clip_gradients)
             if groups.data_and_sequence.size() == 1:
@@ -364,5 +368,8 @@ class Engine(ABC):
 
     def _clip_gradients(self) -> float:
         return clip_gradients(
-            self._engine.module.parameters(), self._groups, self._engine.gradient_clipping()
+            self._engine.module.parameters(),
+            self._groups,
+            self._engine.gradient_clipping(),
+            to_host=self._scalars.to_host,
         )

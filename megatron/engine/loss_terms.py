@@ -54,13 +54,11 @@ class LossTerms:
         """
         if not self.names:
             return {}
-        count = len(self._micro_batches)
-        sums = torch.zeros(len(self.names) + 1, dtype=torch.float64)
-        if count:
-            sums[1:] = torch.stack(self._micro_batches).sum(0).double().cpu()
-        sums[0] = count
+        sums = torch.zeros(len(self.names) + 1, dtype=torch.float64, device=device)
+        if self._micro_batches:
+            sums[1:] = torch.stack(self._micro_batches).sum(0)
+        sums[0] = len(self._micro_batches)
         self._micro_batches.clear()
-        sums = sums.to(device)
         # Tensor-parallel ranks have equal terms, other pipeline stages none.
         dist.all_reduce(sums)
         return dict(zip(self.names, (sums[1:] / sums[0]).tolist(), strict=True))

@@ -210,8 +210,9 @@ class _Sizes:
         if self.optimizer_on_host:
             return 0
         if self.is_bf16_optimizer:
-            # The sum, and the 16-bit gradients of the last micro-batch, which it zeroes in place.
-            return held.total * (self.gradient + self.weight)
+            # The sum, and the 16-bit gradients of a micro-batch unless each is freed at once.
+            frees = value_at(self.plan.deepspeed, "bf16.immediate_grad_update", False)
+            return held.total * (self.gradient + (0 if frees else self.weight))
         return held.total * self.gradient if self.stage < 2 else self._divided(held, self.gradient)
 
     def of_optimizer(self, held: Weights) -> int:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from networks import gpt_steps
 from ranks import outcomes_on_ranks, require_passed
+from syncs import counted_syncs, host_state
 from tiny import GEMMA, tiny_plan
 from torch.testing import assert_close
 
@@ -143,6 +144,26 @@ def a_residual_stream_in_32_bits_travels_between_16_bit_stages(rank):
     assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}
 
 
+def a_step_waits_for_the_device_a_few_times(rank):
+    """For the norm and the loss, and not between micro-batches."""
+    read = batches()
+
+    def watched(syncs):
+        for _ in range(4):
+            syncs.mark()
+            yield next(read)
+        syncs.mark()
+
+    for flags in ([], ["--bf16"]):
+        engine = engine_of(*flags, "--global-batch-size", "8")
+        engine.train_batch(read)  # sends shapes, once
+        with counted_syncs(on_host=host_state(engine)) as syncs:
+            float(engine.train_batch(watched(syncs)))
+            assert isinstance(engine.grad_norm, float)
+        assert syncs.marks[-1] == 0, syncs.lines
+        assert sum(syncs.lines.values()) == 2, syncs.lines
+
+
 def without_clipping_the_norm_is_told_all_the_same(rank):
     engine, (model, _) = engine_of("--clip-grad", "0", "--global-batch-size", "2"), plain()
     given = next(batches())
@@ -230,6 +251,7 @@ CHECKS = [
     a_stage_without_a_transformer_layer_is_refused,
     other_partitions_are_deepspeed_s,
     without_clipping_the_norm_is_told_all_the_same,
+    a_step_waits_for_the_device_a_few_times,
     a_pattern_that_matches_nothing_is_refused,
     stages_are_told_with_their_layers_and_weights,
 ]

@@ -3,7 +3,11 @@
 from megatron.config.parsing.flags import Legacy
 
 _REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
-_OVERLAP = "zero_optimization.overlap_comm in DeepSpeed's JSON sets what overlaps"
+_OVERLAP = (
+    "at ZeRO stage 2 without a pipeline, gradients are reduced beside the backward pass "
+    "(zero_optimization.overlap_comm in DeepSpeed's JSON); at stages 0 and 1 they are reduced after it"
+)
+_GATHER = "ZeRO stage 3 gathers parameters beside the forward pass; stages 0 to 2 after the step"
 _CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
@@ -17,7 +21,7 @@ PARALLEL_LEGACY = (
         "--no-gradient-accumulation-fusion", "DeepSpeed adds gradients up, without such a kernel"
     ),
     Legacy("--overlap-grad-reduce", _OVERLAP),
-    Legacy("--overlap-param-gather", _OVERLAP),
+    Legacy("--overlap-param-gather", _GATHER),
     Legacy(
         "--no-async-tensor-model-parallel-allreduce",
         "tensor-parallel layers wait for what they reduce, in every run",

@@ -166,12 +166,14 @@ def merge_ds_config(
     compiles_optimizer: bool,
     activation_checkpointing: Mapping[str, Any],
     divides_sequence: bool,
+    overlaps_reduction: bool,
 ) -> dict[str, Any]:
     """Merge the plan into the user's JSON; return the JSON that DeepSpeed gets.
 
     Args:
         fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
         compiles_optimizer: whether the optimizer is DeepSpeed's own.
+        overlaps_reduction: whether stage 2 reduces gradients beside the backward pass.
     """
     merged = _without_auto(user)
     # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
@@ -190,6 +192,8 @@ def merge_ds_config(
         _put(merged, "pipeline.grad_partitioned", False)
     _put(merged, "zero_optimization.stage", zero_stage)
     silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
+    if zero_stage == 2 and overlaps_reduction:
+        silent |= _OVERLAP
     if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:
         # torch's Adam steps on the CPU as fast, and need not be compiled first.
         silent["zero_force_ds_cpu_optimizer"] = False
@@ -199,6 +203,15 @@ def merge_ds_config(
     return merged
 
 
+_OVERLAP = {
+    "zero_optimization.overlap_comm": True,
+    "zero_optimization.contiguous_gradients": True,
+    # DeepSpeed's 5e8 elements are more than most models have: nothing would overlap.
+    "zero_optimization.reduce_bucket_size": 50_000_000,
+}
+"""Values for absent keys that let stage 2 reduce gradients beside the backward pass."""
+
+
 def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> dict[str, Any]:
     """Return values for absent keys whose default in DeepSpeed would do harm."""
     defaults: dict[str, Any] = {
@@ -206,7 +219,13 @@ def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> di
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
+        # It waits for the device twice in each micro-batch; the loop measures steps.
+        "timers.throughput.enabled": False,
+        "timers.throughput.synchronized": False,
     }
+    if dtype == "bf16":
+        # Adds each gradient to the fp32 sum as soon as it is there, and frees it.
+        defaults["bf16.immediate_grad_update"] = True
     if dtype != "fp32" and fp32_gradients:
         # 16-bit floats have few digits: sums over micro-batches and ranks need 32 bits.
         defaults |= {"data_types.grad_accum_dtype": "fp32", "communication_data_type": "fp32"}

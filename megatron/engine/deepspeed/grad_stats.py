@@ -19,10 +19,19 @@ from megatron.tensor_parallel.sharding import is_expert, replicas_that_differ, s
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], groups: Groups, max_norm: float) -> float:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter],
+    groups: Groups,
+    max_norm: float,
+    *,
+    to_host: patches.ToHost = Tensor.cpu,
+) -> float:
     """Clip gradients by their norm over the full network, in fp32 without ZeRO.
 
     The network is a replica, and with it the experts of its neighbours.
+
+    Args:
+        to_host: reads the norm from the device.
 
     Returns:
         The norm before clipping.
@@ -46,7 +55,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Groups, max_norm:
         dist.all_reduce(of_experts, group=groups.model)
         dist.all_reduce(of_experts, group=groups.data)
         squared += of_experts
-    norm = float(squared.sqrt())
+    norm = float(to_host(squared.sqrt()))
     scale = max_norm / (norm + 1e-6)
     if scale < 1:
         patches.foreach_scale([grad for _, grad in held], scale)
@@ -90,6 +99,42 @@ def _nan_unless_finite(gradients: Sequence[Tensor], device: torch.device) -> Ten
         return zero
     total = torch.stack([gradient.detach().float().norm() for gradient in gradients]).sum()
     return torch.where(total.isfinite(), zero, torch.nan)
+
+
+class HostScalars:
+    """Read the scalars of a step from the device in one transfer: gradient norm, loss.
+
+    The norm decides on the host whether a step is taken, so it is waited for; what is known by then
+    comes with it.
+    """
+
+    def __init__(self) -> None:
+        self._pending: tuple[Tensor, ...] = ()
+        self._values: list[Tensor] = []
+
+    def expect(self, *scalars: Tensor) -> None:
+        """Read these scalars of the device with the next norm."""
+        self._pending, self._values = scalars, []
+
+    def to_host(self, norm: Tensor) -> Tensor:
+        """Copy the norm, or one of each parameter group, and the expected scalars to the host."""
+        tensors = (norm, *self._pending)
+        # Doubles hold all narrower values exactly.
+        together = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).cpu()
+        own, *others = together.split([tensor.numel() for tensor in tensors])
+        self._values = [
+            value.to(tensor.dtype).reshape(tensor.shape)
+            for value, tensor in zip(others, self._pending, strict=True)
+        ]
+        self._pending = ()
+        return own.to(norm.dtype).reshape(norm.shape)
+
+    def take(self) -> list[Tensor]:
+        """Return the expected scalars on the host; fp16 may have skipped the norm."""
+        if self._pending:
+            self.to_host(torch.zeros((), device=self._pending[0].device))
+        taken, self._values = self._values, []
+        return taken
 
 
 @torch.no_grad()

@@ -20,6 +20,8 @@ NAMES = {
     "deepspeed.runtime.bf16_optimizer": (
         *("_hp_mapping", "_hp_grad", "_global_grad_norm", "get_grads_for_norm"),
         *("bf16_groups", "fp32_groups_gradients", "real_dp_process_group"),
+        *("get_global_norm_of_tensors", "_update_hp_grad", "clear_hp_grads", "update_hp_grads"),
+        *("fp32_groups_has_gradients", "fp32_groups_gradient_flat_partition"),
     ),
     "deepspeed.runtime.engine": (
         *("_global_grad_norm", "_copy_recovery_script", "_get_all_ckpt_names"),
@@ -44,13 +46,18 @@ NAMES = {
         ),
         *("complete_grad_norm_calculation_for_cpu_offload", "get_param_id", "param_id"),
         *("round_robin_bit16_groups", "round_robin_bit16_offsets", "real_dp_process_group"),
-        "update_lp_params",
+        *("update_lp_params", "scaled_global_norm"),
     ),
     "deepspeed.runtime.zero.stage3": (
         *("_global_grad_norm", "_unflatten_partitioned_parameters", "get_grad_norm_direct"),
         *("complete_grad_norm_calculation_for_cpu_offload", "norm_for_param_grads", "get_param_id"),
         *("fp32_partitioned_groups_flat", "fp16_partitioned_groups_flat", "fp16_groups"),
-        *("ds_process_group", "checkpoint_event_prologue", "checkpoint_event_epilogue"),
+        *(
+            "_get_norm_groups",
+            "ds_process_group",
+            "checkpoint_event_prologue",
+            "checkpoint_event_epilogue",
+        ),
     ),
     "deepspeed.utils.mixed_precision_linkage": ("_hp_mapping", "_index_in_param_group"),
     "deepspeed.utils.tensor_fragment": ("get_lp_grad_fragment", "lp_fragment_address"),

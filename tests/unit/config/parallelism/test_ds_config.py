@@ -31,7 +31,38 @@ def test_without_a_file_everything_is_written():
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
+        "timers": {"throughput": {"enabled": False, "synchronized": False}},
     }
+
+
+def test_stage_2_overlaps_where_there_are_replicas(decide):
+    def zero(*flags, world_size=2, content=None):
+        plan = decide(content or {}, *flags, world_size=world_size)
+        return plan.deepspeed["zero_optimization"]
+
+    stage_2 = ("--zero-stage", "2")
+    found = zero(*stage_2)
+    assert found["overlap_comm"]
+    assert found["contiguous_gradients"]
+    assert 25_000_000 <= found["reduce_bucket_size"] <= 100_000_000
+    own = {"zero_optimization": {"overlap_comm": False, "reduce_bucket_size": 7}}
+    assert zero(*stage_2, content=own) == own["zero_optimization"] | {
+        "stage": 2,
+        "contiguous_gradients": True,
+    }
+    for flags, world_size in (
+        (stage_2, 1),
+        ((*stage_2, "--cpu-optimizer"), 2),
+        (("--zero-stage", "1"), 2),
+    ):
+        assert "overlap_comm" not in zero(*flags, world_size=world_size)
+
+
+def test_bf16_gradients_are_added_at_once_unless_the_json_decides(decide):
+    assert decide({}, "--bf16").deepspeed["bf16"]["immediate_grad_update"]
+    own = {"bf16": {"immediate_grad_update": False}}
+    assert not decide(own, "--bf16").deepspeed["bf16"]["immediate_grad_update"]
+    assert "immediate_grad_update" not in decide({}).deepspeed["bf16"]
 
 
 @pytest.mark.parametrize("silent", [{}, {"gradient_clipping": "auto"}])
@@ -52,6 +83,7 @@ def test_a_file_that_repeats_the_flags_is_fine(decide):
     }
     flags = ["--global-batch-size", "8", "--clip-grad", "1", "--bf16", "--zero-stage", "1"]
     merged = decide(content, *flags).deepspeed
+    assert merged["bf16"].pop("immediate_grad_update")
     assert merged == merged | content
 
 
@@ -105,7 +137,7 @@ def test_auto_is_filled_in(decide):
     merged = decide(content, "--global-batch-size", "8", "--bf16").deepspeed
     assert "auto" not in json.dumps(merged)
     assert merged["train_batch_size"] == 8
-    assert merged["bf16"] == {"enabled": True}
+    assert merged["bf16"] == {"enabled": True, "immediate_grad_update": True}
     assert merged["zero_optimization"] == {"stage": 1, "overlap_comm": True}
 
 
