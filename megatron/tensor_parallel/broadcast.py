@@ -40,8 +40,27 @@ Fields = Mapping[str, Field]
 """The fields of a batch, in their order."""
 
 
+def pack_batch(
+    batch: Batch, fields: Fields, letters: Mapping[str, int], *, pinned: bool = False
+) -> Tensor:
+    """Copy all fields of a batch into one tensor of bytes in host memory.
+
+    Args:
+        letters: sizes of the letters in the shapes of `fields`.
+        pinned: whether its memory is page-locked, so that a copy to a GPU is asynchronous.
+
+    Raises:
+        ValueError: the batch is not the one that `fields` declare.
+    """
+    _require_declared(batch, fields, letters)
+    packed = torch.empty(_num_bytes(fields, letters), dtype=torch.uint8, pin_memory=pinned)
+    for name, view in _views(packed, fields, letters):
+        view.copy_(batch[name])
+    return packed
+
+
 def broadcast_batch(
-    batch: Batch | None,
+    packed: Tensor | None,
     fields: Fields,
     letters: Mapping[str, int],
     groups: Groups,
@@ -50,22 +69,13 @@ def broadcast_batch(
     """Return tensor rank 0's batch on `device`, on every rank that shares its layers.
 
     Args:
-        batch: on the CPU of tensor rank 0; ignored elsewhere.
+        packed: the batch of tensor rank 0 on `device`, see `pack_batch`; ignored elsewhere.
         fields: what it holds.
         letters: sizes of the letters in their shapes, known to all ranks.
 
-    Raises:
-        ValueError: the batch is not the one that `fields` declare; on tensor rank 0 alone.
-
     Communication: one broadcast of all fields over the tensor group, packed into bytes.
     """
-    if groups.tensor_rank == 0 and batch is not None:
-        _require_declared(batch, fields, letters)
-        packed = torch.empty(_num_bytes(fields, letters), dtype=torch.uint8)
-        for name, view in _views(packed, fields, letters):
-            view.copy_(batch[name])
-        packed = packed.to(device)
-    else:
+    if groups.tensor_rank != 0 or packed is None:
         packed = torch.empty(_num_bytes(fields, letters), dtype=torch.uint8, device=device)
     if groups.topology.tensor > 1:
         dist.broadcast(packed, group=groups.tensor, group_src=0)

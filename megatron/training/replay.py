@@ -96,6 +96,7 @@ def replay(
         hooks=[skip, last],
         stop=lambda state: "replayed" if state.iteration >= number else None,
     )
+    stream.close()  # its thread reads the samples too
     if last.iteration != number or last.step is None:
         raise TrainingError(
             f"--replay-step {number}: the iterations up to {state.iteration} are skipped; give "

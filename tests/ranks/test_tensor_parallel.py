@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from megatron.fused_kernels.reference.cross_entropy import REFERENCE
 from megatron.model.loss import next_token_loss
-from megatron.tensor_parallel.broadcast import Field, broadcast_batch, sequence_shard
+from megatron.tensor_parallel.broadcast import Field, broadcast_batch, pack_batch, sequence_shard
 from megatron.tensor_parallel.collectives import (
     copy_to_tensor_parallel,
     reduce_from_tensor_parallel,
@@ -164,7 +164,8 @@ def a_batch(seed=0):
 
 
 def broadcast(batch, groups):
-    return broadcast_batch(batch, FIELDS, LETTERS, groups, torch.device("cpu"))
+    packed = None if batch is None else pack_batch(batch, FIELDS, LETTERS)
+    return broadcast_batch(packed, FIELDS, LETTERS, groups, torch.device("cpu"))
 
 
 def require_equal(batch, other):

@@ -1,7 +1,8 @@
 """Reading batches: data loader of a replica, from a number of consumed samples on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,11 +10,18 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
 from megatron.config.optimization.batch_size import BatchPlan
-from megatron.data.sampling.batch_sampler import micro_batches
+from megatron.data.sampling.batch_sampler import Sample, micro_batches
 from megatron.data.sampling.provenance import TracedSource, described
 from megatron.objectives.objective import Collate
-from megatron.tensor_parallel.broadcast import Batch, Fields, broadcast_batch, sequence_shard
+from megatron.tensor_parallel.broadcast import (
+    Batch,
+    Fields,
+    broadcast_batch,
+    pack_batch,
+    sequence_shard,
+)
 from megatron.tensor_parallel.process_groups import Groups
+from megatron.training.loop.read_ahead import Copy, DeviceCopies, ReadAhead
 
 
 def read_batches(
@@ -30,10 +38,11 @@ def read_batches(
     token_fields: Sequence[str] = ("tokens",),
     length: Callable[[], int] | None = None,
 ) -> Iterator[Batch]:
-    """Yield this replica's micro-batches from `consumed_samples` on.
+    """Yield this replica's micro-batches from `consumed_samples` on, prefetching the next two.
 
-    Tensor rank 0 reads and collates; the ranks that share its layers receive. Ranks that divide
-    the sequence each take their part of it.
+    Tensor rank 0 reads and collates, in a thread; the ranks that share its layers receive. Ranks
+    that divide the sequence each take their part of it. Where lengths change between steps
+    (curriculum), the thread reads samples, and they are cut and collated when they are taken.
 
     Args:
         collate: makes the batch of samples.
@@ -49,6 +58,46 @@ def read_batches(
 
     Communication: one broadcast of a batch over the tensor group per micro-batch.
     """
+    copies = DeviceCopies(device)
+
+    def sizes(s: int) -> dict[str, int]:
+        return {**letters, "b": batch.micro_batch_size, "s": s, "S": s}
+
+    def collated(samples: Sample, s: int) -> Copy:
+        batch = collate(**{name: torch.from_numpy(v) for name, v in samples.items()})
+        return copies.start(pack_batch(batch, fields, sizes(s), pinned=copies.pins))
+
+    def cut(samples: Sample, s: int) -> Sample:
+        # The token behind the last input is the last label.
+        return {name: values[..., : s + 1] for name, values in samples.items()}
+
+    def prefetched() -> Iterator[Any]:
+        rows = _checked_rows(dataset, token_fields, vocab_size, consumed_samples, batch, groups)
+        return rows if length else (collated(samples, letters["s"]) for samples in rows)
+
+    ahead = ReadAhead(prefetched(), begin=copies.begin) if groups.tensor_rank == 0 else None
+    try:
+        for read in ahead or repeat(None):
+            s = length() if length else letters["s"]
+            if read is not None and length:
+                read = collated(cut(read, s), s)
+            packed = None if read is None else copies.finish(read)
+            full = broadcast_batch(packed, fields, sizes(s), groups, device)
+            yield sequence_shard(full, fields, groups.sequence_rank, groups.topology.sequence)
+    finally:
+        if ahead:
+            ahead.close()
+
+
+def _checked_rows(
+    dataset: TracedSource,
+    token_fields: Sequence[str],
+    vocab_size: int,
+    consumed_samples: int,
+    batch: BatchPlan,
+    groups: Groups,
+) -> Iterator[Sample]:
+    """Yield this replica's samples of each micro-batch, their tokens within the vocabulary."""
     rows = micro_batches(
         dataset,
         consumed_samples=consumed_samples,
@@ -57,20 +106,12 @@ def read_batches(
         data_size=groups.topology.data,
     )
     own = consumed_samples + groups.data_rank * batch.micro_batch_size
-    for first in count(own, batch.micro_batch_size * groups.topology.data):
-        s = length() if length else letters["s"]
-        read = None
-        if groups.tensor_rank == 0:
-            samples = next(rows)
-            for name in token_fields:
-                _require_vocabulary(samples[name], vocab_size, dataset, first)
-            if length:
-                # The token behind the last input is the last label.
-                samples = {name: values[..., : s + 1] for name, values in samples.items()}
-            read = collate(**{name: torch.from_numpy(v) for name, v in samples.items()})
-        sizes = {**letters, "b": batch.micro_batch_size, "s": s, "S": s}
-        full = broadcast_batch(read, fields, sizes, groups, device)
-        yield sequence_shard(full, fields, groups.sequence_rank, groups.topology.sequence)
+    for first, samples in zip(
+        count(own, batch.micro_batch_size * groups.topology.data), rows, strict=False
+    ):
+        for name in token_fields:
+            _require_vocabulary(samples[name], vocab_size, dataset, first)
+        yield samples
 
 
 def _require_vocabulary(

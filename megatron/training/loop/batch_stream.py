@@ -1,6 +1,6 @@
 """Data loader of training: an iterator over micro-batches that can seek to a sample."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from megatron.training.loop.state import TrainState
@@ -14,15 +14,21 @@ class Stream(Iterator[Any]):
 
     def __init__(self, batches: Batches, samples: int):
         self._batches = batches
-        self.seek(samples)
+        self._iterator = batches(samples)
 
     def __next__(self) -> Any:
         """Return the next micro-batch."""
         return next(self._iterator)
 
     def seek(self, samples: int) -> None:
-        """Continue after `samples` consumed samples."""
+        """Continue after `samples` consumed samples; what was read ahead is dropped."""
+        self.close()
         self._iterator = self._batches(samples)
+
+    def close(self) -> None:
+        """Read no further."""
+        if isinstance(self._iterator, Generator):
+            self._iterator.close()
 
 
 def length_of_next_step(length_at: Callable[[int], int], state: TrainState) -> Callable[[], int]:

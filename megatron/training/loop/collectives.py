@@ -53,8 +53,10 @@ def rank_0_first(make: Callable[[], T]) -> T:
 def any_rank(own: Sequence[bool]) -> list[bool]:
     """Return for each index whether any rank has True there (logical or).
 
-    Communication: one all-reduce of a byte per index.
+    Communication: one all-reduce of a byte per index, and none for a single rank.
     """
+    if dist.get_world_size() == 1:
+        return [*map(bool, own)]
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     flags = torch.tensor(own, dtype=torch.uint8, device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
