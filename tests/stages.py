@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from networks import gpt_steps
 from tiny import batch_of
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.decode_graphs import Capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.loaded_model import lone_groups
@@ -47,6 +49,9 @@ def engine_of(
     groups: Groups | None = None,
     recompute: bool = False,
     sees_prefix: bool = False,
+    control: dist.ProcessGroup | None = None,
+    key_rounding: int | None = None,
+    capture: Capture | None = None,
     **options: object,
 ) -> Engine:
     """Return what continues text with the weights of `model`."""
@@ -58,6 +63,9 @@ def engine_of(
         device=torch.device("cpu"),
         rows=0 if recompute else rows,
         sees_prefix=sees_prefix,
+        control=control,
+        key_rounding=key_rounding,
+        capture=capture,
     )
     return Engine(stage, rows=rows, recompute=recompute, **options)
 

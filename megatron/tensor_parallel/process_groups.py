@@ -1,6 +1,8 @@
 """Process groups of this rank: tensor, sequence, data and model parallel."""
 
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -67,6 +69,15 @@ def build_groups(topology: Topology) -> Groups:
     )
 
 
+def control_group(groups: Groups, timeout: timedelta) -> dist.ProcessGroup:
+    """Create a group of `groups.model` over gloo, for messages that hosts wait for without a GPU.
+
+    Communication: creates one process group per replica; every rank must call this, in step.
+    """
+    sets = groups.topology.model_groups()
+    return _own_group(groups.rank, sets, backend="gloo", timeout=timeout)
+
+
 def lone_group() -> dist.ProcessGroup:
     """Create a process group of this process alone, for inference, conversion and tests."""
     if not dist.is_initialized():
@@ -75,6 +86,6 @@ def lone_group() -> dist.ProcessGroup:
     return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
-def _own_group(rank: int, sets: list[list[int]]) -> dist.ProcessGroup:
-    own = [group for ranks in sets if (group := dist.new_group(ranks)) and rank in ranks]
+def _own_group(rank: int, sets: list[list[int]], **options: Any) -> dist.ProcessGroup:
+    own = [group for ranks in sets if (group := dist.new_group(ranks, **options)) and rank in ranks]
     return own[0]

@@ -1,11 +1,14 @@
 """Ranks that share a model write what one process with all of it writes."""
 
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from encoders import (
     BERT_SPEC,
     BOS,
@@ -26,6 +29,7 @@ from tiny import tiny_spec
 
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.control_messages import broadcast_object
 from megatron.inference.engine.encoder_decoder import TextToTextRequest
 from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
 from megatron.inference.engine.sampling import SamplingParams
@@ -33,7 +37,12 @@ from megatron.inference.engine.sequence import Completion, Event, Request
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.loading.masked_lm import MaskedLM
 from megatron.inference.server.engine_thread import EngineThread
-from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group
+from megatron.tensor_parallel.process_groups import (
+    Groups,
+    build_groups,
+    control_group,
+    lone_group,
+)
 from megatron.tensor_parallel.topology import Topology
 
 SPECS = {
@@ -130,6 +139,17 @@ def completion(request: Request, events: list[Event]) -> Completion:
 
 def write_together(rank: int, expected: dict[str, Any]) -> None:
     group = lone_group()
+    spec = SPECS["bloom"]
+    even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
+    for layout, messages in (
+        (Topology(pipeline=1, data=1, tensor=2), 4),  # one for each step, and one to close
+        (Topology(pipeline=2, data=1, tensor=1), 7),  # and one for the last stage's tokens
+    ):
+        groups = build_groups(layout)
+        control = control_group(groups, timedelta(minutes=5))
+        engine = engine_of(random_model(group, spec), even, groups=groups, control=control)
+        assert messages_of(engine) == messages
+        exchange(control)
     for name, spec in SPECS.items():
         model = random_model(group, spec)
         even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
@@ -204,6 +224,39 @@ def infer_together(rank: int, expected: dict[str, Any]) -> None:
     assert engine.run_alone(T5_REQUESTS[0], lambda: False) == []
     assert [engine.run_alone(each) for each in T5_REQUESTS] == texts[:3]
     engine.close()
+
+
+def messages_of(engine: Engine) -> int:
+    """Return the number of broadcasts of the three steps of a request, and of closing."""
+    counted = Counted()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "broadcast", counted)
+        if engine.runner.groups.rank:
+            engine.follow()
+        else:
+            (done,) = completed(engine, Request(prompt=(1, 2), max_new_tokens=3))
+            assert len(done.tokens) == 3
+            engine.close()
+    return counted.calls
+
+
+class Counted:
+    """Counts the messages between hosts."""
+
+    def __init__(self) -> None:
+        self.calls, self._broadcast = 0, dist.broadcast
+
+    def __call__(self, tensor: torch.Tensor, **options: Any) -> None:
+        assert tensor.device.type == "cpu"
+        self.calls += 1
+        self._broadcast(tensor, **options)
+
+
+def exchange(group: dist.ProcessGroup) -> None:
+    """Broadcast objects of one packet, of exactly one, and of several."""
+    for value in (None, ["text"], b"0" * 16_000, b"1" * 16_384, list(range(20_000))):
+        own = value if dist.get_rank() == 1 else None
+        assert broadcast_object(own, source=1, group=group) == value
 
 
 def require_equal(

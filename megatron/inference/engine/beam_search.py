@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.inference.engine.continuous_batching import Engine, ExclusiveRequest
+from megatron.inference.engine.device import to_device
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Request
 
@@ -111,15 +112,15 @@ def _candidates(
 
     def best_extensions() -> list[tuple[float, int, int]]:
         logits = runner.logits(features)
-        if not logits.isfinite().all():
-            return []
-        scores_b1 = torch.tensor([[beam.score] for beam in beams], device=runner.device)
+        scores_b1 = to_device([[beam.score] for beam in beams], runner.device)
         sums_bv = logits.log_softmax(-1) + scores_b1
         best = sums_bv.flatten().topk(min(2 * width, sums_bv.numel()))
-        return [
-            (score, *divmod(index, sums_bv.size(1)))
-            for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        is_finite = logits.isfinite().all().expand_as(best.values)
+        parts = is_finite, best.values, best.indices
+        found = torch.stack([part.double() for part in parts], 1).tolist()  # the only sync
+        if not all(is_finite for is_finite, _, _ in found):
+            return []
+        return [(score, *divmod(int(index), sums_bv.size(1))) for _, score, index in found]
 
     if found := runner.run_on_last_stage(best_extensions):
         return found

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
+from megatron.inference.engine.device import to_device
 from megatron.inference.engine.kv_cache import KVCache
 from megatron.inference.engine.logits_processor import process_logits
 from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.engine.sampling import TokenLogprob, sample_tokens, with_logprobs
+from megatron.inference.engine.sampling import (
+    TokenLogprob,
+    logprob_columns,
+    read_logprobs,
+    sample_and_score,
+)
 from megatron.inference.engine.sequence import (
     ActiveSequence,
     Completion,
@@ -37,6 +43,9 @@ class Candidate(Protocol):
 
 
 Found = TypeVar("Found", bound=Candidate)
+
+_Sampled = tuple[list[TokenLogprob | None], list[TokenLogprob]]
+"""New tokens of all sequences, and log-probabilities of the first one's prompt."""
 
 
 class ExclusiveRequest(ABC, Generic[Found]):
@@ -151,6 +160,8 @@ class Engine:
         self._exclusive_id = 0
         self._found: list[Any] | MegatronError = []
         self._is_open = True
+        self._sampled: _Sampled | None = None
+        self._unrecorded: Sequence[ActiveSequence] = ()
 
     @property
     def is_busy(self) -> bool:
@@ -291,12 +302,14 @@ class Engine:
                 return
 
     def _apply_changes(self) -> list[Event]:
-        """Add and cancel sequences as the first rank does.
+        """Add and cancel sequences as the first rank does; record what it sampled in the last step.
 
         Communication: one broadcast when there are several ranks.
         """
-        changes, self._changes = self._changes, []
-        changes = self.runner.broadcast(changes, stage=0)
+        sampled, changes = self.runner.broadcast((self._sampled, self._changes), stage=0)
+        if sampled and self._unrecorded:
+            self._record(self._unrecorded, sampled)
+        self._sampled, self._unrecorded, self._changes = None, (), []
         events = []
         for request_id, request in changes:
             if isinstance(request, ExclusiveRequest):
@@ -338,6 +351,8 @@ class Engine:
     ) -> list[Event]:
         """Sample a token for each sequence and remove those that have ended.
 
+        Without pipeline stages, the other ranks get the tokens with the message of the next step.
+
         Args:
             features: hidden states, the input of the head, [b, s, h]; of a decode step [b, 1, h].
             is_prefill: the sequences have just been admitted.
@@ -346,7 +361,7 @@ class Engine:
         sequences = [*sequences]
         draws = [0.0 if one.request.sampling.is_greedy else one.rng.random() for one in sequences]
 
-        def sample() -> tuple[list[TokenLogprob | None], list[TokenLogprob]]:
+        def sample() -> _Sampled:
             prompt_tokens: list[TokenLogprob] = []
             first = sequences[0]
             if is_prefill and first.request.prompt_logprobs and len(first.tokens) > 1:
@@ -355,13 +370,24 @@ class Engine:
                 )
             if is_decode:
                 return self._next_tokens(sequences, features[:, 0], draws), prompt_tokens
-            last = torch.tensor([len(one.tokens) - 1 for one in sequences], device=features.device)
+            last = to_device([len(one.tokens) - 1 for one in sequences], features.device)
             rows = torch.arange(len(sequences), device=features.device)
             return self._next_tokens(sequences, features[rows, last], draws), prompt_tokens
 
-        new_tokens, prompt_tokens = self.runner.run_on_last_stage(sample)
+        if self.runner.groups.topology.pipeline > 1:
+            return self._record(sequences, self.runner.run_on_last_stage(sample))
+        sampled = sample()
+        if self.runner.groups.tensor_rank:
+            self._unrecorded = sequences
+            return []
+        self._sampled = sampled
+        return self._record(sequences, sampled)
+
+    def _record(self, sequences: Sequence[ActiveSequence], sampled: _Sampled) -> list[Event]:
+        """Append sampled tokens to their sequences; remove those that have ended."""
+        new_tokens, prompt_tokens = sampled
         if not all(math.isfinite(one.logprob or 0.0) for one in prompt_tokens):
-            new_tokens[0], prompt_tokens = None, []
+            new_tokens, prompt_tokens = [None, *new_tokens[1:]], []
         events: list[Event] = []
         for sequence, new in zip(sequences, new_tokens, strict=True):
             generates = sequence.request.max_new_tokens > 0
@@ -388,30 +414,32 @@ class Engine:
     ) -> list[TokenLogprob | None]:
         """Sample the next token of each sequence; None where its logits are NaN or infinite."""
         logits = self.runner.logits(features)
-        is_finite = logits.isfinite().all(1)
-        logits = logits.where(is_finite[:, None], 0.0)
-        tokens = sample_tokens(
+        is_finite_b1 = logits.isfinite().all(1, keepdim=True)
+        logits = logits.masked_fill(~is_finite_b1, 0.0)
+        requests = [one.request for one in sequences]
+        scored = [i for i, one in enumerate(requests) if one.logprobs or one.top_logprobs]
+        top = max((requests[i].top_logprobs for i in scored), default=0)
+
+        def score(tokens_b: Tensor) -> Tensor:
+            columns = [is_finite_b1.double()]
+            if scored:
+                index = to_device(scored, logits.device)
+                own = logprob_columns(logits[index], tokens_b[index], top)
+                table = own.new_zeros(len(sequences), own.size(1))
+                columns.append(table.index_copy_(0, index, own))
+            return torch.cat(columns, 1)
+
+        rows = sample_and_score(
             process_logits(logits, sequences),
-            [one.request.sampling for one in sequences],
+            [one.sampling for one in requests],
             draws,
             [one.num_new for one in sequences],
+            score,
         )
-        found = [
-            TokenLogprob(token=token) if is_valid else None
-            for token, is_valid in zip(tokens, is_finite.tolist(), strict=True)
-        ]
-        rows = [
-            i
-            for i, one in enumerate(sequences)
-            if found[i] and (one.request.logprobs or one.request.top_logprobs)
-        ]
-        if not rows:
-            return found
-        scored = with_logprobs(
-            logits[rows].log_softmax(-1),
-            [tokens[i] for i in rows],
-            [sequences[i].request.top_logprobs for i in rows],
-        )
-        for i, one in zip(rows, scored, strict=True):
-            found[i] = one
+        found: list[TokenLogprob | None] = []
+        for i, (token, is_finite, *columns) in enumerate(rows):
+            new = TokenLogprob(token=int(token))
+            if i in scored:
+                new = read_logprobs(new.token, columns, requests[i].top_logprobs)
+            found.append(new if is_finite else None)
         return found

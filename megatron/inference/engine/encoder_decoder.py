@@ -12,6 +12,7 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.beam_search import BeamSearchRequest, beam_search
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
+from megatron.inference.engine.device import to_device, without_cudnn_attention
 from megatron.inference.engine.encoder_runner import EncoderRunner, Value
 from megatron.inference.engine.sampling import SamplingParams, sample_tokens
 from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
@@ -69,6 +70,7 @@ class EncoderDecoderRunner(EncoderRunner):
         return self.cache.capacity + 1
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def encode(self, sources: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Run the encoder, and begin a decoder's text for each of `sources`.
 
@@ -79,10 +81,10 @@ class EncoderDecoderRunner(EncoderRunner):
         """
         longest = max(map(len, sources))
         rows = [[*source, *[0] * (longest - len(source))] for source in sources]
-        tokens_bs = torch.tensor(rows, device=self.device)
+        tokens_bs = to_device(rows, self.device)
         batch = {
             "tokens": tokens_bs,
-            "lengths": torch.tensor([*map(len, sources)], device=self.device),
+            "lengths": to_device([*map(len, sources)], self.device),
             DECODER_TOKENS: tokens_bs[:, :0],
         }
         self.cache.start(in_turn(self._encoder, batch), new_tokens)
@@ -92,6 +94,7 @@ class EncoderDecoderRunner(EncoderRunner):
         return self.decode([tokens[0] for tokens in sequences], [0] * len(sequences))
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Decode step: run one more token of each text, at the same position in all of them.
 
@@ -100,7 +103,7 @@ class EncoderDecoderRunner(EncoderRunner):
         """
         cache, position, where = self.cache, positions[0], self._positions
         cache.position, cache.bias = position, None
-        x_b1h = self._words(torch.tensor(tokens, device=self.device)[:, None])
+        x_b1h = self._words(to_device(tokens, self.device)[:, None])
         if isinstance(where, PositionEmbeddingPipe):
             x_b1h = x_b1h + where.shared_positions.weight[position]
         elif isinstance(where, RelativePositionsPipe):
@@ -165,7 +168,7 @@ class DecoderCache:
         assert spans_b12 is not None, "the encoder's texts have spans"
         if list(rows) == list(range(len(spans_b12))):
             return
-        order = torch.tensor(rows, device=spans_b12.device)
+        order = to_device(rows, spans_b12.device)
         self.encoded = self.encoded._replace(encoder_span=spans_b12[order])
         for own, cross in zip(self._own, self._cross, strict=True):
             own.reorder(order)

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
+from megatron.inference.engine.control_messages import broadcast_object
 from megatron.inference.engine.model_runner import fill_parameters, nonfinite_logits_error
 from megatron.inference.engine.sequence import Event, Request
 from megatron.model.layers.attention_kernels import core_attention_of
@@ -77,12 +77,11 @@ class EncoderRunner:
     def broadcast(self, value: Value) -> Value:
         """Return the `value` of the first rank on every rank.
 
-        Communication: one broadcast when there are several ranks.
+        Communication: one broadcast over gloo when there are several ranks.
         """
-        box = [value]
-        if self.groups.topology.tensor > 1:
-            dist.broadcast_object_list(box, src=0, group=self.groups.model, device=self.device)
-        return box[0]
+        if self.groups.topology.tensor == 1:
+            return value
+        return broadcast_object(value, source=0, group=self.groups.model)
 
     def nonfinite_logits_error(self) -> MegatronError:
         """Return the error for logits that are NaN or infinite."""

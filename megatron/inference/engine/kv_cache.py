@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron.common.errors import ConfigError
+from megatron.inference.engine.decode_graphs import StepShape
+from megatron.inference.engine.device import to_device
 from megatron.model.layers.attention_kernels import Attend, CoreAttention, Weighing, soft_capped
 
 
@@ -75,7 +77,7 @@ class KVCache:
         """Copy the first `length` tokens of the row rows[i] to row i, for all i."""
         if list(rows) == list(range(len(rows))):
             return
-        order = torch.tensor(rows, device=self.keys.device)
+        order = to_device(rows, self.keys.device)
         for kept in (self.keys, self.values):
             for layer in kept:
                 layer[: len(rows), :, :length] = layer[order, :, :length]
@@ -123,28 +125,28 @@ class Prefill:
 
 
 class Decode:
-    """Decode step: row i attends from one new token at positions[i] to its cached tokens.
+    """Decode step: row i attends from one new token at positions_b[i] to its cached tokens.
 
     Args:
-        positions: one for each of the first rows.
+        positions_b: one for each of the first rows.
+        shape: range of the positions; the step reads all else from device tensors, so that it can
+            be captured as a CUDA graph.
         max_length: of the cache.
-        by_plugin: whether core attention is a plugin's, which then attends to the cache too.
+        lengths: tokens of each row with its new one, if core attention is a plugin's, which then
+            attends to the cache too.
     """
 
     def __init__(
         self,
-        positions: Sequence[int],
+        positions_b: Tensor,
+        shape: StepShape,
         *,
         max_length: int,
-        device: torch.device,
-        by_plugin: bool = False,
+        lengths: Sequence[int] = (),
     ):
-        self._lengths = [position + 1 for position in positions] if by_plugin else []
-        self.positions = torch.tensor(positions, device=device)
-        self.start, self.stop = min(positions), max(positions) + 1
-        self.max_length = max_length
-        self.is_even = self.start == self.stop - 1
-        self._slots = self.positions
+        self.positions, self.shape = positions_b, shape
+        self.max_length, self._lengths = max_length, lengths
+        self._slots = positions_b
         self._views: dict[int, _View] = {}
 
     def attend(
@@ -165,8 +167,8 @@ class Decode:
             # Once for all layers with this window.
             self._views[window] = self._view(window, groups, heads, how.slopes_a, query.dtype)
         view = self._views[window]
-        if self.is_even:
-            position = self.stop - 1
+        if self.shape.is_even:
+            position = self.shape.start
             keys[:batch, :, position] = key.squeeze(2)
             values[:batch, :, position] = value.squeeze(2)
         else:
@@ -182,7 +184,7 @@ class Decode:
                     for i, stop in enumerate(self._lengths)
                 ]
             )
-        visible = slice(view.first, self.stop)
+        visible = slice(view.first, self.shape.stop)
         output = _attention(
             query.view(batch, groups, heads // groups, head_dim),
             keys[:batch, :, visible],
@@ -194,19 +196,20 @@ class Decode:
 
     def _compute_slots(self, groups: int) -> None:
         """Compute the slots of the new keys and values in the flattened cache."""
-        positions = self.positions
-        rows = torch.arange(len(positions) * groups, device=positions.device) * self.max_length
-        self._slots = rows + positions.repeat_interleave(groups)
+        positions_b1 = self.positions[:, None]
+        rows = torch.arange(len(positions_b1) * groups, device=positions_b1.device)
+        self._slots = (rows.view(-1, groups) * self.max_length + positions_b1).flatten()
 
     def _view(
         self, window: int, groups: int, heads: int, slopes_a: Tensor | None, dtype: torch.dtype
     ) -> "_View":
         """Return the cached positions visible with a sliding `window`, and their bias."""
-        first = max(0, self.start - window + 1) if window else 0
-        if self.is_even and slopes_a is None:
+        shape = self.shape
+        first = max(0, shape.start - window + 1) if window else 0
+        if shape.is_even and slopes_a is None:
             return _View(first, None)
         positions = self.positions[:, None, None]
-        offset_b1k = torch.arange(first, self.stop, device=positions.device) - positions
+        offset_b1k = torch.arange(first, shape.stop, device=positions.device) - positions
         bias = torch.zeros_like(offset_b1k, dtype=torch.float32)[:, None]
         if slopes_a is not None:
             bias = slopes_a.view(groups, heads // groups, 1) * offset_b1k[:, None]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from megatron.inference.engine.device import to_device
 from megatron.inference.engine.sequence import ActiveSequence
 
 _Edit = tuple[int, int, float]
@@ -44,9 +45,9 @@ def process_logits(logits_bv: Tensor, sequences: Sequence[ActiveSequence]) -> Te
 def _columns(edits: Sequence[_Edit], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens, amounts = zip(*edits, strict=True)
     return (
-        torch.tensor(rows, device=like.device),
-        torch.tensor(tokens, device=like.device),
-        torch.tensor(amounts, device=like.device, dtype=like.dtype),
+        to_device(rows, like.device),
+        to_device(tokens, like.device),
+        to_device(amounts, like.device, like.dtype),
     )
 
 

@@ -11,9 +11,12 @@ from torch import Tensor
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.inference.engine.control_messages import broadcast_object
+from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
+from megatron.inference.engine.device import to_device, without_cudnn_attention
 from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
-from megatron.inference.engine.sampling import TokenLogprob, with_logprobs
+from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, read_logprobs
 from megatron.model.gpt import gpt_layers, to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput
@@ -29,6 +32,9 @@ Value = TypeVar("Value")
 _HEAD_POSITIONS = 256
 """Positions whose logits are in memory at once when full texts are scored."""
 
+_KEY_ROUNDING = 256
+"""Of the cached positions that a decode step reads on a GPU."""
+
 
 class ModelRunner:
     """Runs this rank's pipeline stage and tensor-parallel shard of the model, with its KV cache.
@@ -42,6 +48,12 @@ class ModelRunner:
         max_length: most tokens of a sequence (default: max_position_embeddings).
         sees_prefix: whether the tokens of a prompt attend to each other in both directions, as in
             a prefix language model.
+        control: the ranks of `groups.model` over gloo, for messages (default: `groups.model`).
+        key_rounding: the number of cached positions that a decode step reads is rounded up to a
+            multiple of this, see `step_shape`; 1: none that is masked (default: 256 on GPUs, 1 on
+            CPUs, which compute what they read).
+        capture: captures decode steps of rounded shapes, to replay them (default: steps run as
+            they are).
 
     Raises:
         CheckpointError: the weights are not those of `spec`.
@@ -59,9 +71,16 @@ class ModelRunner:
         rows: int,
         max_length: int | None = None,
         sees_prefix: bool = False,
+        control: dist.ProcessGroup | None = None,
+        key_rounding: int | None = None,
+        capture: Capture | None = None,
     ):
         self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
         self.rows, self.sees_prefix = rows, sees_prefix
+        self._control = control or groups.model
+        default = _KEY_ROUNDING if device.type == "cuda" else 1
+        # A plugin's attention gets the keys of each row, without padding.
+        self._rounding = 1 if spec.attention else key_rounding or default
         self.max_length = max_length or spec.max_position_embeddings
         parts: dict[str, Any] = {
             "group": groups.tensor,
@@ -97,6 +116,9 @@ class ModelRunner:
         self.model = model.eval()
         end = steps.index(to_batch_first)
         self._body, self._head = model.calls[:end], model.calls[end + 1 :]
+        self._graphs = None
+        if capture and rows and self._rounding > 1:
+            self._graphs = DecodeGraphs(self._decode, rows=rows, device=device, capture=capture)
 
     @property
     def has_logits(self) -> bool:
@@ -119,13 +141,13 @@ class ModelRunner:
         if self.cache:
             self.cache.mode = Prefill(first)
         length = max(map(len, sequences))
-        tokens_bs = torch.tensor(
-            [[*tokens, *[0] * (length - len(tokens))] for tokens in sequences], device=self.device
+        tokens_bs = to_device(
+            [[*tokens, *[0] * (length - len(tokens))] for tokens in sequences], self.device
         )
         positions_bs = torch.arange(length, device=self.device).expand_as(tokens_bs)
         spans_bs2 = None
         if self.sees_prefix:
-            prefix_b1 = torch.tensor(prefixes, device=self.device)[:, None]
+            prefix_b1 = to_device(prefixes, self.device)[:, None]
             ends_bs = torch.maximum(positions_bs + 1, prefix_b1)
             spans_bs2 = torch.stack([torch.zeros_like(ends_bs), ends_bs], -1)
         return self._forward(tokens_bs, positions_bs, spans_bs2)
@@ -138,14 +160,26 @@ class ModelRunner:
         Communication: every rank must call this, in step.
         """
         assert self.cache, "decode steps need a KV cache"
-        self.cache.mode = mode = Decode(
+        shape = step_shape(
             positions,
+            rounding=self._rounding,
+            rows=self.rows,
             max_length=self.max_length,
-            device=self.device,
-            by_plugin=bool(self.spec.attention),
+            has_windows=bool(self.spec.window),
         )
-        tokens_b1 = torch.tensor(tokens, device=self.device)[:, None]
-        return self._forward(tokens_b1, mode.positions[:, None], None)
+        # Rows of padding have the position 0, which every prefill overwrites.
+        padding = [0] * (shape.rows - len(tokens))
+        inputs_2b = to_device([[*tokens, *padding], [*positions, *padding]], self.device)
+        if self._graphs:
+            return self._graphs(inputs_2b, shape)[: len(tokens)]
+        lengths = [position + 1 for position in positions] if self.spec.attention else ()
+        return self._decode(inputs_2b, shape, lengths)[: len(tokens)]
+
+    def _decode(self, inputs_2b: Tensor, shape: StepShape, lengths: Sequence[int] = ()) -> Tensor:
+        assert self.cache, "decode steps need a KV cache"
+        tokens_b, positions_b = inputs_2b
+        self.cache.mode = Decode(positions_b, shape, max_length=self.max_length, lengths=lengths)
+        return self._forward(tokens_b[:, None], positions_b[:, None], None)
 
     @torch.inference_mode()
     def logits(self, features: Tensor) -> Tensor:
@@ -187,11 +221,11 @@ class ModelRunner:
         Communication: as `logits`.
         """
         return [
-            one
+            read_logprobs(int(token), columns, top_logprobs)
             for logits, ids in self._logits_in_chunks(features, tokens)
-            for one in with_logprobs(
-                logits.log_softmax(-1), ids.tolist(), [top_logprobs] * len(ids)
-            )
+            for token, *columns in torch.cat(
+                [ids[:, None].double(), logprob_columns(logits, ids, top_logprobs)], 1
+            ).tolist()
         ]
 
     def _logits_in_chunks(
@@ -200,7 +234,7 @@ class ModelRunner:
         """Yield the logits of a few positions at a time, and the tokens that follow them."""
         for part, ids in zip(
             features.split(_HEAD_POSITIONS),
-            torch.tensor(tokens, device=self.device).split(_HEAD_POSITIONS),
+            to_device(tokens, self.device).split(_HEAD_POSITIONS),
             strict=True,
         ):
             yield self.logits(part), ids
@@ -216,14 +250,15 @@ class ModelRunner:
     def broadcast(self, value: Value, *, stage: int) -> Value:
         """Return the `value` of the first rank of `stage` on every rank of the replica.
 
-        Communication: one broadcast when there are several ranks.
+        Communication: one broadcast over gloo when there are several ranks.
         """
-        world, box = self.groups.topology, [value]
-        if world.pipeline * world.tensor > 1:
-            source = world.rank(pipeline=stage, data=self.groups.data_rank, tensor=0)
-            dist.broadcast_object_list(box, src=source, group=self.groups.model, device=self.device)
-        return box[0]
+        world = self.groups.topology
+        if world.pipeline * world.tensor == 1:
+            return value
+        source = world.rank(pipeline=stage, data=self.groups.data_rank, tensor=0)
+        return broadcast_object(value, source=source, group=self._control)
 
+    @without_cudnn_attention()
     def _forward(self, tokens_bs: Tensor, positions_bs: Tensor, spans_bs2: Tensor | None) -> Tensor:
         if self.groups.stage == 0:
             inputs: Any = {"tokens": tokens_bs, "positions": positions_bs}

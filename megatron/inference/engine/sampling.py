@@ -1,15 +1,19 @@
 """Sampling parameters (temperature, top-k, top-p, min-p), the sampler, and log-probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from megatron.inference.engine.device import to_device
+
 _CANDIDATES = 128
 """Number of most likely tokens that top-p and min-p sort at first."""
+
+_WIDENING = 8
+"""Factor on that number when they are too few."""
 
 _GREEDY_BELOW = 1e-4
 """Temperature below which sampling is greedy: logits / temperature would overflow float32."""
@@ -72,6 +76,10 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+Score = Callable[[Tensor], Tensor]
+"""Computes columns [b, n] float64 for the host from the sampled tokens [b]."""
+
+
 def sample_tokens(
     logits_bv: Tensor,
     samplings: Sequence[SamplingParams],
@@ -82,6 +90,26 @@ def sample_tokens(
 ) -> list[int]:
     """Sample the next token of each row, independently of the other rows.
 
+    Arguments are those of `sample_and_score`.
+    """
+    rows = sample_and_score(logits_bv, samplings, draws, lengths, None, candidates=candidates)
+    return [int(token) for (token,) in rows]
+
+
+def sample_and_score(
+    logits_bv: Tensor,
+    samplings: Sequence[SamplingParams],
+    draws: Sequence[float],
+    lengths: Sequence[int],
+    score: Score | None,
+    *,
+    candidates: int = _CANDIDATES,
+) -> list[list[float]]:
+    """Sample the next token of each row; return it with the columns of `score`.
+
+    Tokens and columns of all rows come to the host in one copy, the only sync; it is repeated if
+    top-p or min-p keeps more tokens than were sorted.
+
     Args:
         draws: a uniform random number in [0, 1) for each row; greedy rows ignore it.
         lengths: number of tokens generated before, for each row.
@@ -90,44 +118,67 @@ def sample_tokens(
     Shapes: logits_bv [b, V] float32, of real tokens only.
     Source: arXiv:1904.09751, section 3.1, for top_p; arXiv:2407.01082 for min_p.
     """
-    chosen = [0] * len(samplings)
-    greedy = [i for i, sampling in enumerate(samplings) if sampling.is_greedy]
-    limits = [sampling.top_k or sampling.top_p or sampling.min_p for sampling in samplings]
-    for selected, sample in (
-        (greedy, _argmax),
-        ([i for i, limit in enumerate(limits) if not limit and i not in greedy], _sample_from_all),
-        (
-            [i for i, limit in enumerate(limits) if limit and i not in greedy],
-            partial(_sample_from_top, candidates=candidates),
-        ),
-    ):
-        if selected:
-            own = logits_bv if len(selected) == len(samplings) else logits_bv[selected]
-            tokens = sample(own, [(samplings[i], draws[i], lengths[i]) for i in selected])
-            for i, token in zip(selected, tokens.tolist(), strict=True):
-                chosen[i] = token
-    return chosen
+    rows = [*zip(samplings, draws, lengths, strict=True)]
+    while True:
+        tokens_b, is_final_b = _sample(logits_bv, rows, candidates)
+        columns = [tokens_b[:, None].double(), is_final_b[:, None].double()]
+        if score:
+            columns.append(score(tokens_b))
+        fetched = torch.cat(columns, 1).tolist()
+        if all(is_final for _, is_final, *_ in fetched):
+            return [[token, *scores] for token, _, *scores in fetched]
+        candidates *= _WIDENING
 
 
 _Rows = Sequence[tuple[SamplingParams, float, int]]
 """Sampling parameters, random draw and number of generated tokens of each row."""
 
 
-def _argmax(logits_bv: Tensor, rows: _Rows) -> Tensor:
-    return logits_bv.argmax(-1)
+def _sample(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[Tensor, Tensor]:
+    """Return the token of each row, and whether enough logits were sorted for it."""
+    device = logits_bv.device
+    tokens_b = torch.zeros(len(rows), dtype=torch.int64, device=device)
+    is_final_b = torch.ones(len(rows), dtype=torch.bool, device=device)
+    methods = [_method(sampling) for sampling, *_ in rows]
+    for method in dict.fromkeys(methods):
+        selected = [i for i, own in enumerate(methods) if own is method]
+        if len(selected) == len(rows):
+            return method(logits_bv, rows, candidates)
+        index = to_device(selected, device)
+        tokens, is_final = method(
+            logits_bv.index_select(0, index), [rows[i] for i in selected], candidates
+        )
+        tokens_b.index_copy_(0, index, tokens)
+        is_final_b.index_copy_(0, index, is_final)
+    return tokens_b, is_final_b
 
 
-def _sample_from_all(logits_bv: Tensor, rows: _Rows) -> Tensor:
-    return _draw(_tempered(logits_bv, rows), rows)
+def _method(sampling: SamplingParams) -> Callable[[Tensor, _Rows, int], tuple[Tensor, Tensor]]:
+    if sampling.is_greedy:
+        return _argmax
+    has_limit = sampling.top_k or sampling.top_p or sampling.min_p
+    return _sample_from_top if has_limit else _sample_from_all
 
 
-def _sample_from_top(logits_bv: Tensor, rows: _Rows, *, candidates: int) -> Tensor:
+def _argmax(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[Tensor, Tensor]:
+    return _final(logits_bv.argmax(-1))
+
+
+def _sample_from_all(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[Tensor, Tensor]:
+    return _final(_draw(_tempered(logits_bv, rows), rows))
+
+
+def _final(tokens_b: Tensor) -> tuple[Tensor, Tensor]:
+    return tokens_b, torch.ones_like(tokens_b, dtype=torch.bool)
+
+
+def _sample_from_top(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[Tensor, Tensor]:
     """Sample with top-k, top-p or min-p: from the first tokens in order of probability."""
     samplings, lengths = [s for s, *_ in rows], [length for *_, length in rows]
-    ordered_bn, order_bn = limit_logits(
+    ordered_bn, order_bn, is_final_b = limit_logits(
         _tempered(logits_bv, rows), samplings, lengths, candidates=candidates
     )
-    return order_bn.gather(1, _draw(ordered_bn, rows)[:, None])[:, 0]
+    return order_bn.gather(1, _draw(ordered_bn, rows)[:, None])[:, 0], is_final_b
 
 
 def limit_logits(
@@ -136,62 +187,57 @@ def limit_logits(
     lengths: Sequence[int],
     *,
     candidates: int = _CANDIDATES,
-) -> tuple[Tensor, Tensor]:
-    """Apply top-k, top-p and min-p: return the largest logits in descending order, and their tokens.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply top-k, top-p and min-p to the largest logits.
+
+    Returns logits in descending order, their tokens, and whether all others are excluded.
 
     Args:
         lengths: number of tokens generated before, for each row.
-        candidates: number of logits that are sorted at first; more if these are not enough.
+        candidates: number of logits to sort for rows without top-k.
 
-    Shapes: logits_bv [b, V] -> [b, n] with -inf for excluded tokens, and [b, n].
+    Shapes: logits_bv [b, V] -> [b, n] with -inf for excluded tokens, [b, n], and [b] bool.
     """
     size, device = logits_bv.size(1), logits_bv.device
-    counts_b1 = torch.tensor([[s.top_k or size] for s in samplings], device=device)
-    masses_b1 = torch.tensor(
+    counts_b1 = to_device([[s.top_k or size] for s in samplings], device)
+    masses_b1 = to_device(
         [
             [s.top_p_after(length) if s.top_p else math.inf]
             for s, length in zip(samplings, lengths, strict=True)
         ],
-        device=device,
+        device,
     )
-    distances_b1 = torch.tensor(
-        [[-math.log(s.min_p) if s.min_p else math.inf] for s in samplings], device=device
+    distances_b1 = to_device(
+        [[-math.log(s.min_p) if s.min_p else math.inf] for s in samplings], device
     )
     full_b1 = logits_bv.logsumexp(-1, keepdim=True)
     # Sorting the full vocabulary would take longer than a small model's layers.
-    count = max((s.top_k or candidates) for s in samplings)
-    while True:
-        count = min(count, size)
-        ordered_bn, order_bn = logits_bv.topk(count)
-        is_beyond_bn = torch.arange(count, device=device) >= counts_b1
-        # As transformers: with both limits, top_p is a share of what top_k keeps.
-        kept_b1 = ordered_bn.masked_fill(is_beyond_bn, -torch.inf).logsumexp(-1, keepdim=True)
-        total_b1 = torch.where(counts_b1 < size, kept_b1, full_b1)
-        probability_bn = (ordered_bn - total_b1).exp()
-        before_bn = probability_bn.cumsum(-1) - probability_bn
-        is_rare_bn = ordered_bn[:, :1] - ordered_bn > distances_b1
-        reached = (before_bn[:, -1:] >= masses_b1) | (counts_b1 <= count) | is_rare_bn[:, -1:]
-        if count == size or reached.all():
-            break
-        count *= 8
+    count = min(max((s.top_k or candidates) for s in samplings), size)
+    ordered_bn, order_bn = logits_bv.topk(count)
+    is_beyond_bn = torch.arange(count, device=device) >= counts_b1
+    # As transformers: with both limits, top_p is a share of what top_k keeps.
+    kept_b1 = ordered_bn.masked_fill(is_beyond_bn, -torch.inf).logsumexp(-1, keepdim=True)
+    total_b1 = torch.where(counts_b1 < size, kept_b1, full_b1)
+    probability_bn = (ordered_bn - total_b1).exp()
+    before_bn = probability_bn.cumsum(-1) - probability_bn
+    is_rare_bn = ordered_bn[:, :1] - ordered_bn > distances_b1
+    is_final_b1 = (before_bn[:, -1:] >= masses_b1) | (counts_b1 <= count) | is_rare_bn[:, -1:]
     # A token is cut by the probabilities of more likely ones; the most likely token always stays.
     cut_bn = (before_bn >= masses_b1) | is_beyond_bn | is_rare_bn
-    cut_bn[:, 0] = False
-    return ordered_bn.masked_fill(cut_bn, -torch.inf), order_bn
+    cut_bn[:, 0].fill_(False)
+    return ordered_bn.masked_fill(cut_bn, -torch.inf), order_bn, is_final_b1[:, 0]
 
 
 def _tempered(logits_bv: Tensor, rows: _Rows) -> Tensor:
     temperatures = [sampling.temperature for sampling, *_ in rows]
     if set(temperatures) == {1.0}:
         return logits_bv
-    return logits_bv / torch.tensor(temperatures, device=logits_bv.device)[:, None]
+    return logits_bv / to_device(temperatures, logits_bv.device)[:, None]
 
 
 def _draw(logits_bn: Tensor, rows: _Rows) -> Tensor:
     """Return the index in each row at which the cumulative probability exceeds the draw."""
-    draws_b1 = torch.tensor(
-        [[draw] for _, draw, _ in rows], device=logits_bn.device, dtype=torch.float64
-    )
+    draws_b1 = to_device([[draw] for _, draw, _ in rows], logits_bn.device, torch.float64)
     # In float64: a float32 sum over a large vocabulary loses unlikely tokens.
     sums_bn = logits_bn.double().softmax(-1).cumsum(-1)
     total_b1 = sums_bn[:, -1:]
@@ -199,22 +245,28 @@ def _draw(logits_bn: Tensor, rows: _Rows) -> Tensor:
     return torch.searchsorted(sums_bn, wanted_b1, right=True)[:, 0]
 
 
-def with_logprobs(
-    log_probabilities_nv: Tensor, tokens: Sequence[int], top: Sequence[int]
-) -> list[TokenLogprob]:
-    """Return the log-probability of each row's token, and its `top` most likely tokens.
+def logprob_columns(logits_nv: Tensor, tokens_n: Tensor, top: int) -> Tensor:
+    """Return the log-probability of each row's token, and its most likely tokens, for the host.
 
-    Shapes: log_probabilities_nv [n, V], a row for each of the n tokens.
+    Shapes: logits_nv [n, V] -> [n, 1 + 2 * top] float64: log-probability, tokens, their
+        log-probabilities.
     """
-    rows = range(len(tokens))
-    own = log_probabilities_nv[[*rows], [*tokens]].tolist()
-    most_likely = log_probabilities_nv.topk(min(max(top, default=0), log_probabilities_nv.size(1)))
-    ids, values = most_likely.indices.tolist(), most_likely.values.tolist()
-    return [
-        TokenLogprob(
-            token=tokens[row],
-            logprob=own[row],
-            top=tuple(zip(ids[row][: top[row]], values[row][: top[row]], strict=True)),
-        )
-        for row in rows
-    ]
+    log_probabilities_nv = logits_nv.log_softmax(-1)
+    own_n1 = log_probabilities_nv.gather(1, tokens_n[:, None])
+    most_likely = log_probabilities_nv.topk(min(top, logits_nv.size(1)))
+    parts = own_n1, most_likely.indices, most_likely.values
+    return torch.cat([part.double() for part in parts], 1)
+
+
+def read_logprobs(token: int, columns: Sequence[float], top: int) -> TokenLogprob:
+    """Return a token with its log-probability and `top` most likely tokens.
+
+    Args:
+        columns: a row of `logprob_columns`.
+    """
+    own, *most_likely = columns
+    half = len(most_likely) // 2
+    ids, values = most_likely[:half][:top], most_likely[half:][:top]
+    return TokenLogprob(
+        token=token, logprob=own, top=tuple(zip(map(int, ids), values, strict=True))
+    )

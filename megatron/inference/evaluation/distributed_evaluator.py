@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+import torch
 import torch.distributed as dist
 
 from megatron.inference.engine.continuous_batching import Engine
@@ -68,11 +69,11 @@ class DistributedEvaluator:
     def _broadcast(self, work: _Work) -> _Work:
         """Return the first rank's work on every rank.
 
-        Communication: one broadcast to all ranks when there are several.
+        Communication: one broadcast to all ranks, from host memory, when there are several.
         """
         box = [work]
         if not self._is_alone:
-            dist.broadcast_object_list(box, src=0, device=self.runner.device)
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
     def _score(self, windows: Sequence[Window]) -> list[Score]:

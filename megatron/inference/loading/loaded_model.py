@@ -1,5 +1,6 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
+import logging
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -30,11 +31,12 @@ from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.decode_graphs import Capture, cuda_graphs, graph_obstacle
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
-from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group
+from megatron.tensor_parallel.process_groups import Groups, build_groups, control_group, lone_group
 from megatron.tensor_parallel.rendezvous import rendezvous
 from megatron.tensor_parallel.topology import Topology
 from megatron.tokenizer.build import build_tokenizer, keywords
@@ -43,6 +45,8 @@ from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, master_address
+
+log = logging.getLogger(__name__)
 
 _COLLECTIVE_TIMEOUT = timedelta(days=365)  # other ranks wait until the next request
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
@@ -110,6 +114,8 @@ def load_model(
             rows=0 if options.recompute else rows,
             max_length=options.inference_max_seq_length,
             sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
+            control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
+            capture=_capture(options, spec, groups, device),
         )
     return LoadedModel(
         engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=options.recompute),
@@ -244,15 +250,29 @@ def _inference_groups(
         return lone_groups()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    default = "nccl" if device.type == "cuda" else "gloo"
+    # Tensors in host memory always go over gloo.
+    default = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    named = parallel.distributed_backend
     dist.init_process_group(
-        parallel.distributed_backend or default,
+        default if named in (None, "nccl") else named,
         store=rendezvous(address, _RENDEZVOUS_TIMEOUT),
         rank=address.rank,
         world_size=address.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
     return build_groups(Topology(pipeline=pipeline, data=replicas, tensor=tensor))
+
+
+def _capture(
+    options: GenerationConfig, spec: ModelSpec, groups: Groups, device: torch.device
+) -> Capture | None:
+    """Return what captures decode steps as CUDA graphs; None if they run uncaptured."""
+    if device.type != "cuda" or not options.decode_graphs or options.recompute:
+        return None
+    if obstacle := graph_obstacle(spec, groups):
+        log.info("decode steps run without CUDA graphs: %s", obstacle)
+        return None
+    return cuda_graphs(device)
 
 
 def chat_prompts_of(

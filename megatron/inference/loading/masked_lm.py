@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron.common.errors import DataError
 from megatron.config.inference.generation import DecodingConfig
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
+from megatron.inference.engine.device import without_cudnn_attention
 from megatron.inference.engine.encoder_runner import EncoderRunner
 from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
@@ -104,6 +105,7 @@ class MaskedLM:
         return total, count
 
     @torch.no_grad()
+    @without_cudnn_attention()
     def in_order(self, text: str) -> float | None:
         """Return the probability that the two segments of `text` stand in their order.
 
@@ -128,6 +130,7 @@ class MaskedLM:
         )
 
     @torch.no_grad()
+    @without_cudnn_attention()
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the mean of the last hidden states of each text, without [CLS] and [SEP].
 
@@ -140,6 +143,7 @@ class MaskedLM:
         return np.stack(rows)
 
     @torch.no_grad()
+    @without_cudnn_attention()
     def _log_probabilities(self, batch: Batch) -> Tensor:
         """Return those of the tokens of the vocabulary, [b, s, V] without its padding."""
         output: BertOutput = self.runner.model(batch)

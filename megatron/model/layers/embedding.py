@@ -68,7 +68,7 @@ class EmbeddingPipe(nn.Module):
         x_bsh = self.word_embeddings(tokens_bs)
         if self.spec.scaled_embedding:
             # The factor is rounded to the dtype of the activations, as published weights expect.
-            x_bsh = x_bsh * x_bsh.new_tensor(self.spec.hidden_size**0.5)
+            x_bsh = x_bsh * x_bsh.new_full((), self.spec.hidden_size**0.5)
         if self.spec.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
         if self.spec.position_embedding == "learned":

@@ -3,6 +3,7 @@
 import torch
 from torch.testing import assert_close
 
+from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
 from megatron.model.layers.attention_kernels import Mask, Weighing
 
@@ -25,7 +26,9 @@ def test_decode_steps_attend_by_the_plugin():
     cache.mode = Prefill(0)
     core(query, key, value, HOW)
     # Each row goes on from a length of its own, with the token that stands there.
-    cache.mode = Decode(LENGTHS, max_length=8, device=torch.device("cpu"), by_plugin=True)
+    cache.mode = Decode(
+        torch.tensor(LENGTHS), StepShape(2, 3, 6), max_length=8, lengths=[p + 1 for p in LENGTHS]
+    )
     news = [
         torch.stack([x[row, :, [p]] for row, p in enumerate(LENGTHS)]) for x in (query, key, value)
     ]

@@ -71,7 +71,10 @@ def test_limits_together_equal_those_of_transformers(candidates):
     limits += [(20, 0.0, 0.0), (20, 0.0, 0.3), (0, 0.0, 0.05)]
     samplings = [SamplingParams(top_k=k, top_p=p, min_p=m) for k, p, m in limits]
     logits = torch.randn(len(limits), 50)
-    kept, _ = limit_logits(logits, samplings, [0] * len(limits), candidates=candidates)
+    enough = False
+    while not enough:
+        kept, _, is_final = limit_logits(logits, samplings, [0] * 8, candidates=candidates)
+        enough, candidates = bool(is_final.all()), candidates * 8
     expected = []
     for row, (k, p, m) in zip(logits, limits, strict=True):
         scores = TopKLogitsWarper(k)(None, row[None]) if k else row[None]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import masked_lm
+from host_syncs import CudnnAttention
 
 from megatron.common.errors import DataError
 from megatron.inference.loading.masked_lm import mask_notice
@@ -74,3 +75,9 @@ def test_a_text_is_assessed_by_its_masks(model):
     assert (scored.log_likelihood, scored.num_tokens) == model.score("a\tc")
     assert (scored.masks, scored.in_order) == ([], model.in_order("a\tc"))
     assert len(model.fill("[MASK]", 999)[0]) == model.tokenizer.vocab_size
+
+
+def test_attention_is_not_by_cudnn(model):
+    with CudnnAttention() as attention:
+        model.fill("a [MASK]", 1), model.in_order("a\tb"), model.embed(["a"])
+    assert len(attention.allowed) == 3 * model.runner.spec.num_layers and not any(attention.allowed)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from encoders import BOS, EOS, SENTINEL, T5_SPEC, A, B, C, D, random_weights, text_to_text
+from host_syncs import CudnnAttention
 
 from megatron.checkpointing.hugging_face.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
@@ -205,3 +206,9 @@ def test_flags_that_the_network_cannot_obey_are_refused(tmp_path, options, flag)
 def test_contradicting_flags_are_refused(options, flag):
     (problem,) = text_to_text_problems(TextToTextConfig(**options))
     assert flag in problem
+
+
+def test_attention_is_not_by_cudnn(tmp_path):
+    with CudnnAttention() as attention:
+        outputs_of(model_of(tmp_path)[1], "a b", most=2)
+    assert attention.allowed and not any(attention.allowed)
