@@ -565,6 +565,7 @@ KERNELS = {
     "layer_norm_fusion": Turned("--no-layer-norm-fusion", "log"),
     "rope_fusion": Turned("--no-rope-fusion", "log", on=_ROTARY),
     "cross_entropy_fusion": Turned("--no-cross-entropy-fusion", "log"),
+    "loss_chunk_tokens": Turned("--loss-chunk-tokens 5", "kept"),
     "abort_on_unmet_fused_kernel_constraints": Turned(
         "--abort-on-unmet-fused-kernel-constraints", "error", says="Triton needs a GPU"
     ),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from megatron.common.errors import ConfigError
+from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
@@ -365,6 +366,11 @@ def _objective_problems(
         objective,
         seq_length=config.model.seq_length,
     )
+    if config.kernels.loss_chunk_tokens and OBJECTIVES.is_own(objective):
+        yield (
+            f"--loss-chunk-tokens {config.kernels.loss_chunk_tokens}: the loss of a plugin's "
+            f"objective ({objective}) gets all logits at once: leave it out"
+        )
     declared = declaration_of(objective)
     yield from _architecture_problems(config, declared.architecture)
     if config.plugins.dataset and declared.kind != "documents":

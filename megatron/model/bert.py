@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.gpt import take_tokens, to_batch_first, to_sequence_first
+from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_sequence_first
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
     TokenTable,
+    add_output_bias,
     tied_logits,
     vocabulary_bias,
 )
@@ -33,12 +34,13 @@ class BertOutput(NamedTuple):
     """Output of BERT's heads.
 
     Args:
-        logits: of every token, [b, s, V/t]; in front of the token table its features [b, s, h].
+        logits: of every token, [b, s, V/t]; in front of the token table its features [b, s, h];
+            behind it `DeferredLogits` if the loss computes them.
         order_logits: [b, 2], whether the second segment of a sample came first in its document;
             None without the binary head.
     """
 
-    logits: Tensor
+    logits: Any
     order_logits: Tensor | None
 
 
@@ -53,6 +55,7 @@ def bert_layers(
     kernels: Kernels = REFERENCE,
     build_mixture: MixtureBuilder | None = None,
     sequence_parallel: bool = False,
+    loss_chunk_tokens: int = 0,
 ) -> list[Step]:
     """Return the layers of BERT: a batch in, a `BertOutput` out.
 
@@ -95,19 +98,20 @@ def bert_layers(
         to_batch_first,
         norm_layer(spec, kernels=kernels),
         Layer(BertHeadPipe, {"spec": spec, "kernels": kernels, **shared}),
-        _logits(spec, shared),
+        _logits(spec, shared, loss_chunk_tokens),
         Layer(MaskedLMBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
-        *([to_float32] if mixed else []),
+        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
     ]
 
 
-def _logits(spec: ModelSpec, shared: dict[str, Any]) -> Layer:
+def _logits(spec: ModelSpec, shared: dict[str, Any], chunk_tokens: int) -> Layer:
     """Return the layer of the token logits, with the embedding's weight if they are tied."""
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    logits = partial(masked_lm_logits, softcap=spec.logit_softcap)
+    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
+    logits = partial(masked_lm_logits, **form)
     return Layer(
         MaskedLMLogitsPipe,
-        {**sizes, "softcap": spec.logit_softcap, **shared},
+        {**sizes, **form, **shared},
         tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
     )
 
@@ -182,15 +186,16 @@ class MaskedLMLogitsPipe(nn.Module):
         group: dist.ProcessGroup,
         softcap: float = 0.0,
         sequence_parallel: bool = False,
+        chunk_tokens: int = 0,
     ):
         super().__init__()
-        self.softcap = softcap
+        self.softcap, self.chunk_tokens = softcap, chunk_tokens
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
         )
 
     def forward(self, output: BertOutput) -> BertOutput:
-        return masked_lm_logits(self, output, softcap=self.softcap)
+        return masked_lm_logits(self, output, softcap=self.softcap, chunk_tokens=self.chunk_tokens)
 
 
 class MaskedLMBiasPipe(nn.Module):
@@ -201,12 +206,15 @@ class MaskedLMBiasPipe(nn.Module):
         self.output_bias = vocabulary_bias(padded_vocab_size, group)
 
     def forward(self, output: BertOutput) -> BertOutput:
-        return output._replace(logits=output.logits + self.output_bias)
+        return output._replace(logits=add_output_bias(output.logits, self.output_bias))
 
 
-def masked_lm_logits(layer: TokenTable, output: BertOutput, *, softcap: float = 0.0) -> BertOutput:
+def masked_lm_logits(
+    layer: TokenTable, output: BertOutput, *, softcap: float = 0.0, chunk_tokens: int = 0
+) -> BertOutput:
     """Return the logits of the tokens in place of their features: see `tied_logits`."""
-    return output._replace(logits=tied_logits(layer, output.logits, softcap=softcap))
+    logits = tied_logits(layer, output.logits, softcap=softcap, chunk_tokens=chunk_tokens)
+    return output._replace(logits=logits)
 
 
 def to_float32(output: BertOutput) -> BertOutput:

@@ -32,6 +32,7 @@ def gpt_layers(
     kernels: Kernels = REFERENCE,
     build_mixture: MixtureBuilder | None = None,
     sequence_parallel: bool = False,
+    loss_chunk_tokens: int = 0,
 ) -> list[Step]:
     """Return the network: a batch with tokens and positions in, logits_bsv [b, s, V/t] out.
 
@@ -40,12 +41,13 @@ def gpt_layers(
     Args:
         group: the tensor-parallel ranks.
         rng: the stream for what differs between them.
-        mixed: whether weights are 16-bit, so that logits are cast up at the end.
+        mixed: whether weights are 16-bit: see `end_of`.
         core_attention: returns what computes attention in the layer of a number.
         batch_fields: names of the fields of a batch.
         kernels: what computes the operations inside the layers.
         build_mixture: builds the MLPs of layers with experts.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+        loss_chunk_tokens: leaves the logits to the loss, as `DeferredLogits`; 0 for none.
     """
     own: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
     embedding = Layer(
@@ -76,27 +78,44 @@ def gpt_layers(
         ),
         to_batch_first,
         norm_layer(spec, kernels=kernels),
-        _head(spec, own),
-        *([to_float32] if mixed else []),
+        _head(spec, own, loss_chunk_tokens),
+        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
     ]
 
 
-def _head(spec: ModelSpec, own: dict[str, Any]) -> Layer:
+def _head(spec: ModelSpec, own: dict[str, Any], chunk_tokens: int) -> Layer:
     """Return the layer that makes logits, with the embedding's weight if they are tied."""
-    softcap = spec.logit_softcap
+    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
     return Layer(
         OutputEmbeddingPipe,
         {
             **own,
             "padded_vocab_size": spec.padded_vocab_size,
             "hidden_size": spec.hidden_size,
-            "softcap": softcap,
+            **form,
         },
-        tie=_tie(partial(tied_logits, softcap=softcap)) if spec.tied_embeddings else None,
+        tie=_tie(partial(tied_logits, **form)) if spec.tied_embeddings else None,
     )
 
 
-def _tie(forward: Callable[[Any, Tensor], Tensor] | None = None) -> Tie:
+def end_of(
+    cast: Callable[[Any], Any], *, mixed: bool, kernels: Kernels, loss_chunk_tokens: int
+) -> list[Step]:
+    """Return the last entry of a network of 16-bit weights: what makes its logits 32-bit numbers.
+
+    Kernels that read 16 bits and compute in 32 need no copy of the logits, and the loss casts
+    chunks itself. The entry stays, because pipelines may divide their stages by number of entries.
+
+    Args:
+        cast: of the network's output.
+    """
+    if not mixed:
+        return []
+    is_reference = kernels.cross_entropy is REFERENCE.cross_entropy
+    return [cast if is_reference and not loss_chunk_tokens else keep_dtype]
+
+
+def _tie(forward: Callable[[Any, Any], Any] | None = None) -> Tie:
     return Tie("embed", "word_embeddings.weight", forward)
 
 
@@ -136,3 +155,8 @@ class SwapFirstTwo(torch.autograd.Function):
 def to_float32(x: Tensor) -> Tensor:
     """Return `x` in 32 bits."""
     return x.float()
+
+
+def keep_dtype(output: Any) -> Any:
+    """Return the logits as they are, in the place of `to_float32`."""
+    return output

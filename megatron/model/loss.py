@@ -1,6 +1,7 @@
 """The training loss: mean cross-entropy of the tokens that count."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.deferred_logits import DeferredLogits
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
@@ -35,8 +37,10 @@ def next_token_loss(
     vocab_size: int | None = None,
     num_expected: Callable[[int], float] | None = None,
     sequence_group: dist.ProcessGroup | None = None,
-) -> Callable[[Tensor, Batch], Tensor]:
+) -> Callable[[Tensor | DeferredLogits, Batch], Tensor]:
     """Return the cross-entropy loss of logits, and a batch's `labels` and `loss_mask`.
+
+    Deferred logits are computed here, a chunk of tokens at a time.
 
     Args:
         vocab_size: columns of the logits that take part in the softmax; all if None.
@@ -50,20 +54,27 @@ def next_token_loss(
         scalar over `sequence_group`.
     """
     parts = sequence_group.size() if sequence_group else 1
+    token_loss = partial(
+        vocab_parallel_cross_entropy,
+        group=group,
+        local=kernels.cross_entropy,
+        vocab_size=vocab_size,
+    )
 
-    def loss(logits_bsv: Tensor, batch: Batch) -> Tensor:
+    def loss(logits_bsv: Tensor | DeferredLogits, batch: Batch) -> Tensor:
         labels_bs, loss_mask_bs = batch["labels"], batch["loss_mask"]
-        loss_bs = vocab_parallel_cross_entropy(
-            logits_bsv, labels_bs, group, local=kernels.cross_entropy, vocab_size=vocab_size
-        )
+        if isinstance(logits_bsv, DeferredLogits):
+            total = logits_bsv.weighted_loss(labels_bs, loss_mask_bs, token_loss)
+        else:
+            total = (token_loss(logits_bsv, labels_bs) * loss_mask_bs).sum()
         if num_expected:
             samples, s = labels_bs.shape
-            return (loss_bs * loss_mask_bs).sum() / (samples * num_expected(s * parts) / parts)
+            return total / (samples * num_expected(s * parts) / parts)
         count = loss_mask_bs.sum()
         if parts > 1:
             dist.all_reduce(count, group=sequence_group)
         # Where nothing counts the loss is 0, not 0 / 0.
-        return (loss_bs * loss_mask_bs).sum() * parts / count.clamp(min=1)
+        return total * parts / count.clamp(min=1)
 
     return loss
 

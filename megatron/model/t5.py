@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.gpt import take_tokens, to_batch_first, to_float32
+from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers.layer_input import LayerInput, Shared
@@ -43,6 +43,7 @@ def t5_layers(
     kernels: Kernels = REFERENCE,
     build_mixture: Any = None,
     sequence_parallel: bool = False,
+    loss_chunk_tokens: int = 0,
 ) -> list[Step]:
     """Return the network: a batch with tokens, lengths and decoder_tokens in, logits [b, d, V/t] out.
 
@@ -88,18 +89,19 @@ def t5_layers(
         ),
         to_batch_first,
         norm_layer(spec, kernels=kernels),
-        _logits(spec, {**sizes, **shared}),
+        _logits(spec, {**sizes, **shared}, loss_chunk_tokens),
         Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
-        *([to_float32] if mixed else []),
+        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
     ]
 
 
-def _logits(spec: ModelSpec, sizes: dict[str, Any]) -> Layer:
+def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
     """Return the layer of the logits, with the embedding's weight if they are tied."""
-    logits = partial(tied_logits, softcap=spec.logit_softcap)
+    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
+    logits = partial(tied_logits, **form)
     return Layer(
         OutputEmbeddingPipe,
-        {**sizes, "softcap": spec.logit_softcap},
+        {**sizes, **form},
         tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
     )
 

@@ -74,13 +74,55 @@ class Activations:
         return self.outside * self.plan.model.hidden_size * self._bytes + self._norm()
 
     def logits(self) -> int:
-        """Return the bytes of the logits in 32 bits, which the loss is taken from.
+        """Return the bytes that the loss keeps for backward: logits, in 32 bits or as kernels read them.
 
-        Soft-capping keeps their tangents too.
+        Soft-capping keeps their tangents too. In chunks, the loss keeps gradients instead: of the
+        head's input, and of its table in 32 bits.
         """
+        if not self.defers_logits:
+            return self._logits_of(self._decoder.tokens)
+        spec = self.plan.model
+        table = spec.padded_vocab_size * spec.hidden_size // self._tensor
+        return 4 * table + self.head_input()
+
+    def loss(self) -> int:
+        """Return the bytes that computing the loss takes for a moment on top of `logits`.
+
+        That is the gradient of the logits, and where they are cast to 32 bits that of 16 bits too; in
+        chunks, also the logits of one.
+        """
+        chunk = min(self.plan.kernels.loss_chunk_tokens, self._decoder.tokens)
+        logits = self._logits_of(chunk if self.defers_logits else self._decoder.tokens)
+        is_cast = self.plan.precision.is_mixed
+        gradient = logits + (self.uncast_logits(logits) if is_cast else 0)
+        own = logits if self.defers_logits else 0
+        return own + (0 if self._overwrites_logits else gradient)
+
+    @property
+    def defers_logits(self) -> bool:
+        """Whether the loss computes logits in chunks of tokens."""
+        return self.plan.kernels.loss_chunk_tokens > 0
+
+    def head_input(self) -> int:
+        """Return the bytes of the activations that the logits are computed from."""
+        return self._decoder.tokens * self.plan.model.hidden_size * self._bytes
+
+    def uncast_logits(self, logits: int) -> int:
+        """Return the bytes, in the network's dtype, of logits that take `logits` bytes in 32 bits."""
+        return 0 if self._overwrites_logits else logits * self._bytes // 4
+
+    @property
+    def _overwrites_logits(self) -> bool:
+        """Whether a kernel reads logits of any dtype and writes their gradient over them."""
+        kernels = self.plan.kernels
+        fused = kernels.source != "reference" and "cross-entropy" not in kernels.unfused
+        return self.device == "cuda" and fused and not self.plan.model.logit_softcap
+
+    def _logits_of(self, tokens: int) -> int:
         spec = self.plan.model
         copies = 2 if spec.logit_softcap else 1
-        return copies * 4 * self._decoder.tokens * spec.padded_vocab_size // self._tensor
+        each = self._bytes if self._overwrites_logits else 4
+        return copies * each * tokens * spec.padded_vocab_size // self._tensor
 
     @cached_property
     def _decoder(self) -> "Activations":

@@ -31,7 +31,9 @@ class Memory:
     optimizer: int  # 32-bit weights and moments
     buffers: int  # what ZeRO collects gradients in
     activations: int  # of all micro-batches under way
-    logits: int  # in 32 bits, and what the last stage of a pipeline holds beside them
+    logits: (
+        int  # or what the loss keeps instead; and what a pipeline's last stage holds beside them
+    )
     transient: int  # what a moment of the backward pass takes on top of that
     host: int  # offloaded
 
@@ -64,8 +66,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
     inputs = under_way * _group_inputs(plan, stage, activations)
     stays = not value_at(plan.deepspeed, "activation_checkpointing.cpu_checkpointing", False)
     logits = activations.logits() if stage.has_head else 0
-    # While the loss is taken, its gradient; the cast to 16 bits has one of its own.
-    loss = logits + (logits * sizes.weight // 4 if plan.precision.is_mixed else 0)
+    loss = activations.loss() if stage.has_head else 0
     again = [
         sum(activations.layer(stage.layers[i]) for i in group)
         for group in plan.recompute.groups(len(layers))
@@ -79,7 +80,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
         buffers=sizes.buckets(held, device),
         activations=under_way * _activations(plan, stage, activations) + (inputs if stays else 0),
-        logits=logits + _left_over(plan, stage, activations, logits * sizes.weight // 4),
+        logits=logits + _left_over(plan, stage, activations),
         transient=max([*again, loss]) + gathered,
         host=sizes.on_host(held) + (0 if stays else inputs),
     )
@@ -131,17 +132,17 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
     return kept + (0 if stage.has_head else activations.stream)
 
 
-def _left_over(plan: Plan, stage: Stage, activations: Activations, cast: int) -> int:
+def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return the memory that DeepSpeed's pipeline holds of finished micro-batches on the last stage.
 
     Both of its buffers keep inputs and outputs until others take their place.
-
-    Args:
-        cast: bytes of the logits before they are cast to 32 bits.
     """
     if plan.parallel.pipeline == 1 or not stage.has_head:
         return 0
-    return 2 * activations.logits() + cast + 2 * activations.stream
+    if activations.defers_logits:
+        return 2 * activations.head_input() + 2 * activations.stream
+    logits = activations.logits()
+    return 2 * logits + activations.uncast_logits(logits) + 2 * activations.stream
 
 
 def _group_inputs(plan: Plan, stage: Stage, activations: Activations) -> int:

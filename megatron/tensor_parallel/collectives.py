@@ -79,6 +79,25 @@ class ScatterSequence(torch.autograd.Function):
         return all_gather(grads[0], ctx.dim, ctx.group), None, None
 
 
+class GatherSequence(torch.autograd.Function):
+    """All-gather forward, reduce-scatter backward: enter a tensor-parallel region with the full sequence.
+
+    Communication: one all-gather of x forward, one reduce-scatter of the gradient backward.
+    Source: arXiv:2205.05198, section 4.2 (`g`).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        """Return all ranks' `x`, concatenated along `dim`."""
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return this rank's slice along `dim` of the sum of all ranks' gradients."""
+        return reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
+
+
 class AllToAll(torch.autograd.Function):
     """All-to-all: change the sharded dimension; rank i gets slice i of `scatter` from every rank.
 
@@ -129,6 +148,11 @@ def _all_to_all(x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) 
 def scatter_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Leave a tensor-parallel region with this rank's slice of the sequence dimension `dim`."""
     return ScatterSequence.apply(x, dim, group)
+
+
+def gather_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Enter a tensor-parallel region with all ranks' slices of the sequence dimension `dim`."""
+    return GatherSequence.apply(x, dim, group)
 
 
 def all_to_all(x: Tensor, *, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:

@@ -248,6 +248,7 @@ def _layers(
     mixture = auxiliary and mixture_builder(
         plan.experts, groups, replicas=parallel.expert, auxiliary=auxiliary
     )
+    chunk_tokens = plan.kernels.loss_chunk_tokens
     return objective.layers(
         plan.model,
         group=groups.tensor,
@@ -260,6 +261,8 @@ def _layers(
         core_attention=build.core_attention(
             plan.model, kernels, groups=groups, parallel=parallel, recompute=plan.recompute
         ),
+        # Layers of plugins have no such argument.
+        **({"loss_chunk_tokens": chunk_tokens} if chunk_tokens else {}),
     )
 
 

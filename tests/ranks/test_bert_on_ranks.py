@@ -132,14 +132,15 @@ class Layout:
                 assert_close(parameter, weights[name], rtol=1e-3, atol=1e-5)
 
 
+CHUNKS = "--loss-chunk-tokens", "7"
 CHECKS = [
     Layout("--zero-stage", "1"),
     Layout(TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
-    Layout(TENSOR, "2", PIPELINE, "2", "--sequence-parallel"),
+    Layout(TENSOR, "2", PIPELINE, "2", "--sequence-parallel", *CHUNKS),
     Layout(PIPELINE, "4", "--checkpoint-activations"),
     Layout(PIPELINE, "2", "--zero-stage", "1", "--bert-no-binary-head"),
     Layout("--ds-sequence-parallel-size", "2"),
-    Layout(TENSOR, "2", "--zero-stage", "3"),
+    Layout(TENSOR, "2", "--zero-stage", "3", *CHUNKS),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Sequence parallelism and Ulysses against the same runs without them."""
+"""Sequence parallelism, Ulysses, and losses in chunks of tokens against the same runs without."""
 
 import pytest
 import torch
@@ -112,6 +112,29 @@ def exchanged_heads_train_with_replicas_and_with_tensor_ranks(rank):
         require_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def losses_in_chunks_train_as_those_of_all_logits(rank):
+    untied = "--untie-embeddings-and-output-weights"
+    pipeline = ("--pipeline-model-parallel-size", "2")
+    for flags in (
+        (*TENSOR, "--zero-stage", "0"),
+        (*BOTH, *GEMMA, "--zero-stage", "1"),
+        (*ULYSSES, untied, "--zero-stage", "3"),
+        ("--zero-stage", "3", "--padded-vocab-in-softmax"),
+        (*pipeline, "--zero-stage", "1"),
+        (*pipeline, untied, "--zero-stage", "1"),
+    ):
+        chunks = trained(*SGD, *flags, "--loss-chunk-tokens", "5")
+        require_close(chunks, trained(*SGD, *flags), rtol=1e-5, atol=1e-6)
+
+
+def losses_in_chunks_train_in_16_bits(rank):
+    for flags in (BOTH, ("--pipeline-model-parallel-size", "2", *GEMMA)):
+        layout = (*SGD, *flags, "--bf16", "--zero-stage", "1")
+        chunks, full = trained(*layout, "--loss-chunk-tokens", "5"), trained(*layout)
+        assert torch.equal(chunks["losses"][:1], full["losses"][:1])
+        assert_close(chunks["losses"], full["losses"], rtol=2e-2, atol=2e-2)
+
+
 ON_TWO = [
     a_scattered_sequence_is_summed_and_its_gradient_gathered,
     all_to_all_divides_another_dimension,
@@ -119,6 +142,8 @@ ON_TWO = [
     divided_sequences_train_in_16_bits,
     exchanged_heads_train_as_whole_sequences,
     evaluation_of_divided_sequences_is_that_of_whole_ones,
+    losses_in_chunks_train_as_those_of_all_logits,
+    losses_in_chunks_train_in_16_bits,
     ranks_that_share_a_sample_drop_other_features_and_weights,
 ]
 ON_FOUR = [

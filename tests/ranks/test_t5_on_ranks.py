@@ -124,14 +124,15 @@ class Layout:
                 assert_close(parameter, weights[name], rtol=1e-3, atol=1e-5)
 
 
+CHUNKS = "--loss-chunk-tokens", "7"
 CHECKS = [
     Layout("--zero-stage", "1"),
     Layout(TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
     Layout(TENSOR, "2", PIPELINE, "2", "--sequence-parallel", *RELATIVE),
     Layout(PIPELINE, "4", "--checkpoint-activations", "--zero-stage", "0", *RELATIVE),
-    Layout(PIPELINE, "4", "--zero-stage", "1", SPLIT, "2"),
+    Layout(PIPELINE, "4", "--zero-stage", "1", SPLIT, "2", *CHUNKS),
     Layout(PIPELINE, "2", "--recompute-granularity", "selective", SPLIT, "1", *RELATIVE),
-    Layout(TENSOR, "2", "--zero-stage", "3", *RELATIVE),
+    Layout(TENSOR, "2", "--zero-stage", "3", *RELATIVE, *CHUNKS),
 ]
 
 

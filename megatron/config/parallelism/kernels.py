@@ -55,6 +55,10 @@ class KernelsConfig:
     cross_entropy_fusion: bool = True
     """Kernels that take the loss and its gradient without a copy of the logits."""
 
+    loss_chunk_tokens: int = 0
+    """Compute the head's logits and the loss of so many tokens at a time, with their gradients, so
+    that the logits of a micro-batch never exist together (0: all at once)."""
+
     abort_on_unmet_fused_kernel_constraints: bool = False
     """Refuse to run, with the reasons, where plain PyTorch would stand in for a fused kernel."""
 
@@ -78,6 +82,7 @@ def plan_kernels(kernels: KernelsConfig, model: ModelConfig) -> KernelsPlan:
         attention=_attention(kernels, model),
         softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
         must_fuse=kernels.abort_on_unmet_fused_kernel_constraints,
+        loss_chunk_tokens=kernels.loss_chunk_tokens,
     )
 
 
@@ -85,6 +90,8 @@ def kernels_problems(
     kernels: KernelsConfig, model: ModelConfig, precision: PrecisionConfig, *, device: str
 ) -> Iterator[str]:
     """Yield every reason why the wanted implementations cannot be used."""
+    if kernels.loss_chunk_tokens < 0:
+        yield f"--loss-chunk-tokens {kernels.loss_chunk_tokens} must be at least 0"
     if kernels.use_flash_attn and kernels.attention_impl not in ("auto", "flash"):
         yield f"--use-flash-attn contradicts --attention-impl {kernels.attention_impl}"
     if kernels.kernels in ("triton", "apex") and device == "cpu":

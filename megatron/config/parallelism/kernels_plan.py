@@ -24,3 +24,4 @@ class KernelsPlan:
     attention: str  # a name in ATTENTIONS, but auto
     softmax_in_fp32: bool
     must_fuse: bool  # refuse to run where a wanted kernel cannot be used
+    loss_chunk_tokens: int = 0  # tokens whose logits exist at once; 0: all of a micro-batch

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import soft_capped
+from megatron.model.layers.deferred_logits import DeferredLogits, defer_logits
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.positions import own_position_embedding
 from megatron.tensor_parallel.broadcast import Batch
-from megatron.tensor_parallel.collectives import copy_to_tensor_parallel
+from megatron.tensor_parallel.collectives import copy_to_tensor_parallel, gather_sequence
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.linear import gathering_linear
 from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
@@ -95,6 +96,7 @@ class OutputEmbeddingPipe(nn.Module):
     Args:
         softcap: bound of the logits; 0 for none.
         sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        chunk_tokens: see `tied_logits`.
 
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.
@@ -108,15 +110,16 @@ class OutputEmbeddingPipe(nn.Module):
         group: dist.ProcessGroup,
         softcap: float = 0.0,
         sequence_parallel: bool = False,
+        chunk_tokens: int = 0,
     ):
         super().__init__()
-        self.softcap = softcap
+        self.softcap, self.chunk_tokens = softcap, chunk_tokens
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
         )
 
-    def forward(self, x_bsh: Tensor) -> Tensor:
-        return tied_logits(self, x_bsh, softcap=self.softcap)
+    def forward(self, x_bsh: Tensor) -> Tensor | DeferredLogits:
+        return tied_logits(self, x_bsh, softcap=self.softcap, chunk_tokens=self.chunk_tokens)
 
 
 class TokenTable(Protocol):
@@ -125,16 +128,26 @@ class TokenTable(Protocol):
     word_embeddings: VocabParallelEmbedding
 
 
-def tied_logits(layer: TokenTable, x_bsh: Tensor, *, softcap: float = 0.0) -> Tensor:
+def tied_logits(
+    layer: TokenTable, x_bsh: Tensor, *, softcap: float = 0.0, chunk_tokens: int = 0
+) -> Tensor | DeferredLogits:
     """Return the product of `x_bsh` with the token table of `layer`.
 
     Args:
         softcap: bound of the logits, which are 32-bit numbers then; 0 for none.
+        chunk_tokens: leaves the logits to the loss, which computes those of so many tokens at a
+            time; 0 returns the logits.
 
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.
     """
     table = layer.word_embeddings
+    if chunk_tokens:
+        if table.sequence_parallel:
+            x_bsh = gather_sequence(x_bsh, 1, table.group)
+        else:
+            x_bsh = copy_to_tensor_parallel(x_bsh, table.group)
+        return defer_logits(x_bsh, table.weight, softcap=softcap, chunk_tokens=chunk_tokens)
     if table.sequence_parallel:
         logits_bsv = gathering_linear(x_bsh, table.weight, None, dim=1, group=table.group)
     else:
@@ -154,8 +167,15 @@ class OutputBiasPipe(nn.Module):
         super().__init__()
         self.output_bias = vocabulary_bias(padded_vocab_size, group)
 
-    def forward(self, logits_bsv: Tensor) -> Tensor:
-        return logits_bsv + self.output_bias
+    def forward(self, logits_bsv: Tensor | DeferredLogits) -> Tensor | DeferredLogits:
+        return add_output_bias(logits_bsv, self.output_bias)
+
+
+def add_output_bias(logits_bsv: Tensor | DeferredLogits, bias_v: Tensor) -> Tensor | DeferredLogits:
+    """Return the logits with a bias for each token of the vocabulary."""
+    if isinstance(logits_bsv, DeferredLogits):
+        return logits_bsv.with_bias(bias_v)
+    return logits_bsv + bias_v
 
 
 def vocabulary_bias(padded_vocab_size: int, group: dist.ProcessGroup) -> nn.Parameter:

@@ -1,10 +1,29 @@
-"""The loss against torch's own."""
+"""The loss against torch's own, of logits that exist and of those computed in chunks of tokens."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import gpt_steps
+from tiny import tiny_spec
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from megatron.common.registry import OBJECTIVES
+from megatron.fused_kernels.reference.cross_entropy import REFERENCE as CROSS_ENTROPY
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.model.bert import bert_layers
+from megatron.model.gpt import gpt_layers
+from megatron.model.initialization import initialise
+from megatron.model.layers.attention_kernels import core_attention_of
+from megatron.model.layers.deferred_logits import defer_logits
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.model.t5 import t5_layers
+from megatron.objectives.bert import bert_loss
+from megatron.objectives.gpt import PACKED
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 @pytest.fixture
@@ -62,3 +81,167 @@ def test_padded_columns_never_count(group, batch, dtype, largest):
     assert torch.equal(ours[..., :7], theirs)
     assert not ours[..., 7:].any()
     assert next_token_loss(group)(padded * 1, {"labels": labels, "loss_mask": mask}) > expected
+
+
+class TestChunks:
+    """Deferred logits: the loss computes those of a few tokens at a time."""
+
+    def head(self, *, bias=False, dtype=torch.float32, b=3, s=5, h=8, v=12):
+        hidden, weight = torch.randn(b, s, h, dtype=dtype), torch.randn(v, h, dtype=dtype)
+        parts = [hidden, weight, *([torch.randn(v, dtype=dtype)] if bias else [])]
+        return [x.requires_grad_() for x in parts]
+
+    def batch(self, b=3, s=5):
+        return {"labels": torch.randint(11, (b, s)), "loss_mask": torch.rand(b, s)}
+
+    def full(self, parts, softcap=0.0):
+        hidden, weight, *bias = parts
+        logits = hidden @ weight.T
+        logits = softcap * (logits.float() / softcap).tanh() if softcap else logits
+        return logits + bias[0] if bias else logits
+
+    def deferred(self, parts, chunk_tokens, softcap=0.0):
+        hidden, weight, *bias = parts
+        logits = defer_logits(hidden, weight, softcap=softcap, chunk_tokens=chunk_tokens)
+        return logits.with_bias(bias[0]) if bias else logits
+
+    @pytest.mark.parametrize("chunk_tokens", [1, 4, 7, 100])
+    @pytest.mark.parametrize("softcap", [0.0, 3.0])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_loss_and_gradients_are_those_of_all_logits(self, group, chunk_tokens, softcap, bias):
+        parts, batch = self.head(bias=bias), self.batch()
+        loss = next_token_loss(group, vocab_size=11)
+        expected = loss(self.full(parts, softcap), batch)
+        found = loss(self.deferred(parts, chunk_tokens, softcap), batch)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        # A large loss scale, as in fp16.
+        ours, theirs = (torch.autograd.grad(x * 65536, parts) for x in (found, expected))
+        for mine, right in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-2)
+        with torch.no_grad():
+            evaluated = loss(self.deferred(parts, chunk_tokens, softcap), batch)
+        assert torch.equal(evaluated, found)
+
+    def test_in_16_bits_the_table_s_gradient_is_summed_in_32(self, group):
+        parts = self.head(dtype=torch.bfloat16, bias=True, b=8, s=32)
+        batch = self.batch(b=8, s=32)
+        loss = next_token_loss(group)
+        wide = [x.detach().float().requires_grad_() for x in parts]
+        right = torch.autograd.grad(loss(self.full(wide), batch), wide)
+        errors = []
+        for logits in (self.deferred(parts, 1), self.deferred(parts, 64), self.full(parts)):
+            grads = torch.autograd.grad(loss(logits, batch), parts)
+            assert [x.dtype for x in grads] == [torch.bfloat16] * 3
+            errors.append(
+                [float((x - y).norm() / y.norm()) for x, y in zip(grads, right, strict=True)]
+            )
+        single, few, full = errors
+        assert max(single) < 0.01
+        assert max(few) < 0.01
+        assert few[1] < 1.5 * full[1]
+
+    def test_frozen_weights_get_no_gradient(self, group):
+        hidden, weight, bias = self.head(bias=True)
+        batch, loss = self.batch(), next_token_loss(group)
+        for trained in ((hidden,), (hidden, bias), (weight,), (bias,)):
+            for x in (hidden, weight, bias):
+                x.requires_grad_(any(x is y for y in trained))
+            parts = [hidden, weight, bias]
+            found = torch.autograd.grad(loss(self.deferred(parts, 4), batch), trained)
+            expected = torch.autograd.grad(loss(self.full(parts), batch), trained)
+            for mine, right in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, right)
+
+    def test_a_second_backward_pass_is_refused(self, group):
+        loss = next_token_loss(group)(self.deferred(self.head(), 4), self.batch())
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    @pytest.mark.parametrize("objective", ["gpt", "bert", "t5"])
+    def test_no_tensor_is_as_large_as_the_logits(self, group, objective):
+        full, chunks = (largest_tensor(objective, group, chunk) for chunk in (0, 8))
+        assert full >= 4 * 16 * 512
+        # Weights and activations are smaller than a quarter of the logits.
+        assert chunks <= 8 * 512
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the most elements that a result of an operation has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return result
+
+
+def largest_tensor(objective, group, chunk_tokens):
+    """Return the elements of the largest tensor that a step's forward and backward pass make."""
+    own = {"bert": {"num_token_types": 2, "binary_head": True}, "t5": {"num_decoder_layers": 1}}
+    spec = tiny_spec(
+        vocab_size=512,
+        padded_vocab_size=512,
+        seq_length=16,
+        max_position_embeddings=16,
+        hidden_size=8,
+        num_attention_heads=2,
+        head_dim=4,
+        num_layers=1,
+        ffn_hidden_size=16,
+        **({"architecture": objective} | own[objective] if objective in own else {}),
+    )
+    builder = {"gpt": gpt_layers, "bert": bert_layers, "t5": t5_layers}[objective]
+    one = OBJECTIVES.get(objective)()
+    model = SequentialModel(
+        builder(
+            spec,
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=core_attention_of(spec, REFERENCE),
+            batch_fields=tuple(one.batch_fields(PACKED)),
+            loss_chunk_tokens=chunk_tokens,
+        )
+    )
+    initialise(model, seed=1, std=0.3, num_layers=1)
+    tokens = torch.randint(512, (4, 16))
+    batch = {
+        "tokens": tokens,
+        "decoder_tokens": tokens,
+        "token_types": torch.zeros_like(tokens),
+        "positions": torch.arange(16).expand_as(tokens),
+        "labels": tokens,
+        "loss_mask": torch.ones(4, 16),
+        "lengths": torch.full((4,), 16),
+        "is_random": torch.zeros(4, dtype=torch.int64),
+        "attention_span": torch.tensor([0, 16]).expand(4, 1, 2),
+    }
+    if objective == "gpt":
+        del batch["attention_span"]
+    loss = bert_loss(group) if objective == "bert" else next_token_loss(group)
+    with Largest() as seen:
+        output = loss(model(batch), batch)
+        (output if isinstance(output, torch.Tensor) else output.total).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    return seen.elements
+
+
+def test_16_bit_logits_are_cast_for_the_reference_kernel_alone(group):
+    for kernels, chunk_tokens, last in (
+        (REFERENCE, 0, "to_float32"),
+        (REFERENCE, 5, "keep_dtype"),
+        (replace(REFERENCE, cross_entropy=replace(CROSS_ENTROPY)), 0, "keep_dtype"),
+    ):
+        steps = gpt_steps(
+            tiny_spec(),
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=True,
+            kernels=kernels,
+            loss_chunk_tokens=chunk_tokens,
+        )
+        assert steps[-1].__name__ == last

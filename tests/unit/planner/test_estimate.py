@@ -131,10 +131,28 @@ def test_blooms_stages_and_micro_batches_are_those_of_one_forward_one_backward()
     memories = memory_of_stages(decided)
     assert memories[0].activations > memories[1].activations > memories[10].activations
     assert [stage.logits for stage in memories[:-1]] == [0] * 11
-    # Three times four bytes for each token of a micro-batch and each quarter of the vocabulary,
-    # two bytes before the cast, and two inputs of the stage.
+    # Three times two bytes for each token of a micro-batch and each quarter of the vocabulary, and
+    # two inputs of the stage; in 32 bits where no kernel reads others, two bytes before the cast.
     tokens = 2 * 2048
-    assert memories[-1].logits == tokens * ((3 * 4 + 2) * 250880 // 4 + 2 * 2 * 14336)
+    assert memories[-1].logits == tokens * (3 * 2 * 250880 // 4 + 2 * 2 * 14336)
+    in_torch = planned(f"{BLOOM_176B} --kernels reference", world_size=384, vocab_size=250680)
+    logits = memory_of_stages(in_torch)[-1].logits
+    assert logits == tokens * ((3 * 4 + 2) * 250880 // 4 + 2 * 2 * 14336)
+
+
+def test_a_loss_in_chunks_keeps_gradients_in_place_of_logits():
+    network = f"""{COMMON} --bf16 --num-layers 24 --hidden-size 1024 --num-attention-heads 16
+        --seq-length 2048 --micro-batch-size 8 --global-batch-size 64 --train-samples 1000"""
+    tokens, width, vocab = 8 * 2048, 1024, 50304
+    for kernels, each, moments in (("auto", 2, 0), ("reference", 4, 4 + 2)):
+        flags = f"{network} --kernels {kernels}"
+        (full,) = memory_of_stages(planned(flags, world_size=1))
+        (chunks,) = memory_of_stages(planned(f"{flags} --loss-chunk-tokens 2048", world_size=1))
+        assert full.logits == each * tokens * vocab
+        assert chunks.logits == 2 * tokens * width + 4 * vocab * width
+        if moments:
+            assert full.transient == moments * tokens * vocab
+            assert chunks.transient == (each + moments) * 2048 * vocab
 
 
 @given(
