@@ -1,6 +1,7 @@
 """What every implementation of an operation has to compute: its formula in float64."""
 
 import math
+from functools import partial
 
 import torch
 from torch.testing import assert_close
@@ -132,6 +133,40 @@ def check_rms_norm(kernels, device, dtype, columns):
         dtype=dtype,
         floor=_norm_floor(columns),
     )
+
+
+def check_add_norm(kernels, device, dtype, columns):
+    """Sum of a residual and its norm: values and gradients through both results."""
+
+    def norm(x, weight, bias, centred):
+        x = x - x.mean(-1, keepdim=True) if centred else x
+        return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight + bias
+
+    def function(x, weight, *more, centred, adds):
+        y, y_bias, bias = [*([None] * (0 if adds else 2)), *more, None][:3]
+        parts = kernels.add_norm(x, y, y_bias, weight, bias, 1e-3, centred)
+        return torch.stack(parts)
+
+    def exact(x, weight, *more, centred, adds):
+        y, y_bias, bias = [*([0.0] * (0 if adds else 2)), *more, 0.0][:3]
+        return torch.stack([x + y + y_bias, norm(x + y + y_bias, weight, bias, centred)])
+
+    wide, row = (2, 3, columns), (columns,)
+    for centred, adds, more in (
+        (True, True, [wide, row, row]),
+        (False, True, [wide, row]),
+        (True, False, [row]),
+        (False, False, []),
+    ):
+        compare(
+            partial(function, centred=centred, adds=adds),
+            partial(exact, centred=centred, adds=adds),
+            [wide, row, *more],
+            device=device,
+            dtype=dtype,
+            floor=_norm_floor(columns),
+            slack=16,  # the sum is rounded before it is normed
+        )
 
 
 def exact_gelu(x, form):

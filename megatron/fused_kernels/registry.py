@@ -1,6 +1,6 @@
 """Kernel registry: choose the implementation (PyTorch, Triton, apex) of each operation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 
 _FIELDS = {
     "softmax": ("scaled_causal_softmax", "scaled_masked_softmax"),
-    "norm": ("layer_norm", "rms_norm"),
+    "norm": ("layer_norm", "rms_norm", "add_norm"),
     "activation": ("bias_gelu", "glu", "activation_adds_bias"),
     "bias, dropout, residual": ("bias_dropout_add",),
     "rotary positions": ("rotary",),
@@ -100,11 +100,27 @@ def package_problems(config: Config) -> Iterator[str]:
             )
 
 
-def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Choice, ...]]:
+def _launch_once(device: torch.device) -> None:
+    """Launch a trivial Triton kernel; raises what Triton raises where it cannot."""
+    from megatron.fused_kernels.triton.launch import launch_once
+
+    launch_once(device)
+
+
+def choose_kernels(
+    plan: KernelsPlan,
+    work: Workload,
+    *,
+    launch: Callable[[torch.device], None] = _launch_once,
+) -> tuple[Kernels, tuple[Choice, ...]]:
     """Choose the kernels that layers call; return them and a table of the choices.
 
+    Args:
+        launch: launches a Triton kernel, to find out whether that works.
+
     Raises:
-        ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet.
+        ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet; or
+            --kernels triton, and no Triton kernel runs.
     """
     kernels = replace(
         REFERENCE,
@@ -115,7 +131,9 @@ def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Ch
     choices = [Choice("attention", plan.attention, _ATTENTION.get(plan.attention, "a plugin's"))]
     obstacle = None
     if plan.source != "reference":
-        obstacle = _obstacle(work.device)
+        obstacle = _obstacle(work.device, launch)
+    if obstacle and plan.source == "triton":
+        raise ConfigError(f"--kernels triton: {obstacle}")
     for operation in _operations(plan, work.spec):
         if plan.source == "reference" or operation in plan.unfused:
             flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
@@ -130,6 +148,8 @@ def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Ch
         else:
             kernels = _with_triton(kernels, operation)
             choices.append(Choice(operation, "Triton", "its limits are met"))
+    if kernels.bias_dropout_add is REFERENCE.bias_dropout_add:
+        kernels = replace(kernels, add_norm=None)
     unmet = [choice for choice in choices if choice.unmet]
     if plan.must_fuse and unmet:
         raise ConfigError(
@@ -158,10 +178,22 @@ def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:
     yield "cross-entropy"
 
 
-def _obstacle(device: torch.device) -> str | None:
+def _obstacle(device: torch.device, launch: Callable[[torch.device], None]) -> str | None:
+    """Return why no Triton kernel runs here; None if they do.
+
+    Triton compiles at the first launch: that needs a C compiler, Python's headers, a driver, and a
+    directory that it can write. So one is launched.
+    """
     if device.type != "cuda":
         return "Triton needs a GPU"
-    return None if find_spec("triton") else "the package triton is not installed"
+    if not find_spec("triton"):
+        return "the package triton is not installed"
+    try:
+        launch(device)
+    except Exception as error:  # whatever Triton, the compiler or the driver raises
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return f"Triton's first kernel failed: {reason}"
+    return None
 
 
 def _unsupported(operation: str, work: Workload) -> str | None:

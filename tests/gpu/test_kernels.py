@@ -12,8 +12,11 @@ from kernel_checks import (
     BY_COLUMNS,
     COLUMNS,
     DTYPES,
+    check_add_norm,
     check_cross_entropy,
     check_dropout,
+    check_layer_norm,
+    check_rms_norm,
     check_sliced_cross_entropy,
 )
 from networks import gpt_steps
@@ -32,6 +35,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from megatron.fused_kernels.triton import norms  # noqa: E402
 from megatron.fused_kernels.triton.all import TRITON  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -42,6 +46,18 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 def test_kernel_is_its_formula(check, dtype):
     for columns in COLUMNS:
         check(TRITON, DEVICE, dtype, columns)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_sum_and_its_norm(dtype):
+    for columns in (3, 129):
+        check_add_norm(TRITON, DEVICE, dtype, columns)
+
+
+def test_a_norm_wider_than_the_fused_gradients(monkeypatch):
+    monkeypatch.setattr(norms, "_FUSED_SUMS", 64)
+    for check in (check_layer_norm, check_rms_norm, check_add_norm):
+        check(TRITON, DEVICE, torch.float32, 129)
 
 
 @pytest.mark.parametrize("check", [check_cross_entropy, check_sliced_cross_entropy])

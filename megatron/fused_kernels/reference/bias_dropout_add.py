@@ -6,7 +6,7 @@ from torch import Tensor
 
 from megatron.fused_kernels.reference.limits import unsupported_dtype
 
-_MOST_ELEMENTS = 2**31 - 1  # the kernel's random offsets are 32-bit
+_MOST_ELEMENTS = 2**32 - 1  # the kernel's random offsets are 32-bit
 
 
 def bias_dropout_add(

@@ -12,6 +12,12 @@ from megatron.fused_kernels.reference.cross_entropy import CrossEntropy
 from megatron.fused_kernels.reference.glu import GluKind, glu
 from megatron.fused_kernels.reference.rotary import rotary
 
+AddNorm = Callable[
+    [Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, float, bool],
+    tuple[Tensor, Tensor],
+]
+"""Sum of a residual and what a layer adds to it, and the sum's norm; see `Kernels`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
@@ -21,6 +27,9 @@ class Kernels:
         attention: implementation in `model/layers/attention_kernels.py`.
         activation_adds_bias: whether `bias_gelu` and `glu` add a bias at less cost than the
             preceding matrix product; then layers leave the bias to them.
+        add_norm: (x, y or None, y_bias or None, weight, bias, eps, centred) -> (x + y + y_bias,
+            its norm), with y None (x, its norm); backward adds the gradients of both results in
+            one pass. None: layers add and norm one after the other.
     """
 
     scaled_causal_softmax: Callable[[Tensor, float], Tensor]
@@ -34,6 +43,7 @@ class Kernels:
     cross_entropy: CrossEntropy
     attention: str
     activation_adds_bias: bool
+    add_norm: AddNorm | None = None
 
 
 REFERENCE = Kernels(

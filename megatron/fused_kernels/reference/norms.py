@@ -12,19 +12,20 @@ _MOST_FEATURES = 32768  # a row has to fit into the registers of one program
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
 
-    Shapes: x [..., h], weight and bias [h] -> [..., h], in the dtype of `x`.
+    Shapes: x [..., h], weight and bias [h] -> [..., h], in the dtype of `weight`; computed in that of x.
     Source: arXiv:1607.06450, section 3.
     """
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    bias = None if bias is None else bias.to(x.dtype)
+    return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias, eps).to(weight.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-    Shapes: x [..., h], weight [h] -> [..., h], in the dtype of `x`.
+    Shapes: x [..., h], weight [h] -> [..., h], in the dtype of `weight`; computed in that of x.
     Source: arXiv:1910.07467, section 4.
     """
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
 
 
 def unsupported(dtype: torch.dtype, features: int) -> str | None:

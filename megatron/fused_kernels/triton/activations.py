@@ -12,7 +12,7 @@ from megatron.fused_kernels.reference import bias_gelu as gelu_reference
 from megatron.fused_kernels.reference import glu as glu_reference
 from megatron.fused_kernels.reference.bias_gelu import GeluForm
 from megatron.fused_kernels.reference.glu import GluKind
-from megatron.fused_kernels.triton.launch import elementwise_grid
+from megatron.fused_kernels.triton.launch import TILE_ROWS, elementwise_grid, tile_grid, tile_of
 
 _BLOCK = 1024
 _CURVES = {
@@ -62,36 +62,54 @@ def _gelu_backward(
     bias,
     grad_out,
     grad,
-    numel,
+    sums,
+    rows,
     columns,
     CURVE: tl.constexpr,
     BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = i < numel
-    value = tl.load(x + i, mask=here, other=0.0).to(tl.float32)
+    """Gradient of a tile; with a bias, the sums of its columns too."""
+    chunk, start = tile_of(columns, BLOCK)
+    column = start + tl.arange(0, BLOCK)
+    here = column < columns
+    total = tl.zeros([BLOCK], tl.float32)
     if BIASED:
-        value += tl.load(bias + i % columns, mask=here, other=0.0).to(tl.float32)
-    _, slope = _curve(value, CURVE)
-    dy = tl.load(grad_out + i, mask=here, other=0.0).to(tl.float32)
-    tl.store(grad + i, dy * slope, mask=here)
+        shift = tl.load(bias + column, mask=here, other=0.0).to(tl.float32)
+    for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
+        first = row * columns
+        value = tl.load(x + first + column, mask=here, other=0.0).to(tl.float32)
+        if BIASED:
+            value += shift
+        _, slope = _curve(value, CURVE)
+        dx = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32) * slope
+        total += dx
+        tl.store(grad + first + column, dx, mask=here)
+    if BIASED:
+        tl.store(sums + chunk * columns + column, total, mask=here)
+
+
+@triton.jit
+def _load_pairs(pointer, pair, here, BLOCK: tl.constexpr):
+    """Return gates and ups [BLOCK] in fp32: neighbours in memory, loaded as vectors."""
+    values = tl.load(pointer + pair, mask=here, other=0.0).to(tl.float32)
+    return tl.split(tl.reshape(values, [BLOCK, 2]))
 
 
 @triton.jit
 def _glu_forward(
     x, bias, out, numel, columns, CURVE: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = i < numel
-    gate = tl.load(x + 2 * i, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(x + 2 * i + 1, mask=here, other=0.0).to(tl.float32)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    i, pair = start + tl.arange(0, BLOCK), 2 * start + tl.arange(0, 2 * BLOCK)
+    gate, up = _load_pairs(x, pair, pair < 2 * numel, BLOCK)
     if BIASED:
-        feature = 2 * (i % columns)
-        gate += tl.load(bias + feature, mask=here, other=0.0).to(tl.float32)
-        up += tl.load(bias + feature + 1, mask=here, other=0.0).to(tl.float32)
+        gate_bias, up_bias = _load_pairs(bias, pair % (2 * columns), pair < 2 * numel, BLOCK)
+        gate += gate_bias
+        up += up_bias
     value, _ = _curve(gate, CURVE)
-    tl.store(out + i, value * up, mask=here)
+    tl.store(out + i, value * up, mask=i < numel)
 
 
 @triton.jit
@@ -100,30 +118,41 @@ def _glu_backward(
     bias,
     grad_out,
     grad,
-    numel,
+    sums,
+    rows,
     columns,
     CURVE: tl.constexpr,
     BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = i < numel
-    gate = tl.load(x + 2 * i, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(x + 2 * i + 1, mask=here, other=0.0).to(tl.float32)
+    """Gradient of a tile of pairs; with a bias, the sums of its columns too."""
+    chunk, start = tile_of(columns, BLOCK)
+    column, pair = start + tl.arange(0, BLOCK), 2 * start + tl.arange(0, 2 * BLOCK)
+    here, both = column < columns, pair < 2 * columns
+    of_gate, of_up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if BIASED:
-        feature = 2 * (i % columns)
-        gate += tl.load(bias + feature, mask=here, other=0.0).to(tl.float32)
-        up += tl.load(bias + feature + 1, mask=here, other=0.0).to(tl.float32)
-    value, slope = _curve(gate, CURVE)
-    dy = tl.load(grad_out + i, mask=here, other=0.0).to(tl.float32)
-    tl.store(grad + 2 * i, dy * up * slope, mask=here)
-    tl.store(grad + 2 * i + 1, dy * value, mask=here)
+        gate_bias, up_bias = _load_pairs(bias, pair, both, BLOCK)
+    for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
+        first = row * columns
+        gate, up = _load_pairs(x + 2 * first, pair, both, BLOCK)
+        if BIASED:
+            gate += gate_bias
+            up += up_bias
+        value, slope = _curve(gate, CURVE)
+        dy = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
+        d_gate, d_up = dy * up * slope, dy * value
+        of_gate += d_gate
+        of_up += d_up
+        tl.store(grad + 2 * first + pair, tl.interleave(d_gate, d_up), mask=both)
+    if BIASED:
+        place = sums + 2 * chunk * columns + pair
+        tl.store(place, tl.interleave(of_gate, of_up), mask=both)
 
 
 class _Activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, curve: int, gated: bool) -> Tensor:
-        x = x.contiguous()
         columns = x.size(-1) // (2 if gated else 1)
         out = x.new_empty(*x.shape[:-1], columns)
         (_glu_forward if gated else _gelu_forward)[elementwise_grid(out.numel(), _BLOCK)](
@@ -144,32 +173,35 @@ class _Activation(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, bias = ctx.saved_tensors
-        grad_out, grad = grads[0].contiguous(), torch.empty_like(x)
-        numel = grad_out.numel()
-        (_glu_backward if ctx.gated else _gelu_backward)[elementwise_grid(numel, _BLOCK)](
+        grad_out, grad, columns = grads[0].contiguous(), torch.empty_like(x), ctx.columns
+        rows, block = grad_out.numel() // columns, min(_BLOCK, triton.next_power_of_2(columns))
+        chunks = triton.cdiv(rows, TILE_ROWS) if bias is not None else 0
+        sums = torch.empty(chunks, x.size(-1), dtype=torch.float32, device=x.device)
+        (_glu_backward if ctx.gated else _gelu_backward)[tile_grid(rows, columns, block)](
             x,
             x if bias is None else bias,
             grad_out,
             grad,
-            numel,
-            ctx.columns,
+            sums,
+            rows,
+            columns,
             CURVE=ctx.curve,
             BIASED=bias is not None,
-            BLOCK=_BLOCK,
+            ROWS=TILE_ROWS,
+            BLOCK=block,
         )
-        of_bias = None if bias is None else grad.flatten(0, -2).sum(0).to(bias.dtype)
-        return grad, of_bias, None, None
+        return grad, None if bias is None else sums.sum(0).to(bias.dtype), None, None
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, form: GeluForm) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
     if gelu_reference.unsupported(x.dtype):
         return gelu_reference.bias_gelu(x, bias, form)
-    return _Activation.apply(x, bias, _CURVES[form], False)
+    return _Activation.apply(x.contiguous(), bias, _CURVES[form], False)
 
 
 def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
     if glu_reference.unsupported(x.dtype):
         return glu_reference.glu(x, bias, kind)
-    return _Activation.apply(x, bias, _CURVES[kind], True)
+    return _Activation.apply(x.contiguous(), bias, _CURVES[kind], True)

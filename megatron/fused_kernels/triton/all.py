@@ -6,7 +6,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.triton.activations import bias_gelu, glu
 from megatron.fused_kernels.triton.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.triton.cross_entropy import TRITON as CROSS_ENTROPY
-from megatron.fused_kernels.triton.norms import layer_norm, rms_norm
+from megatron.fused_kernels.triton.norms import add_norm, layer_norm, rms_norm
 from megatron.fused_kernels.triton.rotary import rotary
 from megatron.fused_kernels.triton.softmax import (
     scaled_causal_softmax,
@@ -25,5 +25,6 @@ TRITON = replace(
     rotary=rotary,
     cross_entropy=CROSS_ENTROPY,
     activation_adds_bias=True,
+    add_norm=add_norm,
 )
 """Kernels of a GPU with every operation fused."""

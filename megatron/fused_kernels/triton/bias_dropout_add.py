@@ -9,9 +9,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import bias_dropout_add as reference
-from megatron.fused_kernels.triton.launch import elementwise_grid
+from megatron.fused_kernels.triton.launch import TILE_ROWS, tile_grid, tile_of
 
 _BLOCK = 1024
+
+
+@triton.jit
+def _kept(seed, row, start, columns, p, BLOCK: tl.constexpr):
+    """Draw which of BLOCK features from column `start` on are kept: four from each draw."""
+    draws = row * tl.cdiv(columns, 4) + start // 4 + tl.arange(0, BLOCK // 4)
+    a, b, c, d = tl.rand4x(seed, draws.to(tl.int32))
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d)) >= p
 
 
 @triton.jit
@@ -22,51 +30,80 @@ def _forward(
     out,
     seed,
     p,
-    numel,
+    rows,
     columns,
     BIASED: tl.constexpr,
     DROPS: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = i < numel
-    value = tl.load(y + i, mask=here, other=0.0).to(tl.float32)
+    chunk, start = tile_of(columns, BLOCK)
+    column = start + tl.arange(0, BLOCK)
+    here = column < columns
     if BIASED:
-        value += tl.load(bias + i % columns, mask=here, other=0.0).to(tl.float32)
+        shift = tl.load(bias + column, mask=here, other=0.0).to(tl.float32)
     if DROPS:
-        value = tl.where(tl.rand(tl.load(seed), i) >= p, value / (1.0 - p), 0.0)
-    value += tl.load(residual + i, mask=here, other=0.0).to(tl.float32)
-    tl.store(out + i, value, mask=here)
+        key = tl.load(seed)
+    for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
+        first = row * columns
+        value = tl.load(y + first + column, mask=here, other=0.0).to(tl.float32)
+        if BIASED:
+            value += shift
+        if DROPS:
+            value = tl.where(_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
+        value += tl.load(residual + first + column, mask=here, other=0.0).to(tl.float32)
+        tl.store(out + first + column, value, mask=here)
 
 
 @triton.jit
-def _backward(grad_out, grad, seed, p, numel, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = i < numel
-    value = tl.load(grad_out + i, mask=here, other=0.0).to(tl.float32)
-    value = tl.where(tl.rand(tl.load(seed), i) >= p, value / (1.0 - p), 0.0)
-    tl.store(grad + i, value, mask=here)
+def _backward(
+    grad_out,
+    grad,
+    sums,
+    seed,
+    p,
+    rows,
+    columns,
+    BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradient of a tile of y; with a bias, the sums of its columns too."""
+    chunk, start = tile_of(columns, BLOCK)
+    column = start + tl.arange(0, BLOCK)
+    here = column < columns
+    key = tl.load(seed)
+    total = tl.zeros([BLOCK], tl.float32)
+    for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
+        first = row * columns
+        value = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
+        value = tl.where(_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
+        total += value
+        tl.store(grad + first + column, value, mask=here)
+    if BIASED:
+        tl.store(sums + chunk * columns + column, total, mask=here)
 
 
 class _BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> Tensor:
-        y, residual = y.contiguous(), residual.contiguous()
         out = torch.empty_like(residual, dtype=torch.promote_types(y.dtype, residual.dtype))
         # Drawn on the device: asking for its value would wait for everything launched so far.
         seed = torch.randint(2**31 - 1, (1,), device=y.device) if p else out
-        _forward[elementwise_grid(y.numel(), _BLOCK)](
+        rows, columns, block = _tiling(y)
+        _forward[tile_grid(rows, columns, block)](
             y,
             y if bias is None else bias,
             residual,
             out,
             seed,
             p,
-            y.numel(),
-            y.size(-1),
+            rows,
+            columns,
             BIASED=bias is not None,
             DROPS=p > 0,
-            BLOCK=_BLOCK,
+            ROWS=TILE_ROWS,
+            BLOCK=block,
         )
         ctx.p, ctx.dtypes = p, (y.dtype, bias.dtype if bias is not None else None, residual.dtype)
         ctx.save_for_backward(*([seed] if p else []))
@@ -77,13 +114,27 @@ class _BiasDropoutAdd(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None]:
         of_y, of_bias, of_residual = ctx.dtypes
         grad_out = grads[0].contiguous()
-        grad = grad_out.to(of_y)
-        if ctx.p:
-            grad, numel = torch.empty_like(grad_out, dtype=of_y), grad_out.numel()
-            _backward[elementwise_grid(numel, _BLOCK)](
-                grad_out, grad, ctx.saved_tensors[0], ctx.p, numel, BLOCK=_BLOCK
-            )
-        grad_bias = grad.flatten(0, -2).sum(0).to(of_bias) if of_bias else None
+        if not ctx.p:
+            grad = grad_out.to(of_y)
+            grad_bias = grad.flatten(0, -2).sum(0).to(of_bias) if of_bias else None
+            return grad, grad_bias, grad_out.to(of_residual), None
+        grad = torch.empty_like(grad_out, dtype=of_y)
+        rows, columns, block = _tiling(grad_out)
+        chunks = triton.cdiv(rows, TILE_ROWS) if of_bias else 0
+        sums = torch.empty(chunks, columns, dtype=torch.float32, device=grad.device)
+        _backward[tile_grid(rows, columns, block)](
+            grad_out,
+            grad,
+            sums,
+            ctx.saved_tensors[0],
+            ctx.p,
+            rows,
+            columns,
+            BIASED=of_bias is not None,
+            ROWS=TILE_ROWS,
+            BLOCK=block,
+        )
+        grad_bias = sums.sum(0).to(of_bias) if of_bias else None
         return grad, grad_bias, grad_out.to(of_residual), None
 
 
@@ -93,4 +144,12 @@ def bias_dropout_add(
     """Return what the reference does, computed in 32 bits; `y` is left as it is."""
     if reference.unsupported(torch.promote_types(y.dtype, residual.dtype), y.numel()):
         return reference.bias_dropout_add(y, bias, residual, p, training)
-    return _BiasDropoutAdd.apply(y, bias, residual, p if training else 0.0)
+    p = p if training else 0.0
+    return _BiasDropoutAdd.apply(y.contiguous(), bias, residual.contiguous(), p)
+
+
+def _tiling(x: Tensor) -> tuple[int, int, int]:
+    """Return rows and columns of `x`, and the columns of a tile: a multiple of 4, for the draws."""
+    columns = x.size(-1)
+    block = min(_BLOCK, max(4, triton.next_power_of_2(columns)))
+    return x.numel() // columns, columns, block

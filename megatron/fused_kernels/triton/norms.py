@@ -1,4 +1,9 @@
-"""Triton kernels of layer norm and root-mean-square norm."""
+"""Triton kernels of LayerNorm and RMSNorm, alone or with the sum of a residual in front.
+
+One kernel computes all gradients of narrow rows: each program sums those of weight and bias over
+its rows. Where these sums and a row do not fit into registers there are two, a kernel of rows for
+the input and one of columns for weight and bias.
+"""
 
 from typing import Any
 
@@ -9,14 +14,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import norms as reference
-from megatron.fused_kernels.triton.launch import warps
+from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
+from megatron.fused_kernels.triton.launch import num_multiprocessors, tile_of
 
-_PROGRAMS = 256  # each sums the weight's gradient over its share of the rows
+_FUSED_SUMS = 16384  # features times sums that a program keeps in registers
+_COLUMNS, _COLUMN_ROWS = 1024, 128  # tile of the kernel of columns
 
 
 @triton.jit
 def _forward(
     x,
+    y,
+    y_bias,
+    total,
     weight,
     bias,
     out,
@@ -26,12 +36,22 @@ def _forward(
     eps,
     CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
+    ADDS: tl.constexpr,
+    Y_BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     features = tl.arange(0, BLOCK)
     here = features < columns
     value = tl.load(x + row * columns + features, mask=here, other=0.0).to(tl.float32)
+    if ADDS:
+        added = tl.load(y + row * columns + features, mask=here, other=0.0).to(tl.float32)
+        if Y_BIASED:
+            added += tl.load(y_bias + features, mask=here, other=0.0).to(tl.float32)
+        # Rounded as it is stored: backward reads it again.
+        value = (value + added).to(total.dtype.element_ty)
+        tl.store(total + row * columns + features, value, mask=here)
+        value = value.to(tl.float32)
     if CENTRED:
         mean = tl.sum(value, 0) / columns
         value = tl.where(here, value - mean, 0.0)
@@ -45,61 +65,179 @@ def _forward(
 
 
 @triton.jit
+def _input_gradient(
+    x,
+    w,
+    grad_out,
+    grad_total,
+    means,
+    scales,
+    grad,
+    row,
+    columns,
+    CENTRED: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the gradient of a row of the input; return it, that of the result, and the normal row."""
+    features = tl.arange(0, BLOCK)
+    here = features < columns
+    first = tl.cast(row, tl.int64) * columns
+    normal = tl.load(x + first + features, mask=here, other=0.0).to(tl.float32)
+    dy = tl.load(grad_out + first + features, mask=here, other=0.0).to(tl.float32)
+    scale = tl.load(scales + row)
+    if CENTRED:
+        normal = normal - tl.load(means + row)
+    normal = tl.where(here, normal * scale, 0.0)
+    pull = dy * w
+    dx = pull - normal * (tl.sum(pull * normal, 0) / columns)
+    if CENTRED:
+        dx -= tl.sum(pull, 0) / columns
+    dx *= scale
+    if ADDS:
+        dx += tl.load(grad_total + first + features, mask=here, other=0.0).to(tl.float32)
+    tl.store(grad + first + features, dx, mask=here)
+    return dx, dy, normal
+
+
+@triton.jit
 def _backward(
     x,
     weight,
     grad_out,
+    grad_total,
     means,
     scales,
     grad,
-    grad_weights,
-    grad_biases,
+    sums,
     rows,
     columns,
     CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
+    ADDS: tl.constexpr,
+    Y_BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    program = tl.program_id(0).to(tl.int64)
+    """Gradient of the input, and this program's sums of those of weight, bias and y's bias."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
     features = tl.arange(0, BLOCK)
     here = features < columns
     w = tl.load(weight + features, mask=here, other=0.0).to(tl.float32)
-    grad_weight = tl.zeros([BLOCK], tl.float32)
-    grad_bias = tl.zeros([BLOCK], tl.float32)
-    for row in range(program, rows, tl.num_programs(0)):
-        start = row * columns
-        value = tl.load(x + start + features, mask=here, other=0.0).to(tl.float32)
-        dy = tl.load(grad_out + start + features, mask=here, other=0.0).to(tl.float32)
-        scale = tl.load(scales + row)
-        if CENTRED:
-            value = value - tl.load(means + row)
-        normal = tl.where(here, value * scale, 0.0)
-        grad_weight += dy * normal
+    of_weight = tl.zeros([BLOCK], tl.float32)
+    of_bias = tl.zeros([BLOCK], tl.float32)
+    of_y = tl.zeros([BLOCK], tl.float32)
+    for row in range(program, rows, programs):
+        dx, dy, normal = _input_gradient(
+            x, w, grad_out, grad_total, means, scales, grad, row, columns, CENTRED, ADDS, BLOCK
+        )
+        of_weight += dy * normal
         if BIASED:
-            grad_bias += dy
-        pull = dy * w
-        dx = pull - normal * (tl.sum(pull * normal, 0) / columns)
-        if CENTRED:
-            dx -= tl.sum(pull, 0) / columns
-        tl.store(grad + start + features, dx * scale, mask=here)
-    tl.store(grad_weights + program * columns + features, grad_weight, mask=here)
+            of_bias += dy
+        if Y_BIASED:
+            of_y += dx
+    place, size = sums + program * columns, programs * columns
+    tl.store(place + features, of_weight, mask=here)
     if BIASED:
-        tl.store(grad_biases + program * columns + features, grad_bias, mask=here)
+        tl.store(place + size + features, of_bias, mask=here)
+    if Y_BIASED:
+        tl.store(place + (2 if BIASED else 1) * size + features, of_y, mask=here)
+
+
+@triton.jit
+def _backward_of_rows(
+    x,
+    weight,
+    grad_out,
+    grad_total,
+    means,
+    scales,
+    grad,
+    columns,
+    CENTRED: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradient of the input alone, a program for each row."""
+    row = tl.program_id(0)
+    features = tl.arange(0, BLOCK)
+    w = tl.load(weight + features, mask=features < columns, other=0.0).to(tl.float32)
+    _input_gradient(
+        x, w, grad_out, grad_total, means, scales, grad, row, columns, CENTRED, ADDS, BLOCK
+    )
+
+
+@triton.jit
+def _column_sums(
+    x,
+    grad_out,
+    grad,
+    means,
+    scales,
+    sums,
+    rows,
+    columns,
+    CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
+    Y_BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sums over a tile's rows, as `_backward` makes them: of weight, bias and y's bias."""
+    chunk, start = tile_of(columns, BLOCK)
+    column = start + tl.arange(0, BLOCK)
+    here = column < columns
+    of_weight = tl.zeros([BLOCK], tl.float32)
+    of_bias = tl.zeros([BLOCK], tl.float32)
+    of_y = tl.zeros([BLOCK], tl.float32)
+    for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
+        first = row * columns
+        normal = tl.load(x + first + column, mask=here, other=0.0).to(tl.float32)
+        dy = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
+        if CENTRED:
+            normal = normal - tl.load(means + row)
+        of_weight += dy * normal * tl.load(scales + row)
+        if BIASED:
+            of_bias += dy
+        if Y_BIASED:
+            of_y += tl.load(grad + first + column, mask=here, other=0.0).to(tl.float32)
+    place, size = sums + chunk * columns, tl.cdiv(rows, ROWS) * columns
+    tl.store(place + column, of_weight, mask=here)
+    if BIASED:
+        tl.store(place + size + column, of_bias, mask=here)
+    if Y_BIASED:
+        tl.store(place + (2 if BIASED else 1) * size + column, of_y, mask=here)
 
 
 class _Norm(torch.autograd.Function):
+    """Return (total, normed): total = x + y + y_bias, or x itself without y; normed is its norm.
+
+    Backward adds the gradients of both results in the norm's own pass.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool
-    ) -> Tensor:
-        x = x.contiguous()
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        y_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+    ) -> tuple[Tensor, Tensor]:
         columns = x.size(-1)
         rows, block = x.numel() // columns, triton.next_power_of_2(columns)
-        out = torch.empty_like(x)
+        total = x
+        if y is not None:
+            total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
+        out = torch.empty_like(x, dtype=weight.dtype)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
         means = torch.empty_like(scales) if centred else scales
         _forward[(rows,)](
             x,
+            x if y is None else y,
+            weight if y_bias is None else y_bias,
+            total,
             weight,
             weight if bias is None else bias,
             out,
@@ -109,54 +247,131 @@ class _Norm(torch.autograd.Function):
             eps,
             CENTRED=centred,
             BIASED=bias is not None,
+            ADDS=y is not None,
+            Y_BIASED=y_bias is not None,
             BLOCK=block,
-            num_warps=warps(block),
+            num_warps=_warps(block),
         )
-        ctx.centred, ctx.bias_dtype = centred, None if bias is None else bias.dtype
-        ctx.save_for_backward(x, weight, means, scales)
-        return out
+        ctx.centred = centred
+        ctx.dtypes = [None if each is None else each.dtype for each in (x, y, y_bias, bias)]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(total, weight, means, scales)
+        return total, out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
-        x, weight, means, scales = ctx.saved_tensors
-        grad_out, columns = grads[0].contiguous(), x.size(-1)
-        rows, block = scales.numel(), triton.next_power_of_2(columns)
-        programs, biased = min(rows, _PROGRAMS), ctx.bias_dtype is not None
-        grad = torch.empty_like(x)
-        sums = torch.empty(
-            2 if biased else 1, programs, columns, dtype=torch.float32, device=x.device
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, weight, means, scales = ctx.saved_tensors
+        of_x, of_y, of_y_bias, of_bias = ctx.dtypes
+        grad_total, grad_out = (None if grad is None else grad.contiguous() for grad in grads)
+        if grad_out is None:
+            grad_out = torch.zeros_like(total, dtype=weight.dtype)
+        given = (total, weight, grad_out, grad_total, means, scales)
+        biased = (of_bias is not None, of_y_bias is not None)
+        grad, sums = _gradients(*given, centred=ctx.centred, biased=biased)
+        sums = sums.sum(1)
+        return (
+            grad.to(of_x),
+            None if of_y is None else grad.to(of_y),
+            sums[-1].to(of_y_bias) if biased[1] else None,
+            sums[0].to(weight.dtype),
+            sums[1].to(of_bias) if biased[0] else None,
+            None,
+            None,
         )
-        _backward[(programs,)](
-            x,
-            weight,
-            grad_out,
-            means,
-            scales,
-            grad,
-            sums[0],
-            sums[-1],
-            rows,
-            columns,
-            CENTRED=ctx.centred,
-            BIASED=biased,
-            BLOCK=block,
-            num_warps=warps(block),
-        )
-        of_weight = sums[0].sum(0).to(weight.dtype)
-        of_bias = sums[1].sum(0).to(ctx.bias_dtype) if biased else None
-        return grad, of_weight, of_bias, None, None
+
+
+def _gradients(
+    total: Tensor,
+    weight: Tensor,
+    grad_out: Tensor,
+    grad_total: Tensor | None,
+    means: Tensor,
+    scales: Tensor,
+    *,
+    centred: bool,
+    biased: tuple[bool, bool],
+) -> tuple[Tensor, Tensor]:
+    """Return the input's gradient, and partial sums of those of weight, bias and y's bias.
+
+    Args:
+        biased: whether there is a bias, and one of y.
+    """
+    rows, columns = scales.numel(), total.size(-1)
+    block = triton.next_power_of_2(columns)
+    fused, num_warps = block * (1 + sum(biased)) <= _FUSED_SUMS, _warps(block)
+    # Programs that sum have to fill the GPU alone: 16 warps on each multiprocessor.
+    programs = min(rows, num_multiprocessors(total.device) * (16 // num_warps))
+    chunks = programs if fused else triton.cdiv(rows, _COLUMN_ROWS)
+    grad = torch.empty_like(total)
+    sums = torch.empty(1 + sum(biased), chunks, columns, dtype=torch.float32, device=total.device)
+    added = grad_out if grad_total is None else grad_total
+    row_inputs = (total, weight, grad_out, added, means, scales, grad)
+    adds = grad_total is not None
+    of_row = {"CENTRED": centred, "ADDS": adds, "BLOCK": block, "num_warps": num_warps}
+    of_sums = {"CENTRED": centred, "BIASED": biased[0], "Y_BIASED": biased[1]}
+    if fused:
+        _backward[(programs,)](*row_inputs, sums, rows, columns, **(of_row | of_sums))
+        return grad, sums
+    _backward_of_rows[(rows,)](*row_inputs, columns, **of_row)
+    _column_sums[(chunks * triton.cdiv(columns, _COLUMNS),)](
+        total,
+        grad_out,
+        grad,
+        means,
+        scales,
+        sums,
+        rows,
+        columns,
+        ROWS=_COLUMN_ROWS,
+        BLOCK=_COLUMNS,
+        **of_sums,
+    )
+    return grad, sums
+
+
+def _warps(block: int) -> int:
+    """Return the number of warps for a row: threads of 8 features, one load of 16 bytes in bf16."""
+    return min(16, max(1, block // 256))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
     if reference.unsupported(x.dtype, x.size(-1)):
         return reference.layer_norm(x, weight, bias, eps)
-    return _Norm.apply(x, weight, bias, eps, True)
+    return _Norm.apply(x.contiguous(), None, None, weight, bias, eps, True)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
     if reference.unsupported(x.dtype, x.size(-1)):
         return reference.rms_norm(x, weight, eps)
-    return _Norm.apply(x, weight, None, eps, False)
+    return _Norm.apply(x.contiguous(), None, None, weight, None, eps, False)[1]
+
+
+def add_norm(
+    x: Tensor,
+    y: Tensor | None,
+    y_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return (x + y + y_bias, its norm); without y (x, its norm).
+
+    Backward adds the gradients of both results in the norm's pass, and sums those of the biases.
+
+    Args:
+        centred: LayerNorm; else RMSNorm.
+
+    Shapes: x and y [..., h], y_bias, weight and bias [h] -> two of [..., h].
+    """
+    if reference.unsupported(x.dtype, x.size(-1)):
+        total = x if y is None else bias_dropout_add(y, y_bias, x, 0.0, False)
+        if centred:
+            return total, reference.layer_norm(total, weight, bias, eps)
+        return total, reference.rms_norm(total, weight, eps)
+    y = None if y is None else y.contiguous()
+    total, normed = _Norm.apply(x.contiguous(), y, y_bias, weight, bias, eps, centred)
+    return total, normed

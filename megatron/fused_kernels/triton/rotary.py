@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import rotary as reference
+from megatron.fused_kernels.triton.launch import warps
 
 
 @triton.jit
@@ -36,7 +37,8 @@ def _turn(
 ):
     program = tl.program_id(0).to(tl.int64)
     sample, position = program // positions, program % positions
-    head = tl.arange(0, HEADS)[:, None]
+    # int64: a head's offset within a sample may pass 2^31 elements.
+    head = tl.arange(0, HEADS)[:, None].to(tl.int64)
     feature = tl.arange(0, HALF)[None, :]
     angle = sample * angle_b + position * angle_s + feature
     c = tl.load(cos + angle, mask=feature < half, other=0.0)
@@ -58,7 +60,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     b, a, s, d = x.shape
     half = cos.size(-1)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    # Attention's result gets the layout of the queries: [s, b, a, d], as the next product reads it.
+    out = x.new_empty(s, b, a, d).permute(1, 2, 0, 3)
     of_sample = cos.stride(0) if cos.dim() == 4 and cos.size(0) > 1 else 0
     rest = d - 2 * half
     _turn[(b * s,)](
@@ -78,6 +81,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
         HEADS=triton.next_power_of_2(a),
         HALF=triton.next_power_of_2(half),
         REST=triton.next_power_of_2(rest) if rest else 0,
+        num_warps=warps(triton.next_power_of_2(a) * triton.next_power_of_2(d)),
     )
     return out
 

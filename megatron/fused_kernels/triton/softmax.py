@@ -33,12 +33,16 @@ def _forward(
     query, head, sample = row % sq, row // sq % heads, row // sq // heads
     keys = tl.arange(0, BLOCK)
     seen = keys < sk
+    loaded = seen
     if CAUSAL:
-        seen = seen & (keys <= query + sk - sq)
+        last = query + sk - sq
+        seen = seen & (keys <= last)
+        # Whole groups of 16 keys, so that loads are vectors.
+        loaded = loaded & (keys < (last // 16 + 1) * 16)
     if MASKED:
         start = mask + sample * mask_b + head * mask_a + query * mask_q
         seen = seen & (tl.load(start + keys * mask_k, mask=keys < sk, other=0) != 0)
-    x = tl.load(scores + row * sk + keys, mask=seen, other=0.0).to(tl.float32) * scale
+    x = tl.load(scores + row * sk + keys, mask=loaded, other=0.0).to(tl.float32) * scale
     x = tl.where(seen, x, -float("inf"))
     largest = tl.max(x, 0)
     # A row without any key: -inf - -inf is NaN, 0 / 1 is 0.
@@ -64,7 +68,6 @@ class _ScaledSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Tensor, mask: Tensor | None, scale: float, causal: bool
     ) -> Tensor:
-        scores = scores.contiguous()
         _, heads, sq, sk = scores.shape
         out, block = torch.empty_like(scores), triton.next_power_of_2(sk)
         seen = scores if mask is None else mask.view(torch.uint8).expand_as(scores)
@@ -103,11 +106,11 @@ def scaled_causal_softmax(scores: Tensor, scale: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
     if reference.unsupported(scores.dtype, scores.size(-1)):
         return reference.scaled_causal_softmax(scores, scale)
-    return _ScaledSoftmax.apply(scores, None, scale, True)
+    return _ScaledSoftmax.apply(scores.contiguous(), None, scale, True)
 
 
 def scaled_masked_softmax(scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
     if reference.unsupported(scores.dtype, scores.size(-1)):
         return reference.scaled_masked_softmax(scores, mask, scale)
-    return _ScaledSoftmax.apply(scores, mask, scale, False)
+    return _ScaledSoftmax.apply(scores.contiguous(), mask, scale, False)

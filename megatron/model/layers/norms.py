@@ -55,9 +55,8 @@ class Norm(nn.Module):
         return f"{self.width}, eps={self.eps}{around}"
 
     def scale(self, dtype: torch.dtype) -> Tensor:
-        """Return the factors of the normed features, [h]."""
-        weight = self.weight.to(dtype)
-        return weight + 1 if self.around_one else weight
+        """Return the factors of the normed features, [h]: the weight, or 1 + weight in `dtype`."""
+        return self.weight.to(dtype) + 1 if self.around_one else self.weight
 
 
 @NORMS.register("LayerNorm")
@@ -70,8 +69,8 @@ class LayerNorm(Norm):
     has_bias = True
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.scale(x.dtype), self.bias.to(x.dtype)
-        return self.kernels.layer_norm(x, weight, bias, self.eps).to(self.weight.dtype)
+        normed = self.kernels.layer_norm(x, self.scale(x.dtype), self.bias, self.eps)
+        return normed.to(self.weight.dtype)
 
 
 @NORMS.register("RMSNorm")

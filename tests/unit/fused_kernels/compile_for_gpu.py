@@ -1,47 +1,128 @@
-"""Compile every kernel, as the checks would launch it, for a GPU that need not be there."""
+"""Compile the Triton kernels, as layers of real sizes launch them, for a GPU that need not exist.
 
-import kernel_checks
+python compile_for_gpu.py CAPABILITY [NAMES]: CAPABILITY is 80 (A100) or 90 (H100). Prints a line of
+JSON for each compiled kernel: its name, registers and bytes of local memory (spills) of a thread,
+and how many of its loads and stores are of two bytes.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
+
 import torch
-import triton
-from kernel_checks import BY_COLUMNS
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.knobs import nvidia
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from megatron.fused_kernels.triton import launch
 from megatron.fused_kernels.triton.all import TRITON
 
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.uint8: "*u8",
-}
+WIDTHS = (1024, 2560, 8192, 12288, 14336, 16384)
+VOCABULARIES = (50304, 250880)
+DTYPES = (torch.float32, torch.bfloat16)
+NARROW = re.compile(r"^\s*(?:@\S+ )?(?:ld|st)\.global(?!\S*\.v\d)\S*\.[bus]16\b", re.MULTILINE)
 
 
-def compile_only(kernel, *args, grid, warmup, **keywords):
-    """Do what a launch does up to the machine code of compute capability 8.0."""
-    given = dict(zip(kernel.arg_names, args, strict=False)) | keywords
-    signature, constants = {}, {}
-    for parameter in kernel.params:
-        name, value = parameter.name, given[parameter.name]
-        # Triton compiles a size of 1 in, too.
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            signature[name], constants[name] = "constexpr", value
-        elif torch.is_tensor(value):
-            signature[name] = POINTERS[value.dtype]
-        else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constexprs=constants),
-        target=GPUTarget("cuda", 80, 32),
-        options={"num_warps": keywords.get("num_warps", 4)},
+def main(capability: int) -> None:
+    seen = set()
+    run = JITFunction.run
+
+    def compile_only(kernel, *args, grid, warmup, **keywords):
+        compiled = run(kernel, *args, grid=grid, warmup=True, **keywords)
+        if compiled.hash not in seen:
+            seen.add(compiled.hash)
+            name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
+            print(json.dumps({"kernel": name, **usage(compiled)}))
+
+    JITFunction.run = compile_only
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+            get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        )
     )
-    print(f"{kernel.fn.__module__}.{kernel.fn.__name__} {len(compiled.asm['cubin'])} bytes")
+    with torch.device("meta"):
+        launch._write_one[(1,)](torch.empty(1, dtype=torch.int32))
+        for dtype in DTYPES:
+            for columns in WIDTHS:
+                call_rows(columns, dtype)
+            for columns in VOCABULARIES:
+                call_cross_entropy(columns, dtype)
+            call_attention(dtype)
 
 
-JITFunction.run = compile_only
-kernel_checks.close = lambda *args, **keywords: None  # nothing was computed
-for check in BY_COLUMNS:
-    check(TRITON, torch.device("cpu"), torch.bfloat16, 129)
-y = torch.ones(2, 3, requires_grad=True)
-TRITON.bias_dropout_add(y, None, y, 0.5, True).sum().backward()
+def usage(compiled) -> dict[str, int]:
+    """Registers, local memory, and two-byte accesses of a compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [nvidia.cuobjdump.path, "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return {
+        "registers": found["REG"],
+        "spilled": found["STACK"] + found["LOCAL"],
+        "two_byte_accesses": len(NARROW.findall(compiled.asm["ptx"])),
+        "warps": compiled.metadata.num_warps,
+    }
+
+
+def tensor(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, requires_grad=True)
+
+
+def call_rows(columns: int, dtype: torch.dtype) -> None:
+    """Forward and backward of the operations on rows of features."""
+    x, y = (tensor(64, 2, columns, dtype=dtype) for _ in "xy")
+    weight, bias = (tensor(columns, dtype=dtype) for _ in "wb")
+    results = [
+        TRITON.layer_norm(x, weight, bias, 1e-5),
+        TRITON.rms_norm(x, weight, 1e-5),
+        *TRITON.add_norm(x, y, bias, weight, bias, 1e-5, True),
+        *TRITON.add_norm(x, y, None, weight, None, 1e-5, False),
+        *TRITON.add_norm(x, None, None, weight, None, 1e-5, False),
+    ]
+    if columns == WIDTHS[0]:  # the same kernels for any width
+        results += [
+            TRITON.bias_gelu(x, bias, "tanh"),
+            TRITON.bias_gelu(x, bias, "erf"),
+            TRITON.glu(x, None, "swiglu"),
+            TRITON.glu(x, tensor(columns, dtype=dtype), "geglu"),
+            TRITON.bias_dropout_add(x, bias, y, 0.1, True),
+            TRITON.bias_dropout_add(x, None, y, 0.0, True),
+        ]
+    sum(result.sum() for result in results).backward()
+
+
+def call_cross_entropy(columns: int, dtype: torch.dtype) -> None:
+    """The loss over a full vocabulary, and over two ranks' slices."""
+    logits, target = tensor(8, columns, dtype=dtype), torch.zeros(8, dtype=torch.int64)
+    TRITON.cross_entropy.full(logits, target).sum().backward()
+    largest = TRITON.cross_entropy.largest(logits)
+    TRITON.cross_entropy.sums(logits, largest, target)
+
+
+def call_attention(dtype: torch.dtype) -> None:
+    """Rotary positions of few and of many heads, and the softmax over scores."""
+    for heads, width in ((16, 64), (96, 128)):
+        x = tensor(64, 2, heads, width, dtype=dtype).permute(1, 2, 0, 3)
+        cos, sin = (torch.empty(2, 1, 64, width // 2) for _ in "cs")
+        TRITON.rotary(x, cos, sin).sum().backward()
+    for keys in (2048, 16384):
+        scores = tensor(1, 2, 16, keys, dtype=dtype)
+        mask = torch.empty(1, 1, 16, keys, dtype=torch.bool)
+        TRITON.scaled_causal_softmax(scores, 0.5).sum().backward()
+        TRITON.scaled_masked_softmax(scores, mask, 0.5).sum().backward()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,10 +30,16 @@ FUSED = {
 ALL_OPERATIONS = ["--attention-impl", "fused-softmax", "--position-embedding-type", "rotary"]
 
 
-def chosen(*flags, device=GPU, **work):
+def no_compiler(device):
+    raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+
+def chosen(*flags, device=GPU, launch=lambda device: None, **work):
     plan = tiny_plan(*flags, device=device.type)
     sizes = {"dtype": torch.bfloat16, "positions": 12, "tensor": 1} | work
-    return choose_kernels(plan.kernels, Workload(spec=plan.model, device=device, **sizes))
+    return choose_kernels(
+        plan.kernels, Workload(spec=plan.model, device=device, **sizes), launch=launch
+    )
 
 
 def table(*flags, **keywords):
@@ -45,7 +52,8 @@ def packages(monkeypatch):
     installed = {"triton"}
     monkeypatch.setattr(choose, "find_spec", lambda name: name in installed)
     # The kernels themselves are not looked at here, and Triton may really be absent.
-    stand_in = SimpleNamespace(TRITON=replace(REFERENCE, activation_adds_bias=True))
+    fused = {"activation_adds_bias": True, "add_norm": Mock(), "bias_dropout_add": Mock()}
+    stand_in = SimpleNamespace(TRITON=replace(REFERENCE, **fused))
     monkeypatch.setitem(sys.modules, "megatron.fused_kernels.triton.all", stand_in)
     return installed
 
@@ -105,6 +113,42 @@ def test_all_unmet_constraints_are_listed_at_once_and_may_be_turned_off():
 def test_without_triton_the_reference_stands_in(packages):
     packages.clear()
     assert "the package triton is not installed" in str(chosen()[1][1])
+
+
+def test_where_no_kernel_can_be_launched_the_reference_stands_in_and_the_reason_is_printed(
+    packages,
+):
+    kernels, (_, *choices) = chosen(launch=no_compiler)
+    assert kernels.layer_norm is REFERENCE.layer_norm
+    assert kernels.cross_entropy is REFERENCE.cross_entropy
+    for choice in choices:
+        assert choice.unmet
+        assert str(choice).endswith(
+            "PyTorch (Triton's first kernel failed: Failed to find C compiler.)"
+        )
+    (bare,) = {c.why for c in chosen(launch=Mock(side_effect=OSError))[1][1:]}
+    assert bare.endswith("failed: OSError")
+
+
+def test_where_no_kernel_can_be_launched_triton_by_name_is_refused(packages):
+    with pytest.raises(ConfigError, match="--kernels triton: .*Failed to find C compiler"):
+        chosen("--kernels", "triton", launch=no_compiler)
+
+
+def test_nothing_is_launched_where_triton_is_not_wanted(packages):
+    launch = Mock()
+    chosen("--kernels", "reference", launch=launch)
+    chosen(device=CPU, launch=launch)
+    launch.assert_not_called()
+    chosen(launch=launch)
+    launch.assert_called_once_with(GPU)
+
+
+@pytest.mark.parametrize("flag", ["--no-layer-norm-fusion", "--no-bias-dropout-fusion"])
+def test_the_sum_and_its_norm_are_fused_where_both_operations_are(packages, flag):
+    assert chosen()[0].add_norm
+    assert chosen(flag)[0].add_norm is None
+    assert chosen("--kernels", "apex")[0].add_norm is None
 
 
 def test_the_reference_everywhere_is_no_problem(packages):
