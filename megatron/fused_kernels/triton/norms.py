@@ -17,7 +17,7 @@ from megatron.fused_kernels.reference import norms as reference
 from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.triton.launch import num_multiprocessors, tile_of
 
-_FUSED_SUMS = 16384  # features times sums that a program keeps in registers
+_FUSED_SUMS = 16384  # features times sums, at least two, that a program keeps in registers
 _COLUMNS, _COLUMN_ROWS = 1024, 128  # tile of the kernel of columns
 
 
@@ -299,7 +299,7 @@ def _gradients(
     """
     rows, columns = scales.numel(), total.size(-1)
     block = triton.next_power_of_2(columns)
-    fused, num_warps = block * (1 + sum(biased)) <= _FUSED_SUMS, _warps(block)
+    fused, num_warps = block * max(2, 1 + sum(biased)) <= _FUSED_SUMS, _warps(block)
     # Programs that sum have to fill the GPU alone: 16 warps on each multiprocessor.
     programs = min(rows, num_multiprocessors(total.device) * (16 // num_warps))
     chunks = programs if fused else triton.cdiv(rows, _COLUMN_ROWS)
