@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from megatron.common.nvidia import driver, gpu_obstacle, num_nvidia_devices
 from megatron.diagnostics.doctor.findings import Problem, Section, format_bytes
-from megatron.diagnostics.doctor.host import num_nvidia_devices
-from megatron.training.checkpoints.system_info import driver
 
 
 def devices_section() -> Section:
@@ -35,25 +34,11 @@ def device_problems(*, driver: str, build: str, nodes: int, visible: int) -> Ite
     """Yield a problem if PyTorch does not see the GPUs of this machine.
 
     Args:
-        driver: version of NVIDIA's; "" without one.
-        build: version of CUDA that PyTorch was built for; "" for CPUs.
-        nodes: GPUs with a device file.
         visible: GPUs that PyTorch sees.
+        driver, build, nodes: see `gpu_obstacle`.
     """
-    if not nodes or visible:
-        return
-    if not build:
-        yield Problem(
-            f"this machine has {nodes} NVIDIA GPUs (driver {driver or 'unknown'}), but this "
-            "PyTorch is a build for CPUs",
-            "install the build for CUDA",
-        )
-    else:
-        yield Problem(
-            f"this machine has {nodes} NVIDIA GPUs, but PyTorch sees none",
-            "look at nvidia-smi and CUDA_VISIBLE_DEVICES; the driver "
-            f"({driver or 'none is loaded'}) must be new enough for CUDA {build}",
-        )
+    if not visible and (obstacle := gpu_obstacle(driver=driver, build=build, nodes=nodes)):
+        yield Problem(*obstacle)
 
 
 def product_problems(device: torch.device) -> Iterator[Problem]:

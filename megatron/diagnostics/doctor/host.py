@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatron.common.host_memory import available_bytes
+from megatron.common.nvidia import num_nvidia_devices
 from megatron.diagnostics.doctor.findings import GIB, MIB, Problem, Section, format_bytes
 
 _LEAST_MEMORY = GIB
@@ -125,11 +126,6 @@ def lock_problems(extensions: Path, *, now: float) -> Iterator[Problem]:
                     f"{lock} is left from a compilation that began over an hour ago",
                     f"unless it still runs, `rm {lock}`: the next compilation waits until the file is removed",
                 )
-
-
-def num_nvidia_devices(folder: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA GPUs of the system, whether or not PyTorch can use them."""
-    return len([*folder.glob("nvidia[0-9]*")])
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> int | None:

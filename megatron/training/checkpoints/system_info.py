@@ -3,18 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from platform import python_version
 from socket import gethostname
 
 import torch
 
 from megatron.checkpointing.compare import Difference
+from megatron.common.nvidia import driver
 from megatron.common.version import VERSION, commit
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
 
 _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 SystemInfo = Mapping[str, str]
 """Versions, devices and hosts by name; "" for absent ones."""
@@ -49,15 +48,6 @@ def changed(then: SystemInfo, now: SystemInfo) -> list[Difference]:
         for name, value in now.items()
         if name in then and then[name] != value
     ]
-
-
-def driver(file: Path = _DRIVER) -> str:
-    """Return the version of NVIDIA's driver."""
-    try:
-        first = file.read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError):
-        return ""
-    return next((word for word in first.split() if word[0].isdigit() and "." in word), first)
 
 
 def _version(library: str) -> str:

@@ -5,8 +5,15 @@ import logging
 import torch
 
 from megatron.common.errors import ConfigError
+from megatron.common.nvidia import driver, gpu_obstacle, num_nvidia_devices
 from megatron.config.parallelism.layout import ParallelConfig
-from megatron.training.process.environment import Launch, export_launch, launch_notices, read_launch
+from megatron.training.process.environment import (
+    Launch,
+    export_launch,
+    hides_gpus,
+    launch_notices,
+    read_launch,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +37,16 @@ def choose_device(requested: str, launch: Launch) -> torch.device:
     """Return the device of this process's tensors.
 
     Raises:
-        ConfigError: a GPU is requested and there is none, or none is left for this process.
+        ConfigError: a GPU is requested and there is none, none is left for this process, or PyTorch
+            cannot use those of this node and the CPU is not requested.
     """
     available = torch.cuda.is_available()
+    if requested == "auto" and not available and not hides_gpus():
+        obstacle = gpu_obstacle(
+            driver=driver(), build=str(torch.version.cuda or ""), nodes=num_nvidia_devices()
+        )
+        if obstacle:
+            raise ConfigError(f"{'; '.join(obstacle)}; or write --device cpu to use the CPUs")
     if requested == "cpu" or (requested == "auto" and not available):
         return torch.device("cpu")
     if not available:

@@ -356,6 +356,11 @@ def places_here(processes: int) -> list[dict[str, str]]:
     ]
 
 
+def hides_gpus() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves no GPU to this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+
+
 def compiled_extensions() -> Path:
     """Return the folder in which PyTorch compiles extensions and keeps them."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):

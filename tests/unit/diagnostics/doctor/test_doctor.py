@@ -14,6 +14,7 @@ import torch
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError
+from megatron.common.nvidia import num_nvidia_devices
 from megatron.config.tools.diagnostics import DoctorConfig
 from megatron.diagnostics.doctor import devices, disk, host, network, run, versions
 from megatron.diagnostics.doctor.examine import examine
@@ -162,7 +163,7 @@ def test_ranks_without_a_rendezvous_examine_each_host_once(
 def test_gpus_are_counted_whether_or_not_they_can_be_used(tmp_path):
     for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert host.num_nvidia_devices(tmp_path) == 2
+    assert num_nvidia_devices(tmp_path) == 2
 
 
 def test_versions_are_those_installed_beside_those_tested(tmp_path):

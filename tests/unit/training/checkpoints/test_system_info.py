@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from megatron.checkpointing.compare import Difference
+from megatron.common.nvidia import driver
 from megatron.common.version import commit
-from megatron.training.checkpoints.system_info import changed, driver, system_info
+from megatron.training.checkpoints.system_info import changed, system_info
 
 
 def test_software_and_devices_are_told(group):

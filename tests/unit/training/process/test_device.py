@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny import tiny_config
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, ExitCode
+from megatron.training.process import device as module
 from megatron.training.process.device import choose_device, prepare_process
 from megatron.training.process.environment import Launch
 from megatron.training.setup import require_own_device, start_processes
@@ -18,6 +19,7 @@ def gpus(monkeypatch):
     def pretend(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(module, "num_nvidia_devices", lambda: count)
 
     return pretend
 
@@ -39,6 +41,31 @@ def place(local_rank):
 def test_the_device_follows_from_the_flag_and_the_machine(gpus, requested, count, chosen):
     gpus(count)
     assert choose_device(requested, place(3)) == torch.device(chosen)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        ("12.8", r"has 2 NVIDIA GPUs, but PyTorch sees none; .* the driver \(450\) must be new"),
+        (None, r"has 2 NVIDIA GPUs \(driver 450\), but this PyTorch is a build for CPUs; install"),
+    ],
+)
+def test_gpus_that_pytorch_cannot_use_are_no_reason_to_train_on_cpus(
+    gpus, monkeypatch, build, message
+):
+    gpus(0)
+    monkeypatch.setattr(module, "num_nvidia_devices", lambda: 2)
+    monkeypatch.setattr(module, "driver", lambda: "450")
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigError, match=message) as refused:
+        choose_device("auto", place(0))
+    assert "--device cpu" in str(refused.value)
+    assert refused.value.exit_code == ExitCode.MISUSED
+    assert choose_device("cpu", place(0)) == torch.device("cpu")
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert choose_device("auto", place(0)) == torch.device("cpu")
 
 
 def test_a_gpu_that_is_not_there_is_told(gpus):
