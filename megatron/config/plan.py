@@ -173,7 +173,13 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
-        watch=plan_watch(config.training, config.parallel),
+        watch=plan_watch(
+            config.training,
+            config.parallel,
+            config.checkpoint,
+            device=valid.device,
+            world_size=valid.world_size,
+        ),
         chaos=plan_chaos(config.training),
         guards=plan_guards(config.guards),
         recompute=plan_recompute(

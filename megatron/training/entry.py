@@ -21,7 +21,6 @@ from megatron.config.data.objective import (
 )
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
-from megatron.config.run.watchdog import plan_watch
 from megatron.config.validation import Validated, validate
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
@@ -86,7 +85,7 @@ def train(
     watchdog = Watchdog(
         FailureFile(save), rank=started.rank, launchers=Launchers(is_parent=bool(launcher.name))
     )
-    limit_s = plan_watch(config.training, config.parallel).hang_timeout_s
+    limit_s = config.training.hang_timeout or 0
     # Before the ranks can agree on a folder; both wrong values are refused later.
     if save and limit_s > 0:
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))

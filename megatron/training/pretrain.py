@@ -126,6 +126,7 @@ def _meet_others(
         look=watchdog.raise_if_over,
     )
     watchdog.peers = Peers([*all_gather_items([this_process(launch.rank)])])
+    watchdog.follows_peers = dist.get_backend() == "nccl"
     setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
     watchdog.saves_when_lost = plan.training.exits_on_signal
 

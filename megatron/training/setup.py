@@ -145,6 +145,9 @@ def watch(watchdog: Watchdog, plan: WatchPlan, directory: Path) -> None:
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = directory / from_rank_0(lambda: f"hang-{now}")
         watchdog.arm(Hangs(plan.hang_timeout_s, folder, dist.get_world_size()))
+        if dist.get_backend() == "nccl" and not plan.group_timeout_minutes:
+            # Else NCCL aborts the process, without a cause, before the watchdog ends it.
+            distributed.set_timeout(minutes=plan.hang_timeout_s / 40)
         log.info("a step that takes more than %g s ends the run as hung", plan.hang_timeout_s)
 
 

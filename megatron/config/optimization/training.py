@@ -56,7 +56,8 @@ class TrainingConfig:
     hang_timeout: float | None = None
     """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
     the stacks of all processes in --save; each part of the start, the first step and a save may
-    take 5 times as long (default: no limit)."""
+    take 5 times as long. 0: no limit (default: 1200 on several GPUs with --save, where NCCL waits
+    for lost ranks; otherwise 0)."""
 
     max_restarts: int = 0
     """Start this command under torch.distributed.run, which restarts it at most so many times when it

@@ -49,7 +49,8 @@ class ParallelConfig:
     10 on nccl in most groups)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPUs when there are any."""
+    """Where tensors live; auto takes the GPUs when there are any, and refuses those that PyTorch cannot
+    use."""
 
     local_rank: Annotated[int | None, Spelling("--local_rank", ("--local-rank",))] = None
     """Number of this process on its node; launchers set it."""

@@ -7,6 +7,10 @@ from megatron.config.optimization.training import TrainingConfig
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
+NCCL_HANG_S = 1200.0
+"""Default of --hang-timeout over NCCL: a rank waits for a lost one without an error, until PyTorch
+aborts it without a cause."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPlan:
@@ -17,10 +21,19 @@ class WatchPlan:
     max_restarts: int  # by torch's launcher
 
 
-def plan_watch(training: TrainingConfig, parallel: ParallelConfig) -> WatchPlan:
+def plan_watch(
+    training: TrainingConfig,
+    parallel: ParallelConfig,
+    checkpoint: CheckpointConfig,
+    *,
+    device: str,
+    world_size: int,
+) -> WatchPlan:
     """Return timeouts and restarts."""
+    over_nccl = world_size > 1 and device == "cuda" and parallel.distributed_backend != "gloo"
+    default = NCCL_HANG_S if over_nccl and checkpoint.save else 0.0
     return WatchPlan(
-        hang_timeout_s=training.hang_timeout or 0.0,
+        hang_timeout_s=default if training.hang_timeout is None else training.hang_timeout,
         group_timeout_minutes=parallel.distributed_timeout_minutes or 0,
         max_restarts=training.max_restarts,
     )
@@ -32,9 +45,9 @@ def watch_problems(
     """Yield every problem of timeouts and restarts."""
     hang, restarts = training.hang_timeout, training.max_restarts
     minutes, trains = parallel.distributed_timeout_minutes, checkpoint.save
-    if hang is not None and hang <= 0:
-        yield f"--hang-timeout {hang} must be more than 0 seconds"
-    if hang is not None and not trains:
+    if hang is not None and hang < 0:
+        yield f"--hang-timeout {hang} must be at least 0 seconds"
+    if hang and not trains:
         yield "--hang-timeout needs --save: the stacks of all processes are gathered there"
     if minutes is not None and minutes < 1:
         yield f"--distributed-timeout-minutes {minutes} must be at least 1"

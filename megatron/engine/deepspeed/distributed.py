@@ -56,6 +56,11 @@ def start(
         patches.set_collective_timeout(timeout)
 
 
+def set_timeout(*, minutes: float) -> None:
+    """Set the timeout of the collectives of all process groups; at least torch's 10 minutes."""
+    patches.set_collective_timeout(timedelta(minutes=max(10, minutes)))
+
+
 def is_first_to_claim(name: str) -> bool:
     """Whether no other rank has called this with the same name, in this start of the run."""
     return patches.default_store().add(f"claim/{name}", 1) == 1

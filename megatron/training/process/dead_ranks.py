@@ -42,16 +42,18 @@ class Peers:
 
     def gone(self) -> list[Peer]:
         """Return those of this host that have ended; waits a moment for the first."""
-        numbers = pid_namespace()
-        here = [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
         give_up_at = time.monotonic() + _LOOK_S
-        while here:
-            if found := [peer for peer in here if not is_running(peer.pid, peer.started)]:
-                return found
-            if time.monotonic() > give_up_at:
-                break
+        while not (found := self.ended()) and self._here() and time.monotonic() < give_up_at:
             time.sleep(_LOOK_S / 40)
-        return []
+        return found
+
+    def ended(self) -> list[Peer]:
+        """Return those of this host that have ended by now."""
+        return [peer for peer in self._here() if not is_running(peer.pid, peer.started)]
+
+    def _here(self) -> list[Peer]:
+        numbers = pid_namespace()
+        return [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
 
     def elsewhere(self) -> str:
         """Return the other hosts and their ranks; "" if there are none."""

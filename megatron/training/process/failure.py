@@ -95,10 +95,10 @@ def failure_of(
         message=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
     )
-    return _located(failure, peers) if failure.kind == "lost peer" and peers else failure
+    return located(failure, peers) if failure.kind == "lost peer" and peers else failure
 
 
-def _located(failure: Failure, peers: Peers) -> Failure:
+def located(failure: Failure, peers: Peers) -> Failure:
     """Return the record of a lost connection with whom it was lost, as far as can be known."""
     met = f"rank {failure.rank} then met: {failure.message}"
     if gone := peers.gone():

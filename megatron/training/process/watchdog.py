@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megatron.common.errors import ExitCode, MegatronError, PeerLeftError
 from megatron.training.process.dead_ranks import Peers
-from megatron.training.process.failure import Failure, FailureFile, failure_of
+from megatron.training.process.failure import Failure, FailureFile, failure_of, located
 from megatron.training.process.launchers import Launchers, write_root_cause
 from megatron.training.process.stack_dump import grouped, read_places, take_stacks, write_stacks
 
@@ -31,6 +31,9 @@ other hosts start later, and the lock of a dead run on another host is waited fo
 
 SAVING_GRACE_S = 120.0
 """Time that a run has to save and exit after its launcher has died."""
+
+PEER_GRACE_S = 30.0
+"""Time after the end of another rank in which NCCL's own error may end this one."""
 
 _LOOK_S = 1.0
 _STEP = "step"
@@ -59,7 +62,14 @@ class Watchdog:
         launchers: whose end this run follows.
     """
 
-    def __init__(self, failures: FailureFile, *, rank: int, launchers: Launchers | None = None):
+    def __init__(
+        self,
+        failures: FailureFile,
+        *,
+        rank: int,
+        launchers: Launchers | None = None,
+        peer_grace_s: float = PEER_GRACE_S,
+    ):
         self.failures = failures
         self.stage = "starting"
         self.iteration = 0
@@ -67,6 +77,8 @@ class Watchdog:
         self.saves_when_lost = False
         # Who else there is, as soon as that is known.
         self.peers = Peers(())
+        # Whether to leave when another rank has ended: NCCL would wait for it without an error.
+        self.follows_peers = False
         # What a hung run still does, beside the main thread.
         self.before_leaving: Callable[[], None] = lambda: None
         self._rank = rank
@@ -74,10 +86,13 @@ class Watchdog:
         self._is_reported_elsewhere = False
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
+        self._peer_grace_s = peer_grace_s
+        self._peer_lost_at: float | None = None
         self._hangs: Hangs | None = None
         self._factor, self._least_s = LONGER, START_S
         self._moved_at = time.monotonic()
         self._others_hang, self._is_reported = threading.Event(), threading.Event()
+        self._others_failed = threading.Event()
         self._ended = threading.Event()
         self._leaving = threading.Event()
 
@@ -170,6 +185,8 @@ class Watchdog:
         while not self._ended.wait(self._pause_s()):
             if self._launchers.are_gone():
                 self._follow_launcher()
+            if self.follows_peers and self._written_down is None:
+                self._follow_peers()
             if self._hangs and self._is_stuck(self._hangs):
                 self._end_hung(self._hangs)
 
@@ -178,6 +195,8 @@ class Watchdog:
         while not self._ended.wait(self._pause_s()):
             if self._hangs and os.path.exists(self._hangs.folder):
                 self._others_hang.set()
+            if self.follows_peers and self.failures.is_written():
+                self._others_failed.set()
 
     def _pause_s(self) -> float:
         return min(_LOOK_S, self._hangs.timeout_s / 4) if self._hangs else _LOOK_S
@@ -197,6 +216,35 @@ class Watchdog:
         self.failures.record(failure)
         self._write_message(message)
         self._leave(message)
+
+    def _follow_peers(self) -> None:
+        if not (self._others_failed.is_set() or self.peers.ended()):
+            return
+        self._peer_lost_at = self._peer_lost_at or time.monotonic()
+        if time.monotonic() < self._peer_lost_at + self._peer_grace_s:
+            return
+        self._leaving.set()
+        # A thread, as it may wait for a dead disk.
+        last = threading.Thread(target=self._report_lost_rank, name="report", daemon=True)
+        last.start()
+        last.join(LONGER * self._hangs.timeout_s if self._hangs else SAVING_GRACE_S)
+        self._leave("another rank has ended, for which NCCL would wait")
+
+    def _report_lost_rank(self) -> None:
+        """Write the cause to disk and stderr, and finish a save in progress."""
+        failure = Failure(
+            kind="lost peer",
+            rank=self._rank,
+            iteration=self.iteration,
+            stage=self.stage,
+            message=f"no progress in {self.stage} for {self._peer_grace_s:g} s",
+        )
+        failure = located(failure, self.peers)
+        if self.failures.record(failure) or not self.failures.is_written():
+            self._write_message(failure.message)
+        else:
+            self._write_message(f"another rank has ended the run: {self.failures.file} says why")
+        self.before_leaving()
 
     def _is_stuck(self, hangs: Hangs) -> bool:
         """Whether this rank has not moved for too long, or another one says so of itself."""

@@ -21,11 +21,12 @@ from megatron.common.errors import (
     WrongCheckpointError,
     WrongDataError,
 )
+from megatron.common.process_identity import start_of
 from megatron.training.loop.loop import Hook
 from megatron.training.loop.state import TrainState
 from megatron.training.process import watchdog as module
 from megatron.training.process.dead_ranks import Peers, this_process
-from megatron.training.process.failure import FAILURE, FailureFile
+from megatron.training.process.failure import FAILURE, Failure, FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
 from megatron.training.run import StepProgress, WatchedHook
@@ -78,6 +79,39 @@ def test_a_hang_ends_all_ranks_and_says_who_was_where(tmp_path):
     )
     stacks = json.loads((tmp_path / "hang/rank-1.json").read_text())
     assert "stuck_in_data" in str(stacks["threads"])
+
+
+def waits_for_a_lost_rank(rank, directory, peers, has_cause):
+    """As nccl does: without an error."""
+    failures = FailureFile(str(directory))
+    watchdog = Watchdog(failures, rank=rank, peer_grace_s=0.5)
+    watchdog.peers = Peers([this_process(rank), *peers])
+    watchdog.follows_peers = True
+    watchdog.before_leaving = (directory / "published").touch
+    with watchdog.watching():
+        watchdog.begins_step(7)
+        if has_cause:
+            FailureFile(str(directory)).record(
+                Failure(kind="error", rank=5, iteration=7, stage="step", message="no such sample")
+            )
+        threading.Event().wait(WAIT_S)
+
+
+@pytest.mark.parametrize("has_cause", [False, True])
+def test_a_rank_leaves_those_that_nccl_would_wait_for(tmp_path, has_cause):
+    lost = FORK.Process(target=time.sleep, args=(WAIT_S,))
+    lost.start()
+    peer = replace(this_process(3), pid=lost.pid, started=start_of(lost.pid))
+    lost.kill()
+    lost.join()
+    others = [] if has_cause else [peer]
+    codes = in_processes(1, waits_for_a_lost_rank, tmp_path, others, has_cause)
+    assert codes == [ExitCode.FAILED]
+    record = read(tmp_path)
+    assert (record["kind"], record["rank"]) == (("error", 5) if has_cause else ("lost rank", 3))
+    assert record["iteration"] == 7
+    assert has_cause or "rank 3 (process" in record["message"]
+    assert (tmp_path / "published").exists()
 
 
 def hangs_while_it_saves(rank, directory, seconds):
