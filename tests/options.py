@@ -566,6 +566,10 @@ KERNELS = {
     "rope_fusion": Turned("--no-rope-fusion", "log", on=_ROTARY),
     "cross_entropy_fusion": Turned("--no-cross-entropy-fusion", "log"),
     "loss_chunk_tokens": Turned("--loss-chunk-tokens 5", "kept"),
+    "compile": Turned(
+        "--compile", "error", on="--zero-stage 3", says="--compile needs full weights"
+    ),
+    "compile_mode": Turned("--compile-mode default", "error", says="is of --compile"),
     "abort_on_unmet_fused_kernel_constraints": Turned(
         "--abort-on-unmet-fused-kernel-constraints", "error", says="Triton needs a GPU"
     ),

@@ -37,7 +37,7 @@ from megatron.config.parallelism.deepspeed_json import (
     read_ds_config,
     step_twins,
 )
-from megatron.config.parallelism.kernels import kernels_problems
+from megatron.config.parallelism.kernels import compile_problems, kernels_problems
 from megatron.config.parallelism.layout import (
     parallel_problems,
     plan_parallel,
@@ -171,6 +171,17 @@ def _problems(
         num_groups=num_query_groups_of(config.model),
     )
     yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
+    yield from compile_problems(
+        config.kernels,
+        model=config.model,
+        recompute=config.recompute,
+        parallel=parallel,
+        lora_dropout=config.lora.lora_dropout,
+        zero_stage=zero_stage,
+        has_experts=max(config.experts.num_experts or [1]) > 1,
+        has_curriculum=has_curriculum(user),
+        device=device,
+    )
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)

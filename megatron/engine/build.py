@@ -28,6 +28,7 @@ from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.layers.attention_kernels import CoreAttention, attention_of
+from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.layer_input import INTEGERS, LayerInput
 from megatron.model.layers.layer_list import Layer, SequentialModel, Step
 from megatron.model.layers.ulysses import UlyssesAttention
@@ -70,6 +71,7 @@ def build_engine(
     num_padding: int = 0,
     auxiliary: AuxiliaryLoss | None = None,
     loss_terms: Sequence[str] = (),
+    compiler: Compiler | None = None,
 ) -> Engine:
     """Build this rank's part of the model, its optimizer, and the engine around them.
 
@@ -83,10 +85,11 @@ def build_engine(
         num_padding: trained weights whose gradient is always zero, which it leaves out.
         auxiliary: what the layers of `steps` add to the loss, if they have experts.
         loss_terms: names of the terms that `loss` returns beside its total.
+        compiler: compiles transformer layers and the loss; None for none.
 
     Communication: every rank must call this, in step.
     """
-    terms = LossTerms(loss, loss_terms)
+    terms = LossTerms(compiler.compile_loss(loss) if compiler else loss, loss_terms)
     watching: dict[str, Any] = {
         "timers": timers or Timers(),
         "counts_zeros": counts_zeros,
@@ -107,6 +110,8 @@ def build_engine(
     else:
         with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
             model = SequentialModel(steps, recomputation=recomputation(recompute))
+    if compiler:
+        compiler.compile_blocks(model)
     if parallel.sequence_parallel:
         all_reduce_replicated_gradients(model, groups.tensor)
     mpu = None if parallel.pipeline > 1 else Mpu(groups)

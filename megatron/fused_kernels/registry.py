@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from shutil import which
 
 import torch
+from torch.utils.cpp_extension import get_cxx_compiler
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import ACTIVATIONS
@@ -119,8 +121,8 @@ def choose_kernels(
         launch: launches a Triton kernel, to find out whether that works.
 
     Raises:
-        ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet; or
-            --kernels triton, and no Triton kernel runs.
+        ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet; --kernels
+            triton, and no Triton kernel runs; or --compile, without what compiles.
     """
     kernels = replace(
         REFERENCE,
@@ -134,8 +136,12 @@ def choose_kernels(
         obstacle = _obstacle(work.device, launch)
     if obstacle and plan.source == "triton":
         raise ConfigError(f"--kernels triton: {obstacle}")
+    if plan.compile != "none":
+        _require_compiler(work.device, launch)
     for operation in _operations(plan, work.spec):
-        if plan.source == "reference" or operation in plan.unfused:
+        if _is_compiled(operation, plan, work.device):
+            choices.append(Choice(operation, "compiled", "--compile"))
+        elif plan.source == "reference" or operation in plan.unfused:
             flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
             choices.append(Choice(operation, "PyTorch", flag))
         elif plan.source == "apex" and operation == "norm":
@@ -161,6 +167,35 @@ def choose_kernels(
             )
         )
     return kernels, tuple(choices)
+
+
+def _is_compiled(operation: str, plan: KernelsPlan, device: torch.device) -> bool:
+    """Whether torch.compile generates the code of `operation`.
+
+    On a GPU the loss keeps its Triton kernels: their gradient overwrites the logits. A loss in
+    chunks calls autograd itself.
+    """
+    if plan.compile == "none":
+        return False
+    if operation != "cross-entropy":
+        return True
+    on_reference = device.type == "cpu" or plan.source == "reference" or operation in plan.unfused
+    return on_reference and not plan.loss_chunk_tokens
+
+
+def _require_compiler(device: torch.device, launch: Callable[[torch.device], None]) -> None:
+    """Refuse --compile where what it generates cannot be compiled."""
+    if device.type == "cpu":
+        if not any(map(which, ("g++", get_cxx_compiler()))):
+            raise ConfigError(
+                "--compile: torch.compile generates C++ on CPUs and there is no C++ compiler on "
+                "PATH; install g++, or leave the flag out"
+            )
+    elif why := _obstacle(device, launch):
+        raise ConfigError(
+            f"--compile: torch.compile generates Triton kernels on GPUs: {why}; mend that, or "
+            "leave the flag out"
+        )
 
 
 def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:

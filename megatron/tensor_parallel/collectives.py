@@ -56,8 +56,15 @@ def copy_to_tensor_parallel(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def reduce_from_tensor_parallel(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Leave a tensor-parallel region; nothing to do when the group is one rank."""
-    return ReduceFromTensorParallel.apply(x, group) if group.size() > 1 else x
+    """Leave a tensor-parallel region; nothing to do when the group is one rank. May overwrite `x`."""
+    if group.size() == 1:
+        return x
+    if torch.is_grad_enabled():
+        return ReduceFromTensorParallel.apply(x, group)
+    # Not the function's own forward: where no gradient is kept, torch.compile refuses `mark_dirty`.
+    x = x.contiguous()
+    dist.all_reduce(x, group=group)
+    return x
 
 
 class ScatterSequence(torch.autograd.Function):

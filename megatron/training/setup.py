@@ -26,15 +26,17 @@ from megatron.engine.deepspeed.timers import HostEvent, Pace, Timers
 from megatron.engine.engine import Engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
-from megatron.fused_kernels.reference.dispatch import Kernels
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.initialization import initialise
+from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.layer_list import Step
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.process_groups import Groups, build_groups
+from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
 from megatron.training.loop.batch import read_batches
 from megatron.training.loop.collectives import from_rank_0, rank_0_first
@@ -183,11 +185,19 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
     return choose_kernels(plan.kernels, work)
 
 
-def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kernels) -> Engine:
+def build_engine(
+    plan: Plan,
+    groups: Groups,
+    objective: Objective,
+    kernels: Kernels,
+    *,
+    compile_backend: str = "inductor",
+) -> Engine:
     """Build this rank's part of the network of `objective`, with its optimizer and its loss.
 
     Args:
         kernels: what computes the operations.
+        compile_backend: of torch.compile, if the plan compiles.
 
     Communication: every rank must call this, in step.
     """
@@ -229,6 +239,14 @@ def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kern
             num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
             auxiliary=auxiliary,
             loss_terms=objective.loss_terms(model),
+            compiler=Compiler(
+                mode=plan.kernels.compile,
+                compiles_loss=kernels.cross_entropy is REFERENCE.cross_entropy
+                and not plan.kernels.loss_chunk_tokens,
+                backend=compile_backend,
+            )
+            if plan.kernels.compile != "none"
+            else None,
         )
 
 
@@ -255,7 +273,8 @@ def _layers(
     return objective.layers(
         plan.model,
         group=groups.tensor,
-        rng=rng,
+        # Compiled code cannot switch RNG states; the checks of flags saw to it that one is enough.
+        rng=rng if plan.kernels.compile == "none" else OrdinaryStream(),
         batch_fields=batch_fields,
         mixed=plan.precision.is_mixed,
         kernels=kernels,

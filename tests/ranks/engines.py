@@ -23,14 +23,18 @@ DOCUMENTS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"
 EOD = 3
 
 
-def engine_of(*flags: str) -> tuple[Engine, Plan, Groups]:
-    """Return the engine that `flags` ask for, over all ranks."""
+def engine_of(*flags: str, compile_backend: str = "inductor") -> tuple[Engine, Plan, Groups]:
+    """Return the engine that `flags` ask for, over all ranks.
+
+    Args:
+        compile_backend: of torch.compile, if `flags` have it.
+    """
     distributed.start("gloo")
     flags = ("--init-method-std", "0.3", "--lr", "0.05", *flags)
     plan = tiny_plan(*flags, world_size=dist.get_world_size())
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
-    engine = build_engine(plan, groups, GPT(), kernels)
+    engine = build_engine(plan, groups, GPT(), kernels, compile_backend=compile_backend)
     return engine, plan, groups
 
 
@@ -48,9 +52,11 @@ def batches_of(plan: Plan, groups: Groups) -> Iterator[Batch]:
                 )
 
 
-def trained(*flags: str, steps: int = 3) -> dict[str, torch.Tensor]:
+def trained(
+    *flags: str, steps: int = 3, compile_backend: str = "inductor"
+) -> dict[str, torch.Tensor]:
     """Return losses, gradient norms and this rank's weights after `steps` steps."""
-    engine, plan, groups = engine_of(*flags)
+    engine, plan, groups = engine_of(*flags, compile_backend=compile_backend)
     batches = batches_of(plan, groups)
     losses, norms = [], []
     for _ in range(steps):

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model import ModelConfig
-from megatron.config.parallelism.kernels_plan import KernelsPlan
+from megatron.config.parallelism.kernels_plan import CompileMode, KernelsPlan
+from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
+from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parsing.flags import Names, Spelling
 
 
@@ -59,6 +61,14 @@ class KernelsConfig:
     """Compute the head's logits and the loss of so many tokens at a time, with their gradients, so
     that the logits of a micro-batch never exist together (0: all at once)."""
 
+    compile: bool = False
+    """Compile transformer layers, and the loss on CPUs, by torch.compile (inductor). Refused with the
+    flags whose operations it cannot compile."""
+
+    compile_mode: CompileMode | None = None
+    """How --compile compiles (default: default). reduce-overhead adds CUDA graphs, for small layers on
+    GPUs; max-autotune-no-cudagraphs times several implementations of each product first."""
+
     abort_on_unmet_fused_kernel_constraints: bool = False
     """Refuse to run, with the reasons, where plain PyTorch would stand in for a fused kernel."""
 
@@ -81,6 +91,7 @@ def plan_kernels(kernels: KernelsConfig, model: ModelConfig) -> KernelsPlan:
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
         attention=_attention(kernels, model),
         softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
+        compile=(kernels.compile_mode or "default") if kernels.compile else "none",
         must_fuse=kernels.abort_on_unmet_fused_kernel_constraints,
         loss_chunk_tokens=kernels.loss_chunk_tokens,
     )
@@ -110,6 +121,71 @@ def kernels_problems(
         width = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
         if width > _WIDEST_FLASH_HEAD:
             yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
+
+
+def compile_problems(
+    kernels: KernelsConfig,
+    *,
+    model: ModelConfig,
+    recompute: RecomputeConfig,
+    parallel: ParallelConfig,
+    lora_dropout: float,
+    zero_stage: int,
+    has_experts: bool,
+    has_curriculum: bool,
+    device: str,
+) -> Iterator[str]:
+    """Yield every reason why torch.compile cannot compile the transformer layers of this run.
+
+    Args:
+        has_curriculum: whether the length of samples changes during the run.
+    """
+    mode = kernels.compile_mode
+    if not kernels.compile:
+        if mode:
+            yield f"--compile-mode {mode} is of --compile: add that flag, or leave this one out"
+        return
+    if kernels.kernels in ("triton", "apex"):
+        yield (
+            f"--compile compiles PyTorch's operations, not those of --kernels {kernels.kernels}: "
+            "leave one of the two out"
+        )
+    if _attention(kernels, model) == "flash":
+        yield "--compile has no FlashAttention package: leave it out, or take --attention-impl sdpa"
+    if recompute.recompute_activations or recompute.recompute_granularity == "selective":
+        yield (
+            "--compile decides itself what of attention is kept: leave it or selective "
+            "recomputation out, or take --recompute-granularity full"
+        )
+    if zero_stage == 3:
+        yield "--compile needs full weights in each layer: leave it out, or take --zero-stage 2"
+    if has_experts:
+        yield "--compile does not compile experts: leave it or --num-experts out"
+    if has_curriculum:
+        yield "--compile compiles one length of samples: leave it or curriculum_learning out"
+    dropout = {"--attention-dropout": model.attention_dropout, "--lora-dropout": lora_dropout}
+    if parallel.tensor_model_parallel_size > 1:
+        for flag, share in dropout.items():
+            if share:
+                yield (
+                    f"--compile has one RNG state, and {flag} {share} needs one for each tensor-"
+                    f"parallel rank: write {flag} 0, or leave --compile out"
+                )
+    if mode == "reduce-overhead":
+        yield from _cuda_graph_problems(recompute, parallel, device)
+
+
+def _cuda_graph_problems(
+    recompute: RecomputeConfig, parallel: ParallelConfig, device: str
+) -> Iterator[str]:
+    """Yield why CUDA graphs cannot be used: they reuse the memory of a finished micro-batch."""
+    flag, others = "--compile-mode reduce-overhead", "take another mode"
+    if device == "cpu":
+        yield f"{flag} needs a GPU and this run is on CPUs: {others}"
+    if parallel.pipeline_model_parallel_size > 1:
+        yield f"{flag} has one micro-batch at a time, pipeline stages have several: {others}"
+    if recompute.checkpoint_activations or recompute.recompute_granularity == "full":
+        yield f"{flag} and full recomputation exclude each other: {others}"
 
 
 def _attention(kernels: KernelsConfig, model: ModelConfig) -> str:

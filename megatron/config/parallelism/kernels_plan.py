@@ -14,6 +14,9 @@ FLAGS: Mapping[str, str] = {
 }
 """The operations that have fused kernels, and the flag that turns each one's off."""
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+"""Modes of torch.compile."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsPlan:
@@ -23,5 +26,6 @@ class KernelsPlan:
     unfused: tuple[str, ...]  # operations that are left to the reference
     attention: str  # a name in ATTENTIONS, but auto
     softmax_in_fp32: bool
+    compile: Literal["none"] | CompileMode  # how transformer layers are compiled
     must_fuse: bool  # refuse to run where a wanted kernel cannot be used
     loss_chunk_tokens: int = 0  # tokens whose logits exist at once; 0: all of a micro-batch

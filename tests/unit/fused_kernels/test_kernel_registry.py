@@ -1,5 +1,6 @@
 """The table of implementations: what it says, and what turns its lines."""
 
+import json
 import os
 import subprocess
 import sys
@@ -168,6 +169,31 @@ def test_apex_has_the_norms_and_triton_the_rest(packages):
     }
 
 
+def test_compiled_layers_take_the_reference_and_the_loss_stays_triton_s(packages, monkeypatch):
+    flags = (*ALL_OPERATIONS, "--compile")
+    kernels, choices = chosen(*flags)
+    found = {c.operation: c.implementation for c in choices}
+    assert {found.pop("attention"), found.pop("cross-entropy")} == {"fused-softmax", "Triton"}
+    assert {*found.values()} == {"compiled"}
+    assert " > norm: compiled (--compile)" in map(str, choices)
+    assert kernels.layer_norm is REFERENCE.layer_norm
+    assert table("--compile", "--no-cross-entropy-fusion")["cross-entropy"] == "compiled"
+
+    monkeypatch.setattr(choose, "which", lambda name: f"/usr/bin/{name}")
+    assert table("--compile", device=CPU)["cross-entropy"] == "compiled"
+    chunks = ("--loss-chunk-tokens", "4")
+    assert table("--compile", *chunks, device=CPU)["cross-entropy"] == "PyTorch"
+
+
+def test_compilation_without_a_compiler_is_refused(packages, monkeypatch):
+    monkeypatch.setattr(choose, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
+        chosen("--compile", device=CPU)
+    packages.clear()
+    with pytest.raises(ConfigError, match="triton is not installed"):
+        chosen("--compile")
+
+
 def test_scores_are_raised_to_32_bits_when_asked_or_scaled_by_layer():
     scores = torch.randn(1, 1, 300, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
     exact = scores.double().mul(0.3).masked_fill(torch.ones(300, 300).triu(1) > 0, -torch.inf)
@@ -235,11 +261,50 @@ def test_soft_capped_scores_are_written_out_and_their_softmax_fused(packages):
             "cpu",
             "--attention-impl sdpa has no --attn-logit-softcapping",
         ),
+        (["--compile-mode", "default"], "cpu", "--compile-mode default is of --compile"),
+        (["--compile", "--kernels", "triton"], "cuda", "--compile compiles PyTorch's operations"),
+        (["--compile", "--use-flash-attn", "--bf16"], "cuda", "--compile has no FlashAttention"),
+        (["--compile", "--recompute-activations"], "cuda", "take --recompute-granularity full"),
+        (["--compile", "--zero-stage", "3"], "cpu", "--compile needs full weights"),
+        (
+            ["--compile", "--num-experts", "2", "--expert-interval", "1"],
+            "cpu",
+            "--compile does not compile experts",
+        ),
+        (
+            ["--compile", "--compile-mode", "reduce-overhead"],
+            "cpu",
+            "--compile-mode reduce-overhead needs a GPU",
+        ),
+        (
+            ["--compile", "--compile-mode", "reduce-overhead", "--checkpoint-activations"],
+            "cuda",
+            "reduce-overhead and full recomputation exclude each other",
+        ),
     ],
 )
 def test_kernels_that_cannot_run_are_refused(flags, device, problem):
     with pytest.raises(ConfigError, match=problem):
         tiny_plan(*flags, device=device)
+
+
+def test_compiled_layers_have_one_rng_state_and_one_length(tmp_path):
+    ranks = ["--compile", "--tensor-model-parallel-size", "2"]
+    with pytest.raises(ConfigError, match="write --attention-dropout 0, or leave --compile out"):
+        tiny_plan(*ranks, world_size=2)
+    with pytest.raises(ConfigError, match="write --lora-dropout 0, or leave --compile out"):
+        lora = ("--attention-dropout", "0", "--lora-rank", "2", "--lora-dropout", "0.1")
+        tiny_plan(*ranks, *lora, world_size=2)
+    assert tiny_plan(*ranks, "--attention-dropout", "0", world_size=2).kernels.compile == "default"
+
+    stages = ("--pipeline-model-parallel-size", "2", "--compile-mode", "reduce-overhead")
+    with pytest.raises(ConfigError, match="pipeline stages have several"):
+        tiny_plan("--compile", *stages, world_size=2, device="cuda")
+
+    growing = tmp_path / "ds.json"
+    growing.write_text(json.dumps({"curriculum_learning": {"enabled": True}}))
+    with pytest.raises(ConfigError, match="--compile compiles one length of samples"):
+        tiny_plan("--compile", "--deepspeed", "--deepspeed_config", str(growing))
 
 
 def test_flash_attention_is_planned_where_it_can_run():
