@@ -567,7 +567,7 @@ KERNELS = {
     "cross_entropy_fusion": Turned("--no-cross-entropy-fusion", "log"),
     "loss_chunk_tokens": Turned("--loss-chunk-tokens 5", "kept"),
     "compile": Turned(
-        "--compile", "error", on="--zero-stage 3", says="--compile needs full weights"
+        "--compile --recompute-activations", "error", says="--compile decides itself what"
     ),
     "compile_mode": Turned("--compile-mode default", "error", says="is of --compile"),
     "abort_on_unmet_fused_kernel_constraints": Turned(
