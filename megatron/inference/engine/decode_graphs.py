@@ -108,7 +108,17 @@ class DecodeGraphs:
         return step
 
 
-def cuda_graphs(device: torch.device) -> Capture:
+def decode_capture(spec: ModelSpec, groups: Groups, device: torch.device) -> Capture | None:
+    """Return what captures the decode steps of a network as CUDA graphs; None where it cannot be."""
+    if device.type != "cuda":
+        return None
+    if obstacle := _obstacle(spec, groups):
+        log.warning("decode steps run without CUDA graphs: %s", obstacle)
+        return None
+    return _cuda_graphs(device)
+
+
+def _cuda_graphs(device: torch.device) -> Capture:
     """Return what captures functions as CUDA graphs, which share a memory pool."""
     stream = torch.cuda.Stream(device)
     pool = torch.cuda.graph_pool_handle()
@@ -122,8 +132,15 @@ def cuda_graphs(device: torch.device) -> Capture:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: nccl's watchdog and other threads may call CUDA meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            output = function()
+        recording = torch.cuda.graph(
+            graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+        )
+        try:
+            with recording:
+                output = function()
+        except RuntimeError:
+            torch.cuda.set_stream(current)  # which torch leaves to the capture's if that is invalid
+            raise
 
         def replay() -> Tensor:
             graph.replay()
@@ -134,8 +151,8 @@ def cuda_graphs(device: torch.device) -> Capture:
     return capture
 
 
-def graph_obstacle(spec: ModelSpec, groups: Groups) -> str | None:
-    """Return why decode steps on GPUs cannot be captured as CUDA graphs; None if they can."""
+def _obstacle(spec: ModelSpec, groups: Groups) -> str | None:
+    """Return why decode steps on a GPU cannot be captured; None if they can."""
     if groups.topology.pipeline > 1:
         return "pipeline stages exchange activations"
     if groups.topology.tensor > 1 and "nccl" not in dist.get_backend(groups.tensor):

@@ -1,6 +1,5 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
-import logging
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -31,7 +30,7 @@ from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.decode_graphs import Capture, cuda_graphs, graph_obstacle
+from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
@@ -45,8 +44,6 @@ from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, master_address
-
-log = logging.getLogger(__name__)
 
 _COLLECTIVE_TIMEOUT = timedelta(days=365)  # other ranks wait until the next request
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
@@ -115,7 +112,7 @@ def load_model(
             max_length=options.inference_max_seq_length,
             sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
-            capture=_capture(options, spec, groups, device),
+            capture=decode_capture(spec, groups, device) if options.decode_graphs else None,
         )
     return LoadedModel(
         engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=options.recompute),
@@ -261,18 +258,6 @@ def _inference_groups(
         timeout=_COLLECTIVE_TIMEOUT,
     )
     return build_groups(Topology(pipeline=pipeline, data=replicas, tensor=tensor))
-
-
-def _capture(
-    options: GenerationConfig, spec: ModelSpec, groups: Groups, device: torch.device
-) -> Capture | None:
-    """Return what captures decode steps as CUDA graphs; None if they run uncaptured."""
-    if device.type != "cuda" or not options.decode_graphs or options.recompute:
-        return None
-    if obstacle := graph_obstacle(spec, groups):
-        log.info("decode steps run without CUDA graphs: %s", obstacle)
-        return None
-    return cuda_graphs(device)
 
 
 def chat_prompts_of(

@@ -11,7 +11,7 @@ from stages import completed, engine_of, random_model
 from test_continuous_batching import NETWORKS, SIZES, prompts, request_of
 from tiny import LLAMA, tiny_spec
 
-from megatron.inference.engine.decode_graphs import StepShape, graph_obstacle, step_shape
+from megatron.inference.engine.decode_graphs import StepShape, decode_capture, step_shape
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.evaluation.scoring import Window, score_windows
 from megatron.inference.loading.loaded_model import lone_groups
@@ -147,14 +147,21 @@ def test_a_step_has_one_host_sync(group, capture):
         assert +syncs.found == {"tolist": 1}
 
 
-def test_graphs_are_for_one_stage_without_plugins():
-    alone, spec = lone_groups(), tiny_spec(**SIZES)
-    assert graph_obstacle(spec, alone) is None
+def test_graphs_are_for_one_stage_without_plugins(group, caplog):
+    alone, spec, gpu = lone_groups(), tiny_spec(**SIZES), torch.device("cuda")
     staged = replace(alone, topology=Topology(pipeline=2, data=1, tensor=1))
     divided = replace(alone, topology=Topology(pipeline=1, data=1, tensor=2))
-    assert "pipeline" in str(graph_obstacle(spec, staged))
-    assert "gloo" in str(graph_obstacle(spec, divided))
-    assert "mine" in str(graph_obstacle(replace(spec, attention="mine"), alone))
+    plugins = replace(spec, attention="mine")
+    for network, groups, reason in (
+        (spec, staged, "pipeline stages"),
+        (spec, divided, "gloo"),
+        (plugins, alone, "mine is a plugin's"),
+    ):
+        caplog.clear()
+        assert decode_capture(network, groups, gpu) is None
+        assert "without CUDA graphs" in caplog.text and reason in caplog.text
+    caplog.clear()
+    assert decode_capture(spec, alone, torch.device("cpu")) is None and not caplog.text
 
 
 def test_attention_of_inference_never_uses_cudnn(group):
