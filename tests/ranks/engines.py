@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.utils import groups as deepspeed_groups
 from tiny import tiny_plan
 
 from megatron.config.plan import Plan
@@ -68,3 +69,12 @@ def trained(
     with deepspeed.zero.GatheredParameters(divided):
         weights = {name: p.detach().clone() for name, p in named.items()}
     return {"losses": torch.stack(losses), "norms": torch.stack(norms)} | weights
+
+
+def forget_groups():
+    """A process of a real run has one layout; DeepSpeed keeps that of the first engine."""
+    for name in ("EXPERT_PARALLEL", "EXPERT_DATA_PARALLEL"):
+        getattr(deepspeed_groups, f"_{name}_GROUP").clear()
+        getattr(deepspeed_groups, f"_{name}_GROUP_RANKS").clear()
+    deepspeed_groups.expert_tensor_parallel_world_size = 1
+    deepspeed_groups.mpu = None

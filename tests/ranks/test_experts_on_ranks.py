@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import groups as deepspeed_groups
+from engines import forget_groups
 from networks import gpt_steps
 from plain_mixture import PlainMixture
 from ranks import outcomes_on_ranks, require_passed
@@ -48,15 +48,6 @@ fill = partial(initialise, seed=1, std=0.3, num_layers=2)
 def micro_batch(number):
     generator = torch.Generator().manual_seed(number)
     return gpt_batch(torch.randint(11, (2, 7), generator=generator))
-
-
-def forget_groups():
-    """A process of a real run has one layout; DeepSpeed keeps that of the first engine."""
-    for name in ("EXPERT_PARALLEL", "EXPERT_DATA_PARALLEL"):
-        getattr(deepspeed_groups, f"_{name}_GROUP").clear()
-        getattr(deepspeed_groups, f"_{name}_GROUP_RANKS").clear()
-    deepspeed_groups.expert_tensor_parallel_world_size = 1
-    deepspeed_groups.mpu = None
 
 
 def engine_of(*flags, device="cpu"):

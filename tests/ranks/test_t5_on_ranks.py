@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 from torch.testing import assert_close
@@ -40,7 +41,9 @@ SPLIT = "--pipeline-model-parallel-split-rank"
 
 
 def plan_of(*flags):
-    return tiny_plan(*FLAGS, *flags, world_size=dist.get_world_size(), objective="t5")
+    device = "cuda" if "--fp16" in flags else "cpu"
+    ranks = dist.get_world_size()
+    return tiny_plan(*FLAGS, *flags, world_size=ranks, objective="t5", device=device)
 
 
 def micro_batches():
@@ -113,15 +116,17 @@ class Layout:
 
     def __call__(self, rank):
         distributed.start("gloo")
+        get_accelerator().is_fp16_supported = lambda: True
         network = RELATIVE if set(RELATIVE) <= set(self.flags) else ()
+        rel = 3e-2 if "--fp16" in self.flags else 1e-3
         (want, weights), (got, own) = plainly_trained(*network), trained(*self.flags)
         for (loss, norm), (found, found_norm) in zip(want, got, strict=True):
-            assert found == pytest.approx(loss, rel=1e-4)
-            assert found_norm == pytest.approx(norm, rel=1e-3)
+            assert found == pytest.approx(loss, rel=rel / 10)
+            assert found_norm == pytest.approx(norm, rel=rel)
         assert {*own} <= {*weights}
         for name, parameter in own.items():
             if parameter.shape == weights[name].shape:
-                assert_close(parameter, weights[name], rtol=1e-3, atol=1e-5)
+                assert_close(parameter.float(), weights[name], rtol=rel, atol=rel / 100)
 
 
 CHUNKS = "--loss-chunk-tokens", "7"
@@ -133,6 +138,9 @@ CHECKS = [
     Layout(PIPELINE, "4", "--zero-stage", "1", SPLIT, "2", *CHUNKS),
     Layout(PIPELINE, "2", "--recompute-granularity", "selective", SPLIT, "1", *RELATIVE),
     Layout(TENSOR, "2", "--zero-stage", "3", *RELATIVE, *CHUNKS),
+    Layout(TENSOR, "2", "--zero-stage", "2", *RELATIVE),
+    Layout("--fp16", "--loss-scale", "128", "--zero-stage", "2"),
+    Layout("--fp16", "--initial-loss-scale", "256", PIPELINE, "2"),
 ]
 
 
