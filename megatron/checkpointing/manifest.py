@@ -247,7 +247,9 @@ def read_manifest(folder: Path) -> Manifest:
         # Next: the other contents of a newer format are unknown.
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
-        return Manifest(files=files, **_with_softmax(_with_sentencepiece_form(content)))
+        return Manifest(
+            files=files, **_with_softmax(_without_no_sentinels(_with_sentencepiece_form(content)))
+        )
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
             raise WrongCheckpointError(f"{folder} does not exist{near(folder)}") from error
@@ -283,6 +285,15 @@ def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
     if "tokenizer" not in config:
         return content
     tokenizer = with_sentencepiece_form(config["tokenizer"], is_legacy=True)
+    return {**content, "config": {**config, "tokenizer": tokenizer}}
+
+
+def _without_no_sentinels(content: dict[str, Any]) -> dict[str, Any]:
+    """Leave out a number of sentinels of 0, the default that older runs of T5 recorded for 100."""
+    config, objective = content["config"], content["plan"].get("objective", {})
+    if objective.get("name") != "t5" or config.get("tokenizer", {}).get("vocab_extra_ids") != 0:
+        return content
+    tokenizer = {**config["tokenizer"], "vocab_extra_ids": None}
     return {**content, "config": {**config, "tokenizer": tokenizer}}
 
 

@@ -12,6 +12,7 @@ from megatron.tokenizer.build import keywords
 from megatron.tokenizer.types.gpt2 import END_OF_TEXT
 from megatron.tokenizer.types.hugging_face import load_with_transformers
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer
+from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 _OF_TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -59,6 +60,8 @@ def write_hugging_face_files(
             return f"its vocabulary has no {END_OF_TEXT}, which transformers would add to it"
         case "PretrainedFromHF":
             written = _write_pretrained(folder, options)
+        case "BertWordPieceLowerCase" | "BertWordPieceCase":
+            written = _write_wordpiece(folder, tokenizer, kind, max_length)
         case "SentencePieceTokenizer" if options.get("tokenizer_sentencepiece_legacy"):
             return "it has tokens besides those of its model, which no class of transformers adds"
         case "SentencePieceTokenizer" | "GPTSentencePieceTokenizer" | "Llama2Tokenizer":
@@ -99,6 +102,21 @@ def _write_pretrained(folder: Path, options: Mapping[str, Any]) -> list[str]:
     loaded = load_with_transformers(str(source), keywords(words or ()))
     loaded.add_tokens([f"<extra_id_{i}>" for i in range(extra)], special_tokens=True)
     return [Path(file).name for file in loaded.save_pretrained(str(folder))]
+
+
+def _write_wordpiece(folder: Path, tokenizer: Tokenizer, kind: str, max_length: int) -> list[str]:
+    # Imported here: it takes seconds.
+    from transformers import BertTokenizer
+
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(tokenizer.vocabulary().tokens) + "\n", encoding="utf-8")
+    loaded = BertTokenizer.from_pretrained(
+        str(folder),
+        do_lower_case=kind == "BertWordPieceLowerCase",
+        model_max_length=max_length,
+        local_files_only=True,
+    )
+    return [vocabulary.name, *(Path(file).name for file in loaded.save_pretrained(str(folder)))]
 
 
 def _write_sentencepiece(
@@ -165,10 +183,13 @@ def _difference(folder: Path, tokenizer: Tokenizer) -> str:
         loaded = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+        # WordPiece encodes without [CLS] and [SEP], which transformers adds.
+        adds = not isinstance(tokenizer, WordPieceTokenizer)
         others = [
             text
             for text in _TEXTS
-            if loaded(text, verbose=False)["input_ids"] != tokenizer.encode(text)
+            if loaded(text, verbose=False, add_special_tokens=adds)["input_ids"]
+            != tokenizer.encode(text)
         ]
     except Exception as error:  # of many types: files, missing libraries
         return f"transformers does not load it: {_reason(error)}"

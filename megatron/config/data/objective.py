@@ -177,9 +177,7 @@ def objective_tokenizer_arguments(config: TokenizerConfig, name: ObjectiveName) 
     """Return the arguments of `build_tokenizer` for an objective, with its defaults."""
     declared = declaration_of(name)
     arguments = tokenizer_arguments(config, default=declared.tokenizer)
-    if declared.extra_ids:  # 0 was recorded by runs without the flag
-        arguments["vocab_extra_ids"] = arguments.get("vocab_extra_ids") or declared.extra_ids
-    return arguments
+    return {"vocab_extra_ids": declared.extra_ids, **arguments} if declared.extra_ids else arguments
 
 
 @dataclass(frozen=True, kw_only=True)

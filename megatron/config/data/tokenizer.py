@@ -50,7 +50,7 @@ class TokenizerConfig:
 
     vocab_extra_ids: int | None = None
     """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary, T5's sentinels
-    (default: 100 for T5, which needs them and takes 0 for 100; 0 for others)."""
+    (default: 100 for T5, which needs at least one; 0 for others)."""
 
     tiktoken_pattern: Literal["v1", "v2", "r50k", "cl100k", "o200k"] | None = None
     """How TikTokenizer splits words (default: by the file's name, for OpenAI's encodings)."""

@@ -156,7 +156,8 @@ def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
         ("bos", "--append-bos", spec.append_bos),
     ):
         if is_wanted and role not in encoder.special_ids:
-            raise DataError(f"{flag}: the tokenizer has no token of the role {role}")
+            hint = "; samples of BERT and T5 need none: leave the flag out" if role == "eod" else ""
+            raise DataError(f"{flag}: the tokenizer has no token of the role {role}{hint}")
         if is_wanted:
             suffix.append(encoder.special_ids[role])
     splitter = None

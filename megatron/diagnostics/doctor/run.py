@@ -7,7 +7,7 @@ import torch
 
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import Config
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import Plan, fewest_processes, plan, with_some_data
 from megatron.diagnostics.doctor.findings import Problem, Section
 from megatron.fused_kernels.registry import package_problems
@@ -31,6 +31,7 @@ def plan_of(
             world_size=processes or config.parallel.world_size or fewest_processes(config),
             vocab_size=_VOCABULARY,
             device=device.type,
+            objective=config.plugins.objective or "gpt",
         )
     except ConfigError as error:
         by = f" with {processes} processes" if processes else ""
@@ -103,7 +104,7 @@ def tokenizer_section(config: Config) -> Section:
         "fast backend (gigatoken)": "installed" if has_library else "not installed",
         "reference (tokenizers)": "installed" if find_spec("tokenizers") else "not installed",
     }
-    arguments = gpt_tokenizer_arguments(config.tokenizer)
+    arguments = objective_tokenizer_arguments(config.tokenizer, config.plugins.objective or "gpt")
     if config.tokenizer.tokenizer_type is None and not config.tokenizer.vocab_file:
         facts["of the run"] = (
             "unknown: give the tokenizer flags of the run to see which library encodes"

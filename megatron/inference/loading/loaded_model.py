@@ -13,8 +13,11 @@ from megatron.common.errors import (
     WrongDataError,
     raise_if_any,
 )
-from megatron.config.data.objective import objective_tokenizer_arguments, plan_objective
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import (
+    ObjectiveName,
+    objective_tokenizer_arguments,
+    plan_objective,
+)
 from megatron.config.inference.generation import (
     DecodingConfig,
     Dtype,
@@ -185,7 +188,7 @@ def prepare_encoder(
 def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the model's spec, which must equal that of the training run."""
     config, manifest = source.config, source.manifest
-    objective = manifest.plan.get("objective", {}).get("name", "gpt")
+    objective = _objective_of(source)
     try:
         tokenizer = build_tokenizer(**objective_tokenizer_arguments(config.tokenizer, objective))
     except DataError as error:
@@ -201,6 +204,11 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     )
     require_same_model(manifest.plan, {"model": asdict(spec)}, str(source.folder))
     return tokenizer, spec
+
+
+def _objective_of(source: ModelSource) -> ObjectiveName:
+    name: ObjectiveName = source.manifest.plan.get("objective", {}).get("name", "gpt")
+    return name
 
 
 _USES = {
@@ -270,7 +278,7 @@ def chat_prompts_of(
     Raises:
         DataError: the file cannot be read.
     """
-    flags = gpt_tokenizer_arguments(source.config.tokenizer)
+    flags = objective_tokenizer_arguments(source.config.tokenizer, _objective_of(source))
     is_pretrained = flags["tokenizer_type"] == "PretrainedFromHF"
     name = flags["tokenizer_name_or_path"] if is_pretrained else None
     template = read_chat_template(file, name, keywords(flags.get("tokenizer_kwargs") or ()))

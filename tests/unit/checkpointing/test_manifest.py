@@ -56,6 +56,14 @@ def test_manifests_without_the_form_of_sentencepiece_are_of_the_legacy_form(
     assert read_manifest(tmp_path).config == now
 
 
+@pytest.mark.parametrize(("objective", "expected"), [("t5", None), ("gpt", 0)])
+def test_a_t5_that_recorded_no_sentinels_had_the_default(tmp_path, manifest, objective, expected):
+    plan = {**manifest.plan, "objective": {"name": objective}}
+    older = {"tokenizer": {"vocab_extra_ids": 0}}
+    write_manifest(tmp_path, replace(manifest, config=older, plan=plan))
+    assert read_manifest(tmp_path).config["tokenizer"]["vocab_extra_ids"] is expected
+
+
 def test_a_file_is_recorded_by_name_size_and_hash(tmp_path, manifest):
     expected = xxhash.xxh3_128_hexdigest(bytes(5_000_000))
     assert manifest.files[1] == FileRecord("b.pt", 5_000_000, f"xxh3_128:{expected}")

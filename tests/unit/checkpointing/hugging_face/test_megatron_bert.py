@@ -7,7 +7,13 @@ import torch
 from architectures import tool
 from checkpoints import random_weights, whole_weights, write_checkpoint
 from tiny import tiny_config
-from transformers import BertConfig, MegatronBertConfig, MegatronBertForPreTraining, T5Config
+from transformers import (
+    BertConfig,
+    MegatronBertConfig,
+    MegatronBertForPreTraining,
+    T5Config,
+    pipeline,
+)
 
 from megatron.checkpointing.hugging_face.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
@@ -15,6 +21,8 @@ from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.plan import plan
+from megatron.inference.loading.masked_lm import load_masked_lm
+from megatron.inference.loading.model_source import read_model_source
 
 SIZES = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -91,6 +99,49 @@ def test_bert_is_the_same_in_transformers_and_back(flags, activation, group, tmp
     tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
+def test_the_export_fills_masks_by_transformers_alone(kind, group, tmp_path):
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "river",
+        "River",
+        "##s",
+        "fall",
+        "é",
+        ".",
+    ]
+    (tmp_path / "vocab").write_text("\n".join([*words, *map(chr, range(97, 123))]) + "\n")
+    tokenizer = ["--tokenizer-type", kind, "--vocab-file", str(tmp_path / "vocab")]
+    flags = [*SIZES[:-4], "--openai-gelu", *tokenizer]
+    size = len(words) + 26 + 2
+    weights = random_weights(
+        plan(
+            tiny_config(*flags), world_size=1, vocab_size=size, device="cpu", objective="bert"
+        ).model
+    )
+    write_checkpoint(tmp_path / "saved", weights, *flags, vocab_size=size, objective="bert")
+    tool("to_hf", "--load", tmp_path / "saved", "--save", tmp_path / "hf")
+    names = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+    assert names <= {file.name for file in (tmp_path / "hf").iterdir()}
+    fill = pipeline("fill-mask", model=str(tmp_path / "hf"))
+    ours, _ = load_masked_lm(
+        read_model_source(["--load", str(tmp_path / "saved")], {}, description="")
+    )
+    for text in ("Rivers [MASK].", "zE é [MASK] fall"):
+        (candidates,) = ours.fill(text, 3)
+        found = fill(text, top_k=3)
+        assert [one["score"] for one in found] == pytest.approx(
+            [one.probability for one in candidates], rel=1e-4
+        )
+        assert [ours.tokenizer.decode([one["token"]]) for one in found] == [
+            one.token for one in candidates
+        ]
 
 
 def test_the_card_names_the_error_of_an_activation_that_differs_from_the_heads(group, tmp_path):

@@ -74,6 +74,6 @@ def test_the_tokenizer_of_bert_and_t5_is_wordpiece_and_t5_has_sentinels():
         *["BertWordPieceLowerCase"] * 2,
     ]
     assert [each.get("vocab_extra_ids") for each in of.values()] == [None, None, 100]
-    for given, expected in (("7", 7), ("0", 100)):
+    for given, expected in (("7", 7), ("0", 0)):
         config = tiny_config("--vocab-extra-ids", given).tokenizer
         assert objective_tokenizer_arguments(config, "t5")["vocab_extra_ids"] == expected

@@ -238,6 +238,18 @@ def test_the_tokenizer_of_the_run_is_tried(tmp_path):
     null = tiny_config("--tokenizer-type", "NullTokenizer", "--vocab-size", "60")
     assert "no fast backend" in run.tokenizer_section(null).facts["encodes"]
     missing = tiny_config("--vocab-file", str(tmp_path / "v"), "--merge-file", str(tmp_path / "m"))
+    (tmp_path / "words").write_text("[CLS]\na\n")
+    words = (
+        "--objective",
+        "t5",
+        "--decoder-seq-length",
+        "4",
+        "--vocab-file",
+        str(tmp_path / "words"),
+    )
+    t5 = tiny_config(*words)
+    assert run.tokenizer_section(t5).facts["of the run"].endswith("words, 104 tokens")
+    assert run.plan_of(t5, CPU).model.architecture == "t5"
     (problem,) = run.tokenizer_section(missing).problems
     assert str(tmp_path / "v") in problem.what
 
