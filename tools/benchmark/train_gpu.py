@@ -1,125 +1,202 @@
 #!/usr/bin/env python
-"""Training speed of one GPU in bf16, beside a plain PyTorch loop of the same model.
+"""Training speed and memory of one GPU, beside a plain PyTorch loop of the same model.
 
-The loop is compiled, with PyTorch's own attention and fused AdamW. Both take turns in one process.
-The rate of the card is that of large bf16 matrix products in the same run; utilisation is the
-model's floating-point operations, nothing counted twice, over that.
+The loop is compiled, with PyTorch's own attention, fused AdamW, and bf16 autocast. Each side runs in
+a process of its own, one after the other; both read the loss of every step. `--batch auto` takes the
+largest micro-batch that the planner expects to fit. MFU is model FLOPs, nothing counted twice, over
+the peak of the card's data sheet, and over the rate of large bf16 matrix products in the same run.
 """
 
-import gc
-import statistics
+import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-import torch
-from plain_gpt import PlainLoop
+from gpu_report import cells, speed_table
 
-from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
+from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan import Plan, plan
-from megatron.engine.deepspeed import distributed
-from megatron.objectives.gpt import GPT, gpt_batch
-from megatron.training.process.device import prepare_process
-from megatron.training.setup import build_engine, build_process_groups, choose
+from megatron.planner.devices import RESERVED_BYTES, known_device
+from megatron.planner.memory import memory_of_stages
 
 VOCAB_SIZE = 50257
+BATCHES = (32, 16, 8, 4, 2, 1)
+"""Micro-batches that `--batch auto` tries, the largest first."""
 SIZES = {
     "tiny": "--num-layers 2 --hidden-size 64 --num-attention-heads 2",
     "345m": "--num-layers 24 --hidden-size 1024 --num-attention-heads 16",
     "1.3b": "--num-layers 24 --hidden-size 2048 --num-attention-heads 16",
     "2.7b": "--num-layers 32 --hidden-size 2560 --num-attention-heads 32",
 }
+SIDE = Path(__file__).with_name("gpu_side.py")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure every given size and print one line each."""
+    """Measure every row and print it."""
+    args = parse(argv)
+    ends_at = time.monotonic() + args.budget
+    device = measured_device(args.device, ends_at)
+    result: dict[str, Any] = {"device": device, "rows": []}
+    plain: dict[tuple[str, int], dict[str, Any]] = {}
+    for batch, size, dtype, flags in product(args.batch, args.sizes, args.dtypes, args.flags):
+        row = measured_row(args, batch, size, dtype, flags, device, plain, ends_at)
+        result["rows"].append(row)
+        print(line(row, device), flush=True)
+        if args.json:
+            Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    if args.table:
+        print(*speed_table(result), sep="\n")
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """Return the options of the command line."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["345m", "1.3b", "2.7b"])
     parser.add_argument("--seq-length", type=int, default=2048, help="tokens of a sample")
-    parser.add_argument("--batch", type=int, default=8, help="samples per step")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
-    parser.add_argument("--steps", type=int, default=5, help="steps per turn")
+    parser.add_argument(
+        "--batch", nargs="+", default=["auto"], help="samples per step, or auto; each makes a row"
+    )
+    parser.add_argument("--dtypes", nargs="+", choices=("bf16", "fp16", "fp32"), default=["bf16"])
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a measurement")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it")
     parser.add_argument("--no-compile", action="store_true", help="leave the plain loop as it is")
-    parser.add_argument("--flags", default="", help="more flags of training, in one word")
+    parser.add_argument("--no-plain", action="store_true", help="measure our side alone")
+    parser.add_argument(
+        "--data",
+        choices=("memory", "files"),
+        default="memory",
+        help="files: tokens of our side come through the data path of a run",
+    )
+    parser.add_argument(
+        "--flags", nargs="+", default=[""], help="more flags of training, in one word for each row"
+    )
+    parser.add_argument("--table", action="store_true", help="print a table in Markdown too")
+    parser.add_argument("--json", help="file to write the results to")
+    parser.add_argument(
+        "--budget", type=float, default=3600.0, help="seconds, after which no row begins"
+    )
     args = parser.parse_args(argv)
-    log.configure(rank=0)
-    product = 8192 if args.device == "cuda" else 512
-    for size in args.sizes:
-        flags = [*SIZES[size].split(), "--seq-length", str(args.seq_length), *args.flags.split()]
-        decided, sides = build_sides(flags, args.batch, args.device, compiles=not args.no_compile)
-        rate = matrix_rate(torch.device(args.device), product)
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(args.rounds + 1):
-            for name, step in sides.items():
-                taken = timed(step, args.steps, args.device)
-                if turn:  # the first turn warms up and compiles
-                    seconds[name].append(taken / args.steps)
-        print(line(size, decided, args.batch, seconds, rate), flush=True)
-        del sides
-        gc.collect()
+    for batch in args.batch:
+        if batch != "auto" and not (batch.isdecimal() and int(batch)):
+            raise ConfigError(f"--batch {batch}: give a number of samples, or auto")
+    return args
 
 
-def build_sides(
-    model_flags: Sequence[str], batch: int, device_name: str, *, compiles: bool
-) -> tuple[Plan, dict[str, Callable[[], object]]]:
-    """Return the plan of our side and, by name, what takes one step."""
-    flags = (
-        f"--micro-batch-size {batch} --lr 1e-4 --train-iters 1000 --clip-grad 1.0 --bf16 "
-        f"--attention-dropout 0 --hidden-dropout 0 --data-path none --device {device_name}"
-    ).split()
-    config, _ = parse_config([*flags, *model_flags])
-    launch, device = prepare_process(config.parallel)
-    decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device=device.type)
-    if not torch.distributed.is_initialized():
-        distributed.start("nccl" if device.type == "cuda" else "gloo")
-    kernels, _ = choose(decided, device)
-    engine = build_engine(decided, build_process_groups(decided), GPT(), kernels)
-    engine.set_lr(1e-4)
-    shape = (batch, decided.model.seq_length + 1)
-    tokens = torch.randint(VOCAB_SIZE, shape, device=device)
-    micro_batch = gpt_batch(tokens)
-    loop = PlainLoop(decided.model, "bf16", lr=1e-4, device=device, compiles=compiles)
-    (inputs, _), (labels, _) = micro_batch
-    return decided, {
-        "megatron": lambda: engine.train_batch(iter([micro_batch])),
-        "plain": lambda: loop.step(inputs, labels),
+def measured_device(kind: str, ends_at: float) -> dict[str, Any]:
+    """Return name, memory, peak and measured rate of the card.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    device = measure({"side": "device", "device": kind, "steps": 10}, ends_at)
+    if "error" in device:
+        raise ConfigError(f"--device {kind} cannot be measured: {device['error']}")
+    known = known_device(device["name"], device["memory_bytes"] or 0)
+    return device | {"peak_flops": known.peak_flops("bf16") if known else None}
+
+
+def measured_row(
+    args: Any,
+    batch: str,
+    size: str,
+    dtype: str,
+    flags: str,
+    device: dict[str, Any],
+    plain: dict[tuple[str, int], dict[str, Any]],
+    ends_at: float,
+) -> dict[str, Any]:
+    """Return the results of one network, batch, dtype and flags on both sides.
+
+    Args:
+        plain: results of the plain loop so far, which is the same for all dtypes and flags.
+    """
+    network = [*SIZES[size].split(), "--seq-length", str(args.seq_length)]
+    own = [*network, *([] if dtype == "fp32" else [f"--{dtype}"]), *flags.split()]
+    sizes = BATCHES if batch == "auto" else (int(batch),)
+    memory = device["memory_bytes"]
+    samples, decided = largest_that_fits(own, sizes, memory and memory - RESERVED_BYTES)
+    job = {"device": args.device, "rounds": args.rounds, "steps": args.steps, "batch": samples}
+    job |= {"seq_length": args.seq_length, "compiles": not args.no_compile}
+    ours = measure(job | {"side": "megatron", "flags": own, "files": args.data == "files"}, ends_at)
+    if not args.no_plain and (size, samples) not in plain:
+        plain[size, samples] = measure(job | {"side": "plain", "flags": network}, ends_at)
+    return {
+        "size": size,
+        "batch": samples,
+        "seq_length": args.seq_length,
+        "dtype": dtype,
+        "flags": " ".join([flags, *(["files"] if args.data == "files" else [])]).strip(),
+        "all_flags": own,
+        "parameters": decided.model.num_parameters,
+        "flops": samples * decided.model.flops_per_sample(recompute=NOTHING),
+        "predicted_bytes": bytes_of(decided),
+        "ours": ours,
+        "plain": plain.get((size, samples), {}),
     }
 
 
-def matrix_rate(device: torch.device, size: int) -> float:
-    """Return the floating-point operations a second of bf16 matrix products."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    timed(lambda: a @ b, 5, device.type)
-    return 20 * 2 * size**3 / timed(lambda: a @ b, 20, device.type)
+def largest_that_fits(
+    flags: Sequence[str], sizes: Sequence[int], room: int | None
+) -> tuple[int, Plan]:
+    """Return the largest micro-batch that the planner expects to fit, and its plan.
+
+    Args:
+        sizes: of micro-batches, the largest first; the last is taken if none fits.
+        room: bytes of the GPU; None on a CPU, where two samples are enough.
+    """
+    if room is None:
+        sizes = [min(2, sizes[0])]
+    for samples in sizes:
+        common = f"--micro-batch-size {samples} --lr 1e-4 --train-iters 1000 --data-path none"
+        config, _ = parse_config(
+            [*common.split(), "--attention-dropout", "0", "--hidden-dropout", "0", *flags]
+        )
+        decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device="cuda")
+        if room is None or bytes_of(decided) <= room:
+            break
+    return samples, decided
 
 
-def timed(step: Callable[[], object], times: int, device: str) -> float:
-    """Return the seconds of so many steps."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
-    started_at = time.perf_counter()
-    for _ in range(times):
-        step()
-    wait()
-    return time.perf_counter() - started_at
+def bytes_of(decided: Plan) -> int:
+    """Return the memory that the planner expects."""
+    return max(memory.total for memory in memory_of_stages(decided))
 
 
-def line(size: str, decided: Plan, batch: int, seconds: dict[str, list[float]], rate: float) -> str:
-    """Return tokens a second, their ratio, and utilisation of the card's matrix rate."""
-    flops = batch * decided.model.flops_per_sample(recompute=decided.recompute)
-    ours, plain = (statistics.median(seconds[name]) for name in ("megatron", "plain"))
-    tokens = batch * decided.model.seq_length
-    return (
-        f"{size} | tokens per second: megatron {tokens / ours:.0f}, plain PyTorch "
-        f"{tokens / plain:.0f} | ratio {plain / ours:.3f} | model FLOPs utilisation: megatron "
-        f"{flops / ours / rate:.1%}, plain {flops / plain / rate:.1%} of {rate / 1e12:.1f} TFLOP/s"
-    )
+def measure(job: dict[str, Any], ends_at: float) -> dict[str, Any]:
+    """Return the result of a job in a process of its own; "error" if there is none."""
+    left = ends_at - time.monotonic()
+    if left <= 0:
+        return {"error": "not run: no time left"}
+    try:
+        done = subprocess.run(
+            [sys.executable, str(SIDE), json.dumps(job)],
+            capture_output=True,
+            text=True,
+            timeout=left,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "not run to the end: no time left"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"error": f"exit code {done.returncode}: {last}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def line(row: dict[str, Any], device: dict[str, Any]) -> str:
+    """Return the results of a row as text."""
+    texts = [f"{column}: {value}" for column, value in cells(row, device).items()]
+    return " | ".join(texts)
 
 
 if __name__ == "__main__":

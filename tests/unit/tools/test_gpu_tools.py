@@ -1,0 +1,128 @@
+"""The command that proves a GPU, rehearsed on a CPU, and the benchmark and tables behind it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+sys.path.append(str(REPOSITORY / "tools" / "benchmark"))
+
+import gpu_side  # noqa: E402
+import gpu_table  # noqa: E402
+import train_gpu  # noqa: E402
+
+from megatron.common.errors import ConfigError  # noqa: E402
+from megatron.planner.devices import GIB, RESERVED_BYTES  # noqa: E402
+
+H100 = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "memory_bytes": int(79.1 * GIB),
+    "torch": "2",
+    "cuda": "13",
+}
+RATES = {"peak_flops": 989e12, "matmul_flops": 700e12}
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """Results of prove.sh without a GPU."""
+    folder = tmp_path_factory.mktemp("prove")
+    environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(folder / "out")}
+    (folder / "out").mkdir()
+    done = subprocess.run(
+        ["bash", "tests/gpu/prove.sh", "--rehearse", "--json", str(folder / "results.json")],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert (folder / "out" / "results.json").read_text() == (folder / "results.json").read_text()
+    assert done.stdout.startswith("REHEARSAL")
+    return folder / "results.json"
+
+
+def test_a_rehearsal_passes_and_claims_nothing_of_a_gpu(rehearsal):
+    result = json.loads(rehearsal.read_text())
+    assert result["rehearsal"] and result["device"]["name"] == "CPU"
+    parts = {part["name"]: part for part in result["parts"]}
+    assert not any(part["failed"] for part in parts.values())
+    assert [name for name, part in parts.items() if not part["passed"]] == ["kernels"]
+    outcomes = {
+        check["check"].partition("::")[2]: check["outcome"]
+        for part in parts.values()
+        for check in part["checks"]
+    }
+    only_on_gpus = [name for name in outcomes if "fp16" in name or "doctor" in name]
+    assert only_on_gpus and {outcomes[name] for name in only_on_gpus} == {"not run"}
+    (row,) = result["speed"]["rows"]
+    assert row["ours"]["seconds"] > 0 and row["plain"]["seconds"] > 0
+    assert row["ours"]["loss"] == pytest.approx(row["plain"]["loss"], rel=0.05)
+
+
+def test_a_rehearsal_is_no_result_for_the_page(rehearsal, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(gpu_table.MARKERS))
+    with pytest.raises(ConfigError, match="rehearsal on a CPU"):
+        gpu_table.main([str(rehearsal), "--page", str(page)])
+
+
+def test_results_are_written_between_the_markers_of_a_page(rehearsal, tmp_path):
+    result = json.loads(rehearsal.read_text()) | {"rehearsal": False, "device": H100 | RATES}
+    result["speed"]["device"] = H100 | RATES
+    row = result["speed"]["rows"][0]
+    # Half of the peak in one second.
+    row |= {"flops": 989e12 / 2, "ours": {"seconds": 1.0}, "plain": {"error": "out of memory: no"}}
+    results, page = tmp_path / "results.json", tmp_path / "page.md"
+    results.write_text(json.dumps(result))
+    page.write_text("before\n{}\nolder\n{}\nafter\n".format(*gpu_table.MARKERS))
+    gpu_table.main([str(results), "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n")
+    assert "older" not in text
+    assert "50.0% (-)" in text and f"{100 * 0.5 * 989 / 700:.1f}% (-)" in text
+    assert "| out of memory: no |" in text
+    assert result["commit"] in text and result["date"] in text
+    page.write_text("no markers")
+    with pytest.raises(ConfigError, match="has no lines"):
+        gpu_table.main([str(results), "--page", str(page)])
+
+
+def test_auto_takes_the_largest_batch_that_the_planner_expects_to_fit():
+    room, flags = H100["memory_bytes"] - RESERVED_BYTES, ["--seq-length", "2048", "--bf16"]
+    found = {}
+    for size in ("345m", "1.3b", "2.7b"):
+        words = [*train_gpu.SIZES[size].split(), *flags]
+        samples, decided = train_gpu.largest_that_fits(words, train_gpu.BATCHES, room)
+        assert train_gpu.bytes_of(decided) <= room
+        twice, larger = train_gpu.largest_that_fits(words, (2 * samples,), room)
+        assert twice == 2 * samples
+        assert samples == train_gpu.BATCHES[0] or train_gpu.bytes_of(larger) > room
+        found[size] = samples
+    assert found["345m"] >= found["1.3b"] >= found["2.7b"] >= 1
+
+
+def test_a_side_without_memory_is_a_row(monkeypatch, capsys):
+    def fail(job):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nmore")
+
+    monkeypatch.setattr(gpu_side, "measure_plain", fail)
+    gpu_side.main([json.dumps({"side": "plain", "device": "cpu"})])
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"error": "out of memory: CUDA out of memory. Tried to allocate 9 GiB."}
+
+
+def test_no_side_begins_when_the_budget_is_spent():
+    job = {"side": "device", "device": "cpu"}
+    assert train_gpu.measure(job, time.monotonic() - 1) == {"error": "not run: no time left"}
+
+
+def test_a_batch_that_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match="--batch many"):
+        train_gpu.parse(["--batch", "8", "many"])
