@@ -8,6 +8,8 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from copy import copy as shallow_copy
 from copy import deepcopy
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -37,6 +39,60 @@ _Location = tuple[torch.device, int, int]
 """Device, address and number of bytes of a storage."""
 
 
+PIECE_BYTES = 256 << 20
+
+
+def _pinned(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+class PinnedPieces:
+    """Copy GPU memory to the host through two page-locked (pinned) pieces of 256 MB, in turns.
+
+    A GPU writes to pinned memory several times as fast. Pinning full copies would lock as much
+    memory as the state takes, and PyTorch rounds each block up to a power of two: up to twice that.
+
+    Args:
+        piece_bytes: a power of two.
+        empty: allocates a piece.
+        event: makes an event of the stream that copies.
+    """
+
+    def __init__(
+        self,
+        piece_bytes: int = PIECE_BYTES,
+        *,
+        empty: Callable[[int], Tensor] = _pinned,
+        event: Callable[[], Any] = torch.cuda.Event,
+    ):
+        self._piece_bytes, self._empty, self._event = piece_bytes, empty, event
+        self._pieces: list[Tensor] = []
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy bytes of the device to as many of the host.
+
+        The GPU fills one piece while the host empties the other.
+        """
+        if not self._pieces:
+            self._pieces = [self._empty(self._piece_bytes) for _ in range(2)]
+        size = self._piece_bytes
+        parts = zip(source.split(size), target.split(size), cycle(self._pieces), strict=False)
+        arrives: Callable[[], None] = lambda: None  # noqa: E731
+        for part, goal, piece in parts:
+            held = piece[: len(part)]
+            held.copy_(part, non_blocking=True)
+            event = self._event()
+            event.record()
+            arrives()
+            arrives = partial(_take, event, held, goal)
+        arrives()
+
+
+def _take(event: Any, piece: Tensor, goal: Tensor) -> None:
+    event.synchronize()
+    goal.copy_(piece)
+
+
 class HostCopies:
     """Copy states to host memory for async saves, one at a time, in buffers that are reused.
 
@@ -44,6 +100,7 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
+        self._pieces = PinnedPieces()
         self._used: list[UntypedStorage] = []
         self._free: dict[int, list[UntypedStorage]] = {}
 
@@ -90,21 +147,23 @@ class HostCopies:
         source = tensor.untyped_storage()
         location = (tensor.device, source.data_ptr(), source.nbytes())
         if location not in made:
-            made[location] = self._buffer(source.nbytes(), pinned=tensor.is_cuda)
-            made[location].copy_(source)
+            made[location] = self._buffer(source.nbytes())
+            if tensor.is_cuda:
+                self._pieces.copy(_bytes_of(source), _bytes_of(made[location]))
+            else:
+                made[location].copy_(source)
         empty = torch.empty(0, dtype=tensor.dtype)
         return empty.set_(made[location], tensor.storage_offset(), tensor.size(), tensor.stride())
 
-    def _buffer(self, num_bytes: int, *, pinned: bool) -> UntypedStorage:
+    def _buffer(self, num_bytes: int) -> UntypedStorage:
         free = self._free.get(num_bytes)
-        # A GPU writes to pinned memory several times as fast.
-        storage = (
-            free.pop()
-            if free
-            else torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned).untyped_storage()
-        )
+        storage = free.pop() if free else UntypedStorage(num_bytes)
         self._used.append(storage)
         return storage
+
+
+def _bytes_of(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 class StateWriter:

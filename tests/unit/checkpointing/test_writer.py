@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from megatron.checkpointing.manifest import record_file
-from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor, write_state
+from megatron.checkpointing.writer import (
+    HostCopies,
+    PinnedPieces,
+    StateWriter,
+    SynchronousExecutor,
+    write_state,
+)
 from megatron.common.errors import CheckpointError
 
 
@@ -49,6 +55,45 @@ def test_a_copy_makes_the_same_file_and_does_not_follow_the_state(tmp_path):
         release.set()
     (file,) = writer.files
     assert file.result() == expected == record_file(tmp_path / "state.pt")
+
+
+class LateEvent:
+    """Stands for an event of a GPU, whose copy arrives only when it is waited for."""
+
+    arrivals: list = []
+
+    def record(self):
+        self.arrive = self.arrivals.pop()
+
+    def synchronize(self):
+        self.arrive()
+
+
+class LatePiece(torch.Tensor):
+    """Pinned memory that a GPU writes to later."""
+
+    def copy_(self, source, non_blocking=False):
+        assert non_blocking
+        plain = self.as_subclass(torch.Tensor)
+        LateEvent.arrivals.append(lambda: plain.copy_(source))
+        return self
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 50])
+def test_copies_of_a_gpu_go_through_two_small_pieces(size):
+    sizes = []
+
+    def empty(num_bytes):
+        sizes.append(num_bytes)
+        return torch.zeros(num_bytes, dtype=torch.uint8).as_subclass(LatePiece)
+
+    pieces = PinnedPieces(8, empty=empty, event=LateEvent)
+    for _ in range(2):
+        source = torch.randint(255, (size,), dtype=torch.uint8)
+        target = torch.zeros_like(source)
+        pieces.copy(source, target)
+        assert torch.equal(target, source)
+    assert sizes == [8, 8]
 
 
 def test_a_copy_has_the_bytes_of_the_state_in_its_file(tmp_path):
