@@ -20,7 +20,7 @@ from kernel_checks import (
     check_sliced_cross_entropy,
 )
 from networks import gpt_steps
-from tiny import tiny_spec
+from tiny import LLAMA, tiny_spec
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -108,11 +108,15 @@ def test_what_a_kernel_cannot_take_goes_to_the_reference():
         assert torch.equal(mine, right)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "fused-softmax"])
-def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention):
+@pytest.mark.parametrize(
+    ("attention", "changes"),
+    [("sdpa", {}), ("fused-softmax", {}), ("sdpa", LLAMA | {"num_query_groups": 1})],
+    ids=["sdpa", "fused-softmax", "llama"],
+)
+def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention, changes):
     results = []
     for kernels in (TRITON, REFERENCE):
-        spec = tiny_spec()
+        spec = tiny_spec(**changes, head_dim=6)
         model = SequentialModel(
             gpt_steps(
                 spec,

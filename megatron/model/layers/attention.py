@@ -111,14 +111,17 @@ class ParallelAttention(nn.Module):
         *,
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor | None]:
+        shared = shared or Shared()
         query, key, value = self.project(x_sbh)
         if self.own_positions and positions_bs is not None:
             query, key = self.own_positions.turn(query, key, positions_bs)
         elif positions_bs is not None:
-            cos, sin = rotary_tables(positions_bs, self.positions)
+            cos, sin = shared.once(
+                ("rotary tables", self.positions is self.spec),  # local layers have their own
+                lambda: rotary_tables(positions_bs, self.positions),
+            )
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
         bias = relative.bias(query.size(2), key.size(2)) if relative else None
-        shared = shared or Shared()
         mask = shared.once(
             ("mask", self.window), lambda: Mask(spans_bs2=spans_bs2, window=self.window)
         )

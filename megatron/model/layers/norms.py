@@ -63,25 +63,53 @@ class Norm(nn.Module):
 class LayerNorm(Norm):
     """Layer norm over the last dimension.
 
-    Shapes: x [..., h] -> [..., h], in the dtype of the weight whatever that of x.
+    With `sums` it returns the sum x + y + y_bias too, without y x itself: see `fuses_sum`.
+
+    Shapes: x, y [..., h], y_bias [h] -> [..., h], in the dtype of the weight whatever that of x;
+        with `sums` (sum [..., h], that).
     """
 
-    has_bias = True
+    has_bias, centred = True, True
 
-    def forward(self, x: Tensor) -> Tensor:
-        normed = self.kernels.layer_norm(x, self.scale(x.dtype), self.bias, self.eps)
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        y_bias: Tensor | None = None,
+        *,
+        sums: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        factors, bias = self.scale(x.dtype), self.bias if self.has_bias else None
+        if sums and self.kernels.add_norm:
+            total, normed = self.kernels.add_norm(
+                x, y, y_bias, factors, bias, self.eps, self.centred
+            )
+            return total, normed.to(self.weight.dtype)
+        if self.centred:
+            normed = self.kernels.layer_norm(x, factors, bias, self.eps)
+        else:
+            normed = self.kernels.rms_norm(x, factors, self.eps)
         return normed.to(self.weight.dtype)
 
 
 @NORMS.register("RMSNorm")
-class RMSNorm(Norm):
+class RMSNorm(LayerNorm):
     """Root-mean-square norm over the last dimension: no mean, no bias; else like LayerNorm."""
 
-    has_bias = False
+    has_bias, centred = False, False
 
-    def forward(self, x: Tensor) -> Tensor:
-        normed = self.kernels.rms_norm(x, self.scale(x.dtype), self.eps)
-        return normed.to(self.weight.dtype)
+
+def fuses_sum(norm: nn.Module) -> bool:
+    """Whether `norm` takes `sums`: its kernels do, and it is no plugin's, also none derived."""
+    return type(norm) in (LayerNorm, RMSNorm) and norm.kernels.add_norm is not None
+
+
+def residual_and_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `x` for the residual, and its norm; where kernels can, one pass adds their gradients."""
+    if not fuses_sum(norm):
+        return x, norm(x)
+    residual, normed = norm(x, sums=True)
+    return residual, normed
 
 
 def norm_layer(

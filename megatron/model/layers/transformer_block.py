@@ -10,7 +10,7 @@ from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block
 from megatron.model.layers.mlp import MixtureBuilder, build_mlp
-from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.norms import fuses_sum, norm_layer, residual_and_norm
 from megatron.model.layers.positions import RelativePositions
 from megatron.tensor_parallel.rng import RngTracker
 
@@ -82,14 +82,16 @@ class ParallelTransformerLayerPipe(Block):
             self.mlp_output_layernorm = norm.build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
-        x_sbh = inputs.hidden
-        normed_sbh = self.input_layernorm(x_sbh)
+        x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
         y_sbh, bias = self.attend(inputs, normed_sbh)
         if self.spec.sandwich_norm:
             y_sbh, bias = _normed(self.attention_output_layernorm, y_sbh, bias)
-        attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
-        read_sbh = x_sbh if self.spec.parallel_residual else attended_sbh
-        normed_sbh = self.post_attention_layernorm(read_sbh)
+        norm = self.post_attention_layernorm
+        if self.spec.parallel_residual:
+            attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
+            normed_sbh = norm(x_sbh)
+        else:
+            attended_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
         if self.spec.sandwich_norm:
             y_sbh, bias = _normed(self.mlp_output_layernorm, y_sbh, bias)
@@ -113,9 +115,27 @@ class ParallelTransformerLayerPipe(Block):
         )
 
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
-        residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
+        residual = self._residual(x_sbh, normed_sbh)
         dropout = self.spec.hidden_dropout
         return self.kernels.bias_dropout_add(y_sbh, bias, residual, dropout, self.training)
+
+    def _residual(self, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
+        return normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
+
+    def _add_norm(
+        self,
+        norm: nn.Module,
+        y_sbh: Tensor,
+        bias: Tensor | None,
+        x_sbh: Tensor,
+        normed_sbh: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual with a sublayer's output added, and the next sublayer's input."""
+        drops = self.training and self.spec.hidden_dropout > 0
+        if drops or not fuses_sum(norm):
+            return residual_and_norm(norm, self._add(y_sbh, bias, x_sbh, normed_sbh))
+        total_sbh, normed_sbh = norm(self._residual(x_sbh, normed_sbh), y_sbh, bias, sums=True)
+        return total_sbh, normed_sbh
 
 
 class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
@@ -165,15 +185,15 @@ class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
         x_sbh, encoder_tbh = inputs.hidden, inputs.encoder_hidden
         if encoder_tbh is None:
             raise ValueError("a decoder's layer needs the output of an encoder")
-        normed_sbh = self.input_layernorm(x_sbh)
+        x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, x_sbh)
         y_sbh, bias = self.attend(inputs, normed_sbh)
-        x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
-        normed_sbh = self.post_attention_layernorm(x_sbh)
+        norm = self.post_attention_layernorm
+        x_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
         y_sbh, bias = self.inter_attention(
             normed_sbh, encoder_tbh, inputs.encoder_span, shared=inputs.shared
         )
-        x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
-        normed_sbh = self.post_inter_attention_layernorm(x_sbh)
+        norm = self.post_inter_attention_layernorm
+        x_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
         return inputs._replace(hidden=self._add(y_sbh, bias, x_sbh, normed_sbh))
 

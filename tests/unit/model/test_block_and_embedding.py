@@ -1,22 +1,27 @@
 """One transformer layer, the embedding and the head, from their parts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from networks import gpt_steps
 from tiny import Shards, batch_of, tiny_spec
 
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.gpt import (
     take_tokens,
     to_batch_first,
     to_float32,
     to_sequence_first,
 )
+from megatron.model.layers import attention, positions
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, SequentialModel, Tie
 from megatron.model.layers.mlp import ParallelMLP
+from megatron.model.layers.norms import LayerNorm
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -52,7 +57,7 @@ def filled(module):
     return module
 
 
-def block(group, **changes):
+def block(group, kernels=REFERENCE, **changes):
     spec = tiny_spec(**changes)
     return filled(
         ParallelTransformerLayerPipe(
@@ -60,8 +65,79 @@ def block(group, **changes):
             group=group,
             rng=OrdinaryStream(),
             core_attention=core_attention_of(spec),
+            kernels=kernels,
         )
     )
+
+
+class OwnNorm(LayerNorm):
+    """A plugin's norm, derived from a built-in one: it takes x alone."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def sum_and_norm(x, y, y_bias, weight, bias, eps, centred):
+    """Do what `Kernels.add_norm` does, by references; record calls in `calls`."""
+    sum_and_norm.calls.append((y is not None, centred))
+    total = x if y is None else REFERENCE.bias_dropout_add(y * 1, y_bias, x, 0.0, False)
+    if centred:
+        return total, REFERENCE.layer_norm(total, weight, bias, eps)
+    return total, REFERENCE.rms_norm(total, weight, eps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "calls"),
+    [
+        ({}, [(False, True), (True, True)]),
+        ({"normalization": "RMSNorm", "layernorm_1p": True}, [(False, False), (True, False)]),
+        ({"hidden_dropout": 0.5}, [(False, True), (False, True)]),
+        ({"parallel_residual": True}, [(False, True)]),
+        ({"residual_after_norm": True}, [(False, True), (True, True)]),
+        ({"sandwich_norm": True}, [(False, True), (True, True)]),
+    ],
+    ids=str,
+)
+def test_a_block_with_the_sum_and_its_norm_fused_is_the_same_block(group, changes, calls):
+    fused = replace(REFERENCE, add_norm=sum_and_norm)
+    results, sum_and_norm.calls = [], []
+    for kernels in (REFERENCE, fused):
+        layer = block(group, kernels=kernels, **changes)
+        x = torch.randn(6, 2, 8, requires_grad=True)
+        torch.manual_seed(1)
+        layer(LayerInput(x)).hidden.square().sum().backward()
+        results.append({"x": x.grad} | {n: p.grad for n, p in layer.named_parameters()})
+    torch.testing.assert_close(*results)
+    assert sum_and_norm.calls == calls
+
+
+def test_a_norm_of_a_plugin_is_called_with_the_input_alone(group):
+    layer = block(group, kernels=replace(REFERENCE, add_norm=sum_and_norm))
+    plain, x = block(group), torch.randn(6, 2, 8)
+    for each in (layer, plain):
+        each.input_layernorm.__class__ = each.post_attention_layernorm.__class__ = OwnNorm
+    sum_and_norm.calls = []
+    assert torch.equal(layer(LayerInput(x)).hidden, plain(LayerInput(x)).hidden)
+    assert sum_and_norm.calls == []
+
+
+def test_rotary_tables_are_made_once_for_the_layers_of_a_micro_batch(group, monkeypatch):
+    made = []
+
+    def rotary_tables(positions_bs, spec):
+        made.append(spec.rotary_base)
+        return positions.rotary_tables(positions_bs, spec)
+
+    monkeypatch.setattr(attention, "rotary_tables", rotary_tables)
+    spec = tiny_spec(
+        **{"position_embedding": "rotary", "rotary_dim": 4, "num_layers": 4, "window": 4},
+        **{"full_attention_layers": (2, 4), "rotary_local_base": 100.0},
+    )
+    model = SequentialModel(gpt_steps(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    first, second = torch.randint(6, (2, 2, 6))
+    got = [model(batch_of(first, places)) for places in (first, second)]
+    assert sorted(made) == [100.0, 100.0, 10000.0, 10000.0]
+    assert not torch.equal(*got)
 
 
 def embedding(group, dropout=0.0):
