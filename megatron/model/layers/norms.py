@@ -101,7 +101,9 @@ class RMSNorm(LayerNorm):
 
 def fuses_sum(norm: nn.Module) -> bool:
     """Whether `norm` takes `sums`: its kernels do, and it is no plugin's, also none derived."""
-    return type(norm) in (LayerNorm, RMSNorm) and norm.kernels.add_norm is not None
+    if not isinstance(norm, LayerNorm) or type(norm) not in (LayerNorm, RMSNorm):
+        return False
+    return norm.kernels.add_norm is not None
 
 
 def residual_and_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
