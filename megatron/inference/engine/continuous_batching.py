@@ -17,8 +17,9 @@ from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import (
     TokenLogprob,
     logprob_columns,
+    mask_nonfinite,
     read_logprobs,
-    sample_and_score,
+    sample_tokens,
 )
 from megatron.inference.engine.sequence import (
     ActiveSequence,
@@ -413,15 +414,13 @@ class Engine:
         self, sequences: Sequence[ActiveSequence], features: Tensor, draws: Sequence[float]
     ) -> list[TokenLogprob | None]:
         """Sample the next token of each sequence; None where its logits are NaN or infinite."""
-        logits = self.runner.logits(features)
-        is_finite_b1 = logits.isfinite().all(1, keepdim=True)
-        logits = logits.masked_fill(~is_finite_b1, 0.0)
+        logits, is_finite_b1 = mask_nonfinite(self.runner.logits(features))
         requests = [one.request for one in sequences]
         scored = [i for i, one in enumerate(requests) if one.logprobs or one.top_logprobs]
         top = max((requests[i].top_logprobs for i in scored), default=0)
 
         def score(tokens_b: Tensor) -> Tensor:
-            columns = [is_finite_b1.double()]
+            columns = [is_finite_b1]
             if scored:
                 index = to_device(scored, logits.device)
                 own = logprob_columns(logits[index], tokens_b[index], top)
@@ -429,7 +428,7 @@ class Engine:
                 columns.append(table.index_copy_(0, index, own))
             return torch.cat(columns, 1)
 
-        rows = sample_and_score(
+        rows = sample_tokens(
             process_logits(logits, sequences),
             [one.sampling for one in requests],
             draws,

@@ -14,7 +14,7 @@ from megatron.inference.engine.beam_search import BeamSearchRequest, beam_search
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.device import to_device, without_cudnn_attention
 from megatron.inference.engine.encoder_runner import EncoderRunner, Value
-from megatron.inference.engine.sampling import SamplingParams, sample_tokens
+from megatron.inference.engine.sampling import SamplingParams, mask_nonfinite, sample_tokens
 from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import in_turn
@@ -319,10 +319,7 @@ class TextToTextRequest(ExclusiveRequest[Generated]):
         for position in range(self.max_new_tokens):
             last = [texts[i][-1] for i in running]
             logits = runner.logits(runner.decode(last, [position] * len(last))[:, 0])
-            if not logits.isfinite().all():
-                raise runner.nonfinite_logits_error()
-            drawn, params = [draws[i].random() for i in running], [self.sampling] * len(running)
-            new = runner.broadcast(sample_tokens(logits, params, drawn, [position] * len(running)))
+            new = self._next_tokens(runner, logits, [draws[i].random() for i in running], position)
             for i, token in zip(running, new, strict=True):
                 texts[i].append(token)
             left = [row for row, token in enumerate(new) if token != self.eos]
@@ -332,6 +329,22 @@ class TextToTextRequest(ExclusiveRequest[Generated]):
                 break
             runner.cache.reorder(left, position + 1)
         return [self._generated(text[1:]) for text in texts]
+
+    def _next_tokens(
+        self, runner: EncoderDecoderRunner, logits: Tensor, draws: Sequence[float], position: int
+    ) -> list[int]:
+        """Sample a token for each text; return those of the first rank."""
+        logits, is_finite_b1 = mask_nonfinite(logits)
+        sampled = sample_tokens(
+            logits,
+            [self.sampling] * len(draws),
+            draws,
+            [position] * len(draws),
+            lambda tokens_b: is_finite_b1,
+        )
+        if not all(is_finite for _, is_finite in sampled):
+            raise runner.nonfinite_logits_error()
+        return runner.broadcast([int(token) for token, _ in sampled])
 
     def _generated(self, tokens: Sequence[int]) -> Generated:
         """Return generated `tokens` without the EOS token that may end them."""

@@ -80,32 +80,25 @@ Score = Callable[[Tensor], Tensor]
 """Computes columns [b, n] float64 for the host from the sampled tokens [b]."""
 
 
+def mask_nonfinite(logits_bv: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace rows with NaN or infinite logits by zeros.
+
+    Shapes: [b, V] -> [b, V], and [b, 1] float64: 1 for the rows that were finite, else 0.
+    """
+    is_finite_b1 = logits_bv.isfinite().all(1, keepdim=True)
+    return logits_bv.masked_fill(~is_finite_b1, 0.0), is_finite_b1.double()
+
+
 def sample_tokens(
     logits_bv: Tensor,
     samplings: Sequence[SamplingParams],
     draws: Sequence[float],
     lengths: Sequence[int],
-    *,
-    candidates: int = _CANDIDATES,
-) -> list[int]:
-    """Sample the next token of each row, independently of the other rows.
-
-    Arguments are those of `sample_and_score`.
-    """
-    rows = sample_and_score(logits_bv, samplings, draws, lengths, None, candidates=candidates)
-    return [int(token) for (token,) in rows]
-
-
-def sample_and_score(
-    logits_bv: Tensor,
-    samplings: Sequence[SamplingParams],
-    draws: Sequence[float],
-    lengths: Sequence[int],
-    score: Score | None,
+    score: Score | None = None,
     *,
     candidates: int = _CANDIDATES,
 ) -> list[list[float]]:
-    """Sample the next token of each row; return it with the columns of `score`.
+    """Sample the next token of each row, independently of the others; return [token, *columns].
 
     Tokens and columns of all rows come to the host in one copy, the only sync; it is repeated if
     top-p or min-p keeps more tokens than were sorted.
@@ -113,6 +106,7 @@ def sample_and_score(
     Args:
         draws: a uniform random number in [0, 1) for each row; greedy rows ignore it.
         lengths: number of tokens generated before, for each row.
+        score: computes the columns.
         candidates: see `limit_logits`.
 
     Shapes: logits_bv [b, V] float32, of real tokens only.

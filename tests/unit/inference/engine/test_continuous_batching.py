@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from recorded_graph import record
 from stages import (
     completed,
     engine_of,
@@ -301,7 +302,8 @@ def test_nan_logits_are_reported(network, broken):
             go_on()
 
 
-def test_a_sequence_without_numbers_fails_alone(group):
+@pytest.mark.parametrize("static", [{}, {"key_rounding": 8, "capture": record}])
+def test_a_sequence_without_numbers_fails_alone(group, static):
     """And leaves nothing behind in its row, which the next sequence takes over."""
     spec = tiny_spec(**SIZES | LLAMA)
     model = random_model(group, spec)
@@ -310,7 +312,7 @@ def test_a_sequence_without_numbers_fails_alone(group):
     assert not any(5 in tokens for tokens in expected)
     with torch.no_grad():
         dict(model.named_parameters())["1.word_embeddings.weight"][5] = torch.nan
-    engine = engine_of(model, spec, rows=2)
+    engine = engine_of(model, spec, rows=2, **static)
     numbers = [engine.add(one) for one in (request_of((1, 5, 2, 2, 2, 2)), *others)]
     tokens = {number: [] for number in numbers}
     reasons = {}

@@ -11,6 +11,7 @@ from stages import completed, engine_of, random_model
 from test_continuous_batching import NETWORKS, SIZES, prompts, request_of
 from tiny import LLAMA, tiny_spec
 
+from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.decode_graphs import StepShape, decode_capture, step_shape
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.evaluation.scoring import Window, score_windows
@@ -83,6 +84,10 @@ def test_replays_serve_sequences_that_join_and_leave(group):
     assert 3 < shapes <= 12  # at most 1, 2, 4, 5 rows with 4, 8, 12, 14 keys
     assert completed(static, *requests) == expected
     assert len(captures) == shapes
+    search = BeamSearchRequest(prompt=(1, 2, 3), width=5, max_new_tokens=6)
+    assert [beam.tokens for beam in static.run_alone(search)] == [
+        beam.tokens for beam in engine_of(model, spec, rows=5).run_alone(search)
+    ]
 
 
 def test_failed_captures_are_reported_and_steps_run_uncaptured(group, caplog):

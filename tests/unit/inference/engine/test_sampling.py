@@ -8,6 +8,11 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from megatron.inference.engine.sampling import SamplingParams, limit_logits, sample_tokens
 
+
+def sampled(*arguments, **options):
+    return [int(token) for (token,) in sample_tokens(*arguments, **options)]
+
+
 LOGITS = torch.log(torch.tensor([[0.3, 0.5, 0.05, 0.15]]))
 
 
@@ -15,7 +20,7 @@ def drawn(sampling, times=2000, length=0, **options):
     stream = random.Random(0)
     rows = LOGITS.expand(times, -1)
     draws = [stream.random() for _ in range(times)]
-    found = sample_tokens(rows, [sampling] * times, draws, [length] * times, **options)
+    found = sampled(rows, [sampling] * times, draws, [length] * times, **options)
     return torch.bincount(torch.tensor(found), minlength=4) / times
 
 
@@ -105,9 +110,9 @@ def test_each_row_has_its_own_parameters():
         SamplingParams(),
     ]
     draws = [0.1, 0.3, 0.5, 0.7, 0.9]
-    together = sample_tokens(logits, samplings, draws, [0] * 5)
+    together = sampled(logits, samplings, draws, [0] * 5)
     for row in range(5):
-        assert sample_tokens(logits[row : row + 1], [samplings[row]], [draws[row]], [0]) == [
+        assert sampled(logits[row : row + 1], [samplings[row]], [draws[row]], [0]) == [
             together[row]
         ]
 
@@ -116,4 +121,4 @@ def test_each_row_has_its_own_parameters():
 def test_the_ends_of_the_interval_are_tokens_that_can_be(draw):
     impossible = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
     for sampling in (SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=1.0)):
-        assert sample_tokens(impossible, [sampling], [draw], [0])[0] in (1, 2)
+        assert sampled(impossible, [sampling], [draw], [0])[0] in (1, 2)
