@@ -120,7 +120,11 @@ class HostScalars:
         """Copy the norm, or one of each parameter group, and the expected scalars to the host."""
         tensors = (norm, *self._pending)
         # Doubles hold all narrower values exactly.
-        together = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).cpu()
+        flat = [tensor.detach().reshape(-1).double() for tensor in tensors]
+        if len({tensor.device for tensor in flat}) > 1:
+            # The norm of an offloaded optimizer is on the host already.
+            flat = [tensor.cpu() for tensor in flat]
+        together = torch.cat(flat).cpu()
         own, *others = together.split([tensor.numel() for tensor in tensors])
         self._values = [
             value.to(tensor.dtype).reshape(tensor.shape)

@@ -9,6 +9,7 @@ from deepspeed.accelerator import get_accelerator
 from syncs import counted_syncs, host_state
 
 from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.grad_stats import HostScalars
 
 STAGES = ("0", "1", "2", "3")
 
@@ -50,6 +51,35 @@ def test_a_step_in_fp16_waits_twice(build, micro_batch, monkeypatch, stage):
     flags = ("--fp16", "--loss-scale", "128", "--zero-stage", stage, "--global-batch-size", "8")
     inside, lines = waits_of_a_step(build(*flags, device="cuda"), micro_batch)
     assert (inside, sum(lines.values())) == (0, 2), lines
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, until it is copied."""
+
+    device = torch.device("cuda")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "norm", [torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0]).as_subclass(OnGpu)]
+)
+def test_scalars_of_a_step_come_together_from_wherever_they_are(monkeypatch, norm):
+    joined = torch.cat
+
+    def cat(tensors):
+        assert len({tensor.device for tensor in tensors}) == 1
+        return joined(tensors)
+
+    monkeypatch.setattr(torch, "cat", cat)
+    scalars = HostScalars()
+    scalars.expect(torch.tensor(0.1).as_subclass(OnGpu), torch.tensor([2.0]).as_subclass(OnGpu))
+    assert scalars.to_host(norm).tolist() == [3.0, 4.0]
+    loss, auxiliary = scalars.take()
+    assert (loss, auxiliary.tolist()) == (torch.tensor(0.1), [2.0])
+    assert {loss.device.type, auxiliary.device.type} == {"cpu"}
+    assert scalars.take() == []
 
 
 def test_waits_are_found():
