@@ -91,8 +91,9 @@ def _forward_of(block: Block, inputs: LayerInput) -> LayerInput:
 
 def _compiled_forward(compiled: Callable[..., Any], block: Block, inputs: LayerInput) -> LayerInput:
     try:
-        output: LayerInput = compiled(block, inputs)
-        return output
+        # Without the memo: what one layer writes into it would make another layer's graph differ.
+        output: LayerInput = compiled(block, inputs._replace(shared=None))
+        return output._replace(shared=inputs.shared)
     except Exception as error:
         if not _is_of_compiler(error):
             raise
