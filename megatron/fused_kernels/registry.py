@@ -141,6 +141,8 @@ def choose_kernels(
     for operation in _operations(plan, work.spec):
         if _is_compiled(operation, plan, work.device):
             choices.append(Choice(operation, "compiled", "--compile"))
+            if operation == "cross-entropy":
+                kernels = replace(kernels, cross_entropy=cross_entropy.COMPILED)
         elif plan.source == "reference" or operation in plan.unfused:
             flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
             choices.append(Choice(operation, "PyTorch", flag))

@@ -26,7 +26,8 @@ from megatron.engine.deepspeed.timers import HostEvent, Pace, Timers
 from megatron.engine.engine import Engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.fused_kernels.reference.cross_entropy import COMPILED
+from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.initialization import initialise
 from megatron.model.layers.compiled_blocks import Compiler
@@ -241,8 +242,7 @@ def build_engine(
             loss_terms=objective.loss_terms(model),
             compiler=Compiler(
                 mode=plan.kernels.compile,
-                compiles_loss=kernels.cross_entropy is REFERENCE.cross_entropy
-                and not plan.kernels.loss_chunk_tokens,
+                compiles_loss=kernels.cross_entropy is COMPILED,
                 backend=compile_backend,
             )
             if plan.kernels.compile != "none"

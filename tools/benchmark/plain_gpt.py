@@ -56,6 +56,7 @@ class PlainLoop:
 
     Args:
         compiles: whether torch.compile makes the forward and backward pass.
+        by_blocks: whether it compiles each block, as one graph, and nothing else.
     """
 
     def __init__(
@@ -66,10 +67,14 @@ class PlainLoop:
         *,
         device: torch.device,
         compiles: bool = False,
+        by_blocks: bool = False,
     ):
         with device:
             self.model = PlainGPT(spec)
-        self.forward = torch.compile(self.model) if compiles else self.model
+        self.forward = torch.compile(self.model) if compiles and not by_blocks else self.model
+        if by_blocks:
+            for block in self.model.blocks:
+                block.compile(fullgraph=True, dynamic=False)
         self.device, self.bf16 = device, dtype == "bf16"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True)
 

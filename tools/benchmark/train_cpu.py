@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Training speed of one process on CPUs, beside a plain PyTorch loop of the same model.
 
-Both take turns in one process, so that whatever else the machine does falls on both. Compare the
-ratios by CPU time: wall time depends on the neighbours.
+All sides take turns in one process, so that whatever else the machine does falls on all. Compare
+the ratios by CPU time: wall time depends on the neighbours.
 """
 
 import statistics
@@ -41,11 +41,16 @@ def main(argv: Sequence[str]) -> None:
         default="sdpa",
         help="attention of our side; the plain loop has sdpa",
     )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="add compiled sides: ours, and the plain loop by blocks and as a whole",
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
     args = parser.parse_args(argv)
     log.configure(rank=0)
     for dtype in args.dtypes:
-        sides = build_sides(dtype, args.batch, args.attention_impl)
+        sides = build_sides(dtype, args.batch, args.attention_impl, compiles=args.compile)
         torch.set_num_threads(args.threads)
         tokens_per_turn = args.steps * args.batch * 256
         cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -59,15 +64,35 @@ def main(argv: Sequence[str]) -> None:
         print(line(dtype, "CPU", cpu), line(dtype, "wall", wall), sep="\n", flush=True)
 
 
-def build_sides(dtype: str, batch: int, attention: str) -> dict[str, Callable[[], object]]:
+def build_sides(
+    dtype: str, batch: int, attention: str, *, compiles: bool
+) -> dict[str, Callable[[], object]]:
     """Return, by name, what takes one step."""
     flags = (
         "--num-layers 6 --hidden-size 384 --num-attention-heads 6 --seq-length 256 "
         f"--micro-batch-size {batch} --lr 1e-4 --train-iters 1000 --clip-grad 1.0 --device cpu "
         f"--attention-dropout 0 --hidden-dropout 0 --data-path none --attention-impl {attention}"
     ).split()
-    config, _ = parse_config([*flags, "--bf16"] if dtype == "bf16" else flags)
-    launch, device = prepare_process(config.parallel)
+    flags += ["--bf16"] if dtype == "bf16" else []
+    sides = {
+        "megatron": our_side(flags, batch),
+        "plain PyTorch": plain_side(flags, dtype, batch),
+    }
+    if compiles:
+        sides |= {
+            "megatron --compile": our_side([*flags, "--compile"], batch),
+            "plain, compiled blocks": plain_side(
+                flags, dtype, batch, compiles=True, by_blocks=True
+            ),
+            "plain, compiled": plain_side(flags, dtype, batch, compiles=True),
+        }
+    return sides
+
+
+def our_side(flags: Sequence[str], batch: int) -> Callable[[], object]:
+    """Return what takes one step of the engine of pretrain_gpt.py."""
+    config, _ = parse_config(flags)
+    _, device = prepare_process(config.parallel)
     decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device=device.type)
     if not torch.distributed.is_initialized():
         distributed.start("gloo")
@@ -75,23 +100,33 @@ def build_sides(dtype: str, batch: int, attention: str) -> dict[str, Callable[[]
     engine = build_engine(decided, build_process_groups(decided), GPT(), kernels)
     engine.set_lr(1e-4)
     batches = random_batches(decided, batch)
-    loop = PlainLoop(decided.model, dtype, lr=1e-4, device=device)
+    return lambda: float(engine.train_batch(batches))
 
-    def plain_step() -> float:
-        batch = next(batches)
-        tokens, labels = batch["tokens"], batch["labels"]
-        return loop.step(tokens, labels)
 
-    return {"megatron": lambda: float(engine.train_batch(batches)), "plain": plain_step}
+def plain_side(
+    flags: Sequence[str], dtype: str, batch: int, **compiled: bool
+) -> Callable[[], object]:
+    """Return what takes one step of the plain loop."""
+    config, _ = parse_config(flags)
+    decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device="cpu")
+    batches = random_batches(decided, batch)
+    loop = PlainLoop(decided.model, dtype, lr=1e-4, device=torch.device("cpu"), **compiled)
+
+    def step() -> float:
+        given = next(batches)
+        return loop.step(given["tokens"], given["labels"])
+
+    return step
 
 
 def line(dtype: str, clock: str, tokens_per_s: dict[str, list[float]]) -> str:
-    """Return medians and their ratio."""
-    ours, plain = (statistics.median(tokens_per_s[name]) for name in ("megatron", "plain"))
-    return (
-        f"{dtype} | tokens per {clock} second: megatron {ours:.0f}, plain PyTorch {plain:.0f} | "
-        f"ratio {ours / plain:.3f}"
+    """Return the median of each side, and its ratio to that of the plain loop."""
+    medians = {name: statistics.median(speeds) for name, speeds in tokens_per_s.items()}
+    plain = medians["plain PyTorch"]
+    sides = ", ".join(
+        f"{name} {speed:.0f} ({speed / plain:.3f})" for name, speed in medians.items()
     )
+    return f"{dtype} | tokens per {clock} second: {sides}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cross-entropy over one rank's slice of the vocabulary, without the collectives in between."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -71,3 +71,6 @@ def unsupported(dtype: torch.dtype) -> str | None:
 
 REFERENCE = CrossEntropy(largest=largest, sums=sums, gradient=gradient, full=full)
 """Implementation in torch, for any device."""
+
+COMPILED = replace(REFERENCE)
+"""The same for torch.compile, which fuses the cast to 32 bits: it takes 16-bit logits."""

@@ -15,6 +15,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.fused_kernels import registry as choose
+from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.registry import Workload, choose_kernels, package_problems
 
@@ -181,6 +182,7 @@ def test_compiled_layers_take_the_reference_and_the_loss_stays_triton_s(packages
 
     monkeypatch.setattr(choose, "which", lambda name: f"/usr/bin/{name}")
     assert table("--compile", device=CPU)["cross-entropy"] == "compiled"
+    assert chosen("--compile", device=CPU)[0].cross_entropy is COMPILED
     chunks = ("--loss-chunk-tokens", "4")
     assert table("--compile", *chunks, device=CPU)["cross-entropy"] == "PyTorch"
 
