@@ -123,7 +123,8 @@ class ParallelAttention(nn.Module):
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
         bias = relative.bias(query.size(2), key.size(2)) if relative else None
         mask = shared.once(
-            ("mask", self.window), lambda: Mask(spans_bs2=spans_bs2, window=self.window)
+            ("mask", self.window),
+            lambda: Mask(spans_bs2=spans_bs2, window=self.window, derived=Shared()),
         )
         slopes_a = None
         if self.spec.position_embedding == "alibi":
@@ -221,6 +222,7 @@ class ParallelCrossAttention(ParallelAttention):
         key_value = self.key_value(encoder_tbh).unflatten(2, (groups, 2, head_dim))
         query, key, value = self.in_heads(query, *key_value.split(1, dim=3))
         mask = (shared or Shared()).once(
-            "mask of encoder", lambda: Mask(causal=False, spans_bs2=spans_bs2)
+            "mask of encoder",
+            lambda: Mask(causal=False, spans_bs2=spans_bs2, derived=Shared()),
         )
         return self.output(self.core(query, key, value, mask))
