@@ -20,7 +20,8 @@ from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
 from megatron.config.plan import fewest_processes, plan, with_some_data
 from megatron.config.tools.planning import PlanningConfig
-from megatron.planner.devices import device_of
+from megatron.planner.calibration import ROOFLINE, Calibration, read_calibration
+from megatron.planner.devices import Device, device_of
 from megatron.planner.search import DECIDED, obstacle, search
 from megatron.planner.speed import speed_of
 from megatron.planner.summary import (
@@ -91,8 +92,13 @@ def _problems(planning: PlanningConfig) -> list[str]:
     ]
     if planning.mfu is not None and not 0 < planning.mfu <= 1:
         problems.append(f"--mfu {planning.mfu:g} must be more than 0 and at most 1")
-    if planning.gpu is None and (planning.mfu or planning.price_per_gpu_hour):
-        problems.append("--mfu and --price-per-gpu-hour need the kind of GPU: give --gpu too")
+    needs_kind = planning.mfu or planning.price_per_gpu_hour or planning.measured
+    if planning.gpu is None and needs_kind:
+        problems.append(
+            "--mfu, --measured and --price-per-gpu-hour need the kind of GPU: give --gpu too"
+        )
+    if planning.mfu and planning.measured:
+        problems.append("--mfu and --measured both decide the time of a step: leave one out")
     if planning.search is not None and planning.mfu:
         problems.append("--search takes no --mfu, which differs between layouts")
     return problems
@@ -128,11 +134,29 @@ def _print_plan(config: Config, planning: PlanningConfig) -> None:
     for lines in (run_lines(decided), memory_lines(decided, device=kind), work_lines(decided)):
         print(*lines, sep="\n")
     if device:
-        speed = speed_of(decided, device, gpus_per_node=planning.gpus_per_node, mfu=planning.mfu)
-        price = planning.price_per_gpu_hour
-        print(*device_lines(decided, device, speed, price_per_gpu_hour=price), sep="\n")
+        calibration = _calibration(planning, device)
+        speed = speed_of(
+            decided,
+            device,
+            gpus_per_node=planning.gpus_per_node,
+            mfu=planning.mfu,
+            slowdown=calibration.slowdown,
+        )
+        lines = device_lines(
+            decided,
+            device,
+            speed,
+            source=f"--mfu {planning.mfu:g}" if planning.mfu else calibration.source,
+            price_per_gpu_hour=planning.price_per_gpu_hour,
+        )
+        print(*lines, sep="\n")
         if obstacle(decided, device):
             sys.exit(ExitCode.FAILED)
+
+
+def _calibration(planning: PlanningConfig, device: Device) -> Calibration:
+    """Return what corrects the roofline on `device`."""
+    return read_calibration(planning.measured, device) if planning.measured else ROOFLINE
 
 
 def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> None:
@@ -142,15 +166,23 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
         )
     if config.training.global_batch_size is None:
         raise ConfigError("--search compares layouts on equal batches: give --global-batch-size")
+    device = device_of(planning.gpu or "a100-80gb")
+    calibration = _calibration(planning, device)
     found = search(
         config,
         num_gpus=num_gpus,
         vocab_size=planning.vocabulary,
-        device=device_of(planning.gpu or "a100-80gb"),
+        device=device,
         gpus_per_node=planning.gpus_per_node,
+        slowdown=calibration.slowdown,
     )
-    price = planning.price_per_gpu_hour
-    print(*search_lines(found, most=planning.show, price_per_gpu_hour=price), sep="\n")
+    lines = search_lines(
+        found,
+        most=planning.show,
+        source=calibration.source,
+        price_per_gpu_hour=planning.price_per_gpu_hour,
+    )
+    print(*lines, sep="\n")
     if not found.fitting:
         sys.exit(ExitCode.FAILED)
 

@@ -79,6 +79,7 @@ def search(
     device: Device,
     gpus_per_node: int = 8,
     objective: ObjectiveName = "gpt",
+    slowdown: float = 1.0,
 ) -> Found:
     """Try every layout of `num_gpus` devices for what `config` trains.
 
@@ -87,6 +88,7 @@ def search(
 
     Args:
         gpus_per_node: tensor parallelism stays within a node.
+        slowdown: of computation relative to the roofline.
 
     Raises:
         ConfigError: something is wrong that no layout mends.
@@ -117,7 +119,7 @@ def search(
         if reason := obstacle(decided, device):
             refused["tp pp", reason].append(layout)
             continue
-        speed = speed_of(decided, device, gpus_per_node=gpus_per_node)
+        speed = speed_of(decided, device, gpus_per_node=gpus_per_node, slowdown=slowdown)
         peak = max(memory.total for memory in memory_of_stages(decided))
         fitting.append(Fitting(layout=layout, speed=speed, peak_bytes=peak))
     if problems:

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan import Plan
 from megatron.planner.devices import Device
+from megatron.planner.roofline import times_of
 from megatron.planner.traffic import Traffic, traffic_of
-
-BUSY_SHARE = 0.55
-"""Of a device's peak that layers reach while they compute: BLOOM's 150 of 312 TFLOPs per A100
-(arXiv:2211.05100, section 3.3.4), with its pipeline's bubble and communication taken out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +44,19 @@ def step_flops(plan: Plan, *, recomputed: bool) -> float:
 
 
 def speed_of(
-    plan: Plan, device: Device, *, gpus_per_node: int = 8, mfu: float | None = None
+    plan: Plan,
+    device: Device,
+    *,
+    gpus_per_node: int = 8,
+    mfu: float | None = None,
+    slowdown: float = 1.0,
 ) -> Speed:
     """Return the time of a step on `device`.
 
     Args:
-        mfu: model FLOPs utilisation that is known from elsewhere; estimated when None, from
-            BUSY_SHARE, the bubble, and communication that does not overlap with anything.
+        mfu: model FLOPs utilisation that is known from elsewhere; estimated when None, from the
+            roofline, the bubble, and communication that does not overlap with anything.
+        slowdown: of computation relative to the roofline.
     """
     batch, world_size = plan.batch, plan.parallel.world_size
     model, hardware = (step_flops(plan, recomputed=r) for r in (False, True))
@@ -62,7 +65,7 @@ def speed_of(
     if mfu:
         step_s, every_s = model / (peak * mfu), 0.0
     else:
-        step_s, every_s = (_step_s(plan, device, n, gpus_per_node) for n in (number, 0))
+        step_s, every_s = (_step_s(plan, device, n, gpus_per_node, slowdown) for n in (number, 0))
     tokens = batch.global_batch_size * plan.model.seq_length
     # A step of a smaller batch, as in a ramp, is shorter in its micro-batches alone.
     full_steps = plan.training.train_samples / batch.global_batch_size
@@ -80,16 +83,17 @@ def speed_of(
     )
 
 
-def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int) -> float:
+def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdown: float) -> float:
     """Return the time of a step of `number` micro-batches; at 0 the constant part of every step."""
     parallel, batch = plan.parallel, plan.batch
     full = batch.num_micro_batches(batch.global_batch_size)
     node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s
     near = parallel.tensor * parallel.sequence <= gpus_per_node
     small = parallel.world_size <= gpus_per_node
-    peak = parallel.world_size * device.peak_flops(plan.precision.dtype)
     total, sent = traffic_of(plan, full), traffic_of(plan, number)
-    busy = step_flops(plan, recomputed=True) / (peak * BUSY_SHARE)
-    busy += (total.tensor + total.sequence) / (node if near else network)
+    flops = step_flops(plan, recomputed=True) / parallel.world_size / full
+    times = times_of(plan, device, flops)
+    micro_batch = slowdown * times.micro_batch
+    micro_batch += (total.tensor + total.sequence) / (node if near else network) / full
     between = (sent.pipeline + sent.data) / (node if small else network)
-    return busy / full * (number + parallel.pipeline - 1) + between
+    return micro_batch * (number + parallel.pipeline - 1) + slowdown * times.step + between

@@ -92,9 +92,13 @@ def work_lines(plan: Plan) -> Iterator[str]:
 
 
 def device_lines(
-    plan: Plan, device: Device, speed: Speed, *, price_per_gpu_hour: float | None
+    plan: Plan, device: Device, speed: Speed, *, source: str, price_per_gpu_hour: float | None
 ) -> Iterator[str]:
-    """Yield whether the run fits devices of this kind and, if so, its length and its cost."""
+    """Yield whether the run fits devices of this kind and, if so, its length and its cost.
+
+    Args:
+        source: where the time of a step is known from.
+    """
     why = obstacle(plan, device)
     usable = device.memory_gib - RESERVED_BYTES / GIB
     fullest = max(memory.total for memory in memory_of_stages(plan))
@@ -104,6 +108,7 @@ def device_lines(
         yield f"does not run on {device.name}: {why}"
         return
     yield f"{device.name}: fits | {room}"
+    yield f"times are from {source}"
     yield (
         f"step: {speed.step_s:.2f} s | MFU: {100 * speed.mfu:.1f}% | "
         f"tokens per second: {speed.tokens_per_second:,.0f}"
@@ -112,10 +117,14 @@ def device_lines(
 
 
 def search_lines(
-    found: Found, *, most: int, price_per_gpu_hour: float | None = None
+    found: Found, *, most: int, source: str, price_per_gpu_hour: float | None = None
 ) -> Iterator[str]:
-    """Yield the fastest layouts, at most so many, and why the others cannot be run."""
-    yield f"{len(found.fitting)} layouts fit"
+    """Yield the fastest layouts, at most so many, and why the others cannot be run.
+
+    Args:
+        source: where the times of steps are known from.
+    """
+    yield f"{len(found.fitting)} layouts fit | times are from {source}"
     for rank, fitting in enumerate(found.fitting[:most], 1):
         speed = fitting.speed
         line = (

@@ -23,6 +23,9 @@ class PlanningConfig:
     mfu: float | None = None
     """Model FLOPs utilisation to assume, between 0 and 1 (default: estimated)."""
 
+    measured: str | None = None
+    """Results of tests/gpu/prove.sh on this kind of GPU, whose times calibrate the estimate."""
+
     price_per_gpu_hour: float | None = None
     """Price of an hour of one GPU, in any currency."""
 

@@ -1,5 +1,6 @@
 """What a run is expected to need: against published runs, DeepSpeed's partition and plain counts."""
 
+import json
 import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
+from megatron.planner.calibration import read_calibration
 from megatron.planner.checkpoint import checkpoint_bytes
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device
 from megatron.planner.layouts import layouts_of, places
@@ -93,6 +95,80 @@ def test_blooms_step_takes_as_long_as_it_took():
     assert speed.step_s == pytest.approx(105, rel=0.1)
     assert speed.hardware_flops / speed.step_s / 384 / 1e12 == pytest.approx(150, rel=0.1)
     assert checkpoint_bytes(bloom()) / 2**40 == pytest.approx(2.3, rel=0.05)
+
+
+def test_gpt_3s_step_takes_as_long_as_it_took():
+    # arXiv:2104.04473, table 1: 140 TFLOPs per GPU.
+    speed = speed_of(planned(GPT3_175B, world_size=1024), A100)
+    assert speed.hardware_flops / speed.step_s / 1024 / 1e12 == pytest.approx(140, rel=0.1)
+
+
+SIZES = {
+    "345m": "--num-layers 24 --hidden-size 1024 --num-attention-heads 16",
+    "1.3b": "--num-layers 24 --hidden-size 2048 --num-attention-heads 16",
+    "2.7b": "--num-layers 32 --hidden-size 2560 --num-attention-heads 32",
+}
+
+
+def on_one_gpu(size, micro, batch):
+    flags = f"--seq-length 2048 --bf16 --lr 1e-4 --data-path D --train-iters 10 {SIZES[size]}"
+    batches = f"--micro-batch-size {micro} --global-batch-size {batch}"
+    dropout = "--attention-dropout 0 --hidden-dropout 0"
+    return planned(f"{flags} {batches} {dropout}", world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "mfu"), [("345m", 8, 0.38), ("1.3b", 8, 0.49), ("2.7b", 4, 0.44)]
+)
+def test_the_roofline_gives_the_estimate_that_its_constants_come_from(size, batch, mfu):
+    """Operations and bytes of this code, counted by hand, at rates of an H100."""
+    speed = speed_of(on_one_gpu(size, batch, batch), device_of("h100-80gb"))
+    assert speed.mfu == pytest.approx(mfu, abs=0.03)
+
+
+def test_larger_micro_batches_are_faster():
+    h100 = device_of("h100-80gb")
+    times = [speed_of(on_one_gpu("345m", micro, 64), h100).step_s for micro in (1, 2, 4, 8)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.15 * times[-1]
+    config, _ = parse_config(
+        f"{SIZES['345m']} --seq-length 2048 --bf16 --lr 1e-4 --data-path D --train-iters 10 "
+        "--global-batch-size 64 --micro-batch-size 1".split()
+    )
+    found = search(config, num_gpus=1, vocab_size=50257, device=h100)
+    assert found.fitting[0].layout.micro_batch_size == 8
+    slower = search(config, num_gpus=1, vocab_size=50257, device=h100, slowdown=2.0)
+    assert slower.fitting[0].speed.step_s == pytest.approx(2 * found.fitting[0].speed.step_s)
+
+
+def measured_table(path, slowdowns):
+    """Write results of a GPU whose steps are so much longer than the roofline's."""
+    rows = []
+    for size, slowdown in slowdowns.items():
+        step_s = speed_of(on_one_gpu(size, 4, 4), device_of("h100-80gb")).step_s
+        flags = [*SIZES[size].split(), "--seq-length", "2048", "--bf16"]
+        ours = {"seconds": slowdown * step_s}
+        rows.append({"batch": 4, "flags": "", "all_flags": flags, "ours": ours})
+    rows.append({"batch": 4, "flags": "--compile", "all_flags": [], "ours": {"seconds": 1.0}})
+    rows.append({"batch": 4, "flags": "", "all_flags": [], "ours": {"error": "out of memory"}})
+    card = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": int(79.1 * GIB)}
+    path.write_text(json.dumps({"speed": {"device": card, "rows": rows}}))
+
+
+def test_a_measured_table_calibrates_the_roofline(tmp_path):
+    h100, table = device_of("h100-80gb"), tmp_path / "results.json"
+    measured_table(table, {"345m": 1.2, "1.3b": 1.2 * 1.44})
+    found = read_calibration(str(table), h100)
+    assert found.slowdown == pytest.approx(1.44)
+    assert "mean of 2 measured on NVIDIA H100" in found.source and "1.20 to 1.73" in found.source
+    with pytest.raises(ConfigError, match="which is not --gpu a100-80gb"):
+        read_calibration(str(table), A100)
+    measured_table(table, {})
+    with pytest.raises(ConfigError, match="no row"):
+        read_calibration(str(table), h100)
+    table.write_text('{"speed": null}')
+    with pytest.raises(DataError, match="cannot be read"):
+        read_calibration(str(table), h100)
 
 
 def test_a_ramp_takes_as_long_as_its_steps():
@@ -243,10 +319,10 @@ def test_the_summary_says_what_was_computed():
     assert "192 to 2048 in 117 sizes" in text
     assert "pipeline bubble: 7.9%" in text
     speed = replace(speed_of(decided, A100), gpu_hours=1000.0)
-    *_, run = device_lines(decided, A100, speed, price_per_gpu_hour=2.5)
+    *_, run = device_lines(decided, A100, speed, source="a test", price_per_gpu_hour=2.5)
     assert run.endswith("cost: 2,500")
     small = device_of("a100-40gb")
-    *_, last = device_lines(decided, small, speed, price_per_gpu_hour=2.5)
+    *_, last = device_lines(decided, small, speed, source="a test", price_per_gpu_hour=2.5)
     assert last.startswith("does not run on a100-40gb: needs more than")
 
 

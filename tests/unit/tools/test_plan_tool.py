@@ -30,6 +30,7 @@ def test_a_run_is_planned_to_its_cost():
     assert [line for line in lines if line.startswith("stage 0 (24 layers, embedding, head;")]
     assert [line for line in lines if line.startswith("h100-80gb: fits")]
     assert "MFU: 40.0%" in done.stdout
+    assert "times are from --mfu 0.4" in lines
     assert " | cost: " in lines[-1]
 
 
@@ -55,6 +56,7 @@ def test_a_search_ends_in_flags_to_take():
     done = run("--search", "16", "--device", "h100-80gb", "--show", "3")
     assert done.returncode == 0, done.stderr
     assert "flags of the first: --tensor-model-parallel-size" in done.stdout
+    assert "times are from a roofline that no GPU has confirmed" in done.stdout
     assert "do not run (tp 16): more than the 8 GPUs of a node" in done.stdout
 
 
@@ -91,6 +93,9 @@ def test_weighted_data_need_not_be_there():
         (("--device", "h1000"), "h1000 is none of v100-16gb"),
         (("--mfu", "2", "--gpu", "h200"), "--mfu 2 must be more than 0 and at most 1"),
         (("--price-per-gpu-hour", "2"), "give --gpu too"),
+        (("--measured", "results.json"), "give --gpu too"),
+        (("--measured", "nowhere.json", "--gpu", "h200"), "--measured nowhere.json cannot be read"),
+        (("--measured", "r.json", "--mfu", "0.4", "--gpu", "h200"), "leave one out"),
         (("--search", "0"), "--search 0 must be at least 1"),
         (("--search", "8", "--num-gpus", "4"), "leave --num-gpus or --world-size out"),
         (("--num-gpus", "3", "--tensor-model-parallel-size", "2"), "3 processes cannot hold"),

@@ -1,0 +1,166 @@
+"""Roofline of a rank: time of a micro-batch by matrix products, attention, memory traffic, launches.
+
+The constants are fitted to estimates of this code on an H100 (operations and bytes counted, rates
+assumed); no GPU has confirmed them, and relative to the data sheet they serve other kinds of GPU.
+Large micro-batches are faster for three reasons: a product of few rows runs below the rate of a large
+one, every micro-batch adds the gradients of all weights, and it takes at least as long as the host
+needs to launch it.
+"""
+
+from dataclasses import dataclass
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.plan import Plan
+from megatron.planner.activations import BYTES, Activations
+from megatron.planner.devices import Device
+from megatron.planner.memory import weights_of
+from megatron.planner.pipeline_stages import stages_of
+
+PRODUCT_SHARE = 0.767
+"""Of the peak, that a product of large matrices reaches."""
+PRODUCT_SIZE = 260
+"""Loss of products by size: time times 1 + 260 * (1/rows + 1/inputs + 1/outputs)."""
+ATTENTION_SHARES = (0.566, 0.404)
+"""Of the peak, that fused attention reaches forward and backward at 128 features of a head."""
+MASKED_SHARE = 0.6
+"""Of that, with a mask that is read from memory and whose zeros are not skipped."""
+MEMORY_SHARE = 0.836
+"""Of the memory bandwidth, that operations which only read and write reach."""
+LAYER_PASSES = {False: (31, 5), True: (44, 8)}
+"""Passes over [s, b, h], reads and writes of forward and backward, by whether the MLP is gated: those
+of a layer beside its MLP's activations, and those over one more hidden size of ffn_hidden_size. For
+an MLP four times as wide they are 51."""
+SCORE_PASSES = 12
+"""Passes over the scores of attention where they are written out."""
+LOGIT_BYTES = 26
+"""Read and written for each logit, by the head's result, its loss and its gradient."""
+GRADIENT_BYTES = {True: (18, 26), False: (0, 12)}
+"""Read and written for each weight to add its gradient in the first micro-batch of a step and in
+another one, by whether weights have 16 bits."""
+STEP_BYTES = {True: (18, 36), False: (12, 28)}
+"""The same for each weight in the optimizer's step: norm, clipping and zeroing; its update, which
+ZeRO divides."""
+PARAMETER_S = 16.5e-6
+"""To launch the operations on one parameter in a step."""
+LAUNCHES = (48, 40)
+"""Operations of a layer, forward and backward, and outside of layers, in a micro-batch."""
+LAUNCH_S = 10e-6
+"""For the host to launch one of them."""
+TAIL_S = 4.5e-3
+"""Of a step in which the GPU waits: for the norm, the loss and the first layers to be launched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds of one rank: of a micro-batch, but for `step`, which every step takes besides."""
+
+    products: float
+    attention: float
+    pointwise: float
+    logits: float
+    gradients: float
+    launches: float
+    step: float
+
+    @property
+    def micro_batch(self) -> float:
+        """Time of a micro-batch on the device, at least that of the host."""
+        busy = self.products + self.attention + self.pointwise + self.logits + self.gradients
+        return max(busy, self.launches)
+
+
+def times_of(plan: Plan, device: Device, flops: float) -> Times:
+    """Return the times of a rank of an average pipeline stage, without communication.
+
+    Args:
+        flops: of a micro-batch on the rank, recomputation included.
+    """
+    spec, parallel = plan.model, plan.parallel
+    peak = device.peak_flops(plan.precision.dtype)
+    memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
+    activations = Activations(plan, "cuda")
+    is_mixed = BYTES[plan.precision.dtype] == 2
+    layers = (spec.num_layers + spec.num_decoder_layers) / parallel.pipeline
+    forwards = 1 + plan.recompute.share / 3  # of the passes of a layer, with those recomputed
+    core = _attention_flops(spec) * plan.batch.micro_batch_size
+    core /= parallel.tensor * parallel.sequence * parallel.pipeline
+    again = plan.recompute.share + (plan.recompute.granularity == "selective")
+    beside, of_mlp = LAYER_PASSES[spec.is_gated]
+    passed = float(activations.outside * beside * spec.hidden_size)
+    passed += activations.tokens * of_mlp * spec.ffn_hidden_size / parallel.tensor
+    logits = activations.tokens * spec.padded_vocab_size / parallel.tensor / parallel.pipeline
+    weights = max(weights_of(plan, stage).total for stage in stages_of(plan))
+    first, further = GRADIENT_BYTES[is_mixed]
+    on_all, divided = STEP_BYTES[is_mixed]
+    copies = parallel.data * parallel.sequence if parallel.zero_stage else 1
+    return Times(
+        products=(flops - (3 + again) * core) * _slowdown(plan) / (peak * PRODUCT_SHARE),
+        attention=_attention_s(plan, core, again, peak, memory),
+        pointwise=layers * passed * BYTES[plan.precision.dtype] * forwards / memory,
+        logits=LOGIT_BYTES * logits / memory,
+        gradients=weights * further / memory,
+        launches=(LAUNCHES[0] * layers * forwards + LAUNCHES[1]) * LAUNCH_S,
+        step=weights * (on_all + divided / copies + first - further) / memory
+        + (12 * layers + 4) * PARAMETER_S
+        + TAIL_S,
+    )
+
+
+def _slowdown(plan: Plan) -> float:
+    """Return the mean factor by which the size of products lengthens them, by their operations."""
+    spec, tensor = plan.model, plan.parallel.tensor
+    rows, width = Activations(plan, "cuda").tokens, spec.hidden_size
+    heads = spec.num_attention_heads * spec.head_dim
+    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+    inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+    layers = spec.num_layers + spec.num_decoder_layers
+    shapes = [
+        (layers, width, qkv / tensor),
+        (layers, heads / tensor, width),
+        (layers, width, inner / tensor),
+        (layers, spec.ffn_hidden_size / tensor, width),
+        (1, width, spec.padded_vocab_size / tensor),
+    ]
+    total = sum(count * inputs * outputs for count, inputs, outputs in shapes)
+    return (
+        sum(
+            count * inputs * outputs * (1 + PRODUCT_SIZE * (1 / rows + 1 / inputs + 1 / outputs))
+            for count, inputs, outputs in shapes
+        )
+        / total
+    )
+
+
+def _attention_flops(spec: ModelSpec) -> float:
+    """Return the operations of a forward pass of attention's cores on a sample, masked ones too."""
+    s, d = spec.seq_length, spec.decoder_seq_length
+    windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
+    pairs = s * sum(min(s, window or s) for window in windows)
+    pairs += spec.num_decoder_layers * d * (d + s)
+    return 4.0 * spec.num_attention_heads * spec.head_dim * pairs
+
+
+def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: float) -> float:
+    """Return the time of attention's cores in a micro-batch.
+
+    Args:
+        core: operations of their forward pass.
+        again: forward passes that are recomputed.
+    """
+    spec, parallel = plan.model, plan.parallel
+    if plan.kernels.attention in ("sdpa", "flash"):
+        padded = -(-spec.head_dim // 32) * 32
+        shape = min(1.0, 0.6 + 0.4 * spec.head_dim / 128) * spec.head_dim / padded
+        is_masked = spec.position_embedding == "alibi" or spec.window > 0
+        share = shape * (MASKED_SHARE if is_masked else 1.0)
+        is_causal = spec.architecture == "gpt" and not is_masked
+        counted = core / 2 if is_causal else core
+        forward, backward = (peak * each * share for each in ATTENTION_SHARES)
+        return counted * ((1 + again) / forward + 2.5 / backward)
+    slowdown = 1 + PRODUCT_SIZE * (1 / spec.head_dim + 2 / spec.seq_length)
+    layers = (spec.num_layers + spec.num_decoder_layers) / parallel.pipeline
+    heads = spec.num_attention_heads / parallel.tensor / parallel.sequence
+    scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
+    wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]
+    products = (3 + again) * core * slowdown / (peak * PRODUCT_SHARE)
+    return products + SCORE_PASSES * wide * scores / memory
