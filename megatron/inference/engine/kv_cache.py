@@ -146,7 +146,7 @@ class Decode:
     ):
         self.positions, self.shape = positions_b, shape
         self.max_length, self._lengths = max_length, lengths
-        self._slots = positions_b
+        self._slots: Tensor | None = None
         self._views: dict[int, _View] = {}
 
     def attend(
@@ -160,8 +160,6 @@ class Decode:
         keys, values = layer.keys, layer.values
         batch, heads, _, head_dim = query.shape
         groups = key.size(1)
-        if not self._views:
-            self._compute_slots(groups)
         window = how.mask.window
         if window not in self._views:
             # Once for all layers with this window.
@@ -172,6 +170,8 @@ class Decode:
             keys[:batch, :, position] = key.squeeze(2)
             values[:batch, :, position] = value.squeeze(2)
         else:
+            if self._slots is None:
+                self._slots = self._compute_slots(groups)
             for kept, new in ((keys, key), (values, value)):
                 kept.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
         if self._lengths:
@@ -194,11 +194,11 @@ class Decode:
         )
         return output.reshape(batch, heads, 1, head_dim)
 
-    def _compute_slots(self, groups: int) -> None:
-        """Compute the slots of the new keys and values in the flattened cache."""
+    def _compute_slots(self, groups: int) -> Tensor:
+        """Return the slots of the new keys and values in the flattened cache."""
         positions_b1 = self.positions[:, None]
         rows = torch.arange(len(positions_b1) * groups, device=positions_b1.device)
-        self._slots = (rows.view(-1, groups) * self.max_length + positions_b1).flatten()
+        return (rows.view(-1, groups) * self.max_length + positions_b1).flatten()
 
     def _view(
         self, window: int, groups: int, heads: int, slopes_a: Tensor | None, dtype: torch.dtype

@@ -224,7 +224,7 @@ class ModelRunner:
             read_logprobs(int(token), columns, top_logprobs)
             for logits, ids in self._logits_in_chunks(features, tokens)
             for token, *columns in torch.cat(
-                [ids[:, None].double(), logprob_columns(logits, ids, top_logprobs)], 1
+                [ids[:, None], logprob_columns(logits, ids, top_logprobs)], 1
             ).tolist()
         ]
 

@@ -77,16 +77,16 @@ class TokenLogprob:
 
 
 Score = Callable[[Tensor], Tensor]
-"""Computes columns [b, n] float64 for the host from the sampled tokens [b]."""
+"""Computes columns [b, n], bool or float64, for the host from the sampled tokens [b]."""
 
 
 def mask_nonfinite(logits_bv: Tensor) -> tuple[Tensor, Tensor]:
     """Replace rows with NaN or infinite logits by zeros.
 
-    Shapes: [b, V] -> [b, V], and [b, 1] float64: 1 for the rows that were finite, else 0.
+    Shapes: [b, V] -> [b, V], and [b, 1] bool: whether the row was finite.
     """
     is_finite_b1 = logits_bv.isfinite().all(1, keepdim=True)
-    return logits_bv.masked_fill(~is_finite_b1, 0.0), is_finite_b1.double()
+    return logits_bv.masked_fill(~is_finite_b1, 0.0), is_finite_b1
 
 
 def sample_tokens(
@@ -115,10 +115,10 @@ def sample_tokens(
     rows = [*zip(samplings, draws, lengths, strict=True)]
     while True:
         tokens_b, is_final_b = _sample(logits_bv, rows, candidates)
-        columns = [tokens_b[:, None].double(), is_final_b[:, None].double()]
+        columns = [tokens_b[:, None], is_final_b[:, None]]
         if score:
             columns.append(score(tokens_b))
-        fetched = torch.cat(columns, 1).tolist()
+        fetched = torch.cat(columns, 1).tolist()  # of the widest dtype
         if all(is_final for _, is_final, *_ in fetched):
             return [[token, *scores] for token, _, *scores in fetched]
         candidates *= _WIDENING
@@ -248,8 +248,7 @@ def logprob_columns(logits_nv: Tensor, tokens_n: Tensor, top: int) -> Tensor:
     log_probabilities_nv = logits_nv.log_softmax(-1)
     own_n1 = log_probabilities_nv.gather(1, tokens_n[:, None])
     most_likely = log_probabilities_nv.topk(min(top, logits_nv.size(1)))
-    parts = own_n1, most_likely.indices, most_likely.values
-    return torch.cat([part.double() for part in parts], 1)
+    return torch.cat([own_n1.double(), most_likely.indices, most_likely.values], 1)
 
 
 def read_logprobs(token: int, columns: Sequence[float], top: int) -> TokenLogprob:
