@@ -15,6 +15,8 @@ STAGES = ("--pipeline-model-parallel-size", "4", "--num-layers", "4")
         (("--max-position-embeddings", "7"), "less than --decoder-seq-length 8"),
         (("--position-embedding-type", "alibi"), "alibi is not built for"),
         (("--window-size", "2"), "--window-size 2 is not built for"),
+        (("--num-experts", "2"), "--num-experts is not built for"),
+        (("--lora-rank", "2"), "--lora-rank is not built for"),
         (("--pipeline-model-parallel-split-rank", "1"), "needs --pipeline-model-parallel-size"),
         ((*STAGES, "--pipeline-model-parallel-split-rank", "4"), "must be from 1 to 3"),
         (

@@ -28,6 +28,12 @@ class WithBos(Bytes):
     special_ids = MappingProxyType({"eod": 256, "bos": 257})
 
 
+class WithoutEod(Bytes):
+    """Bytes alone."""
+
+    special_ids = MappingProxyType({})
+
+
 def test_each_line_becomes_a_document_in_the_order_of_the_input(tmp_path):
     first = write_lines(tmp_path / "1.jsonl", [{"text": "one", "id": 1}, {"text": "two é"}])
     second = write_lines(tmp_path / "2.jsonl", [{"text": "three"}])
@@ -168,6 +174,10 @@ def test_a_role_that_the_tokenizer_lacks_is_an_error(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(DataError, match="--append-bos: the tokenizer has no token of the role bos"):
         run(tmp_path, [path], append_bos=True)
+    with pytest.raises(
+        DataError, match="--append-eod: .* role eod; samples of BERT and T5 need none"
+    ):
+        run(tmp_path, [path], make_encoder=WithoutEod, append_eod=True)
     assert outputs(tmp_path) == []
 
 
