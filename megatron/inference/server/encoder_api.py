@@ -116,6 +116,10 @@ def fill_mask_interface(model: MaskedLM) -> Interface:
 
         @app.post("/embeddings", responses=megatron_responses(EmbeddingsAnswer))
         async def embeddings(body: TextsBody, http: HTTPRequest) -> JSONResponse:
+            encode = model.tokenizer.encode
+            raise_if_any(
+                f"texts: {text!r} has no tokens" for text in body.texts if not encode(text)
+            )
             found = await assessed(http, body, embeds=True)
             rows = [one.embedding for one in found]
             return JSONResponse({"model": served.name, "embeddings": rows})

@@ -87,6 +87,7 @@ def test_texts_are_generated(served_t5, t5):
         ("/fill-mask", {"texts": ["a"], "top": 0}, "top: "),
         ("/fill-mask", {"texts": []}, "texts: "),
         ("/embeddings", {"texts": ["a"], "top": 2}, "top: there is no such field"),
+        ("/embeddings", {"texts": ["a", " "]}, "texts: ' ' has no tokens"),
     ],
 )
 def test_impossible_requests_to_a_bert_are_refused(served_bert, path, body, reason):
