@@ -263,7 +263,7 @@ ATTENTIONS: Registry[Any] = Registry(
     {
         "auto": "",
         **dict.fromkeys(
-            ("sdpa", "flash", "fused-softmax", "reference"),
+            ("sdpa", "flash", "flex", "fused-softmax", "reference"),
             "megatron.model.layers.attention_kernels",
         ),
     },

@@ -20,7 +20,7 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.deepspeed.patches import TiedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
-from megatron.model.layers.layer_input import LayerInput, Shared, Tensors
+from megatron.model.layers.layer_input import LayerInput, Tensors
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
 from megatron.planner.pipeline_stages import split_bounds
 from megatron.tensor_parallel.sharding import shard_of
@@ -142,7 +142,7 @@ class Stage(TiedPipelineModule):
         if self.stage_id == 0:
             inputs = dict(zip(self.batch_fields, forward_input, strict=True))
         else:
-            inputs = LayerInput.unpack(self._received, forward_input)._replace(shared=Shared())
+            inputs = LayerInput.unpack(self._received, forward_input)._replace(shared={})
         output = in_turn(self._calls, inputs)
         if not isinstance(output, LayerInput):
             return output

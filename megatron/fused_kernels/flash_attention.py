@@ -35,6 +35,8 @@ def flash_attention(
         dropout_p=dropout,
         softmax_scale=scale,
         **({"softcap": softcap} if softcap else {}),  # versions from 2.6 on have it
+        # As PyTorch's own kernels under --deterministic-mode; versions from 2.4.1 on have it.
+        **({"deterministic": True} if torch.are_deterministic_algorithms_enabled() else {}),
         causal=causal,
         window_size=reach,
         alibi_slopes=None if slopes_a is None else slopes_a.to(torch.float32),

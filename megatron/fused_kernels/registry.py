@@ -16,6 +16,7 @@ from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
 from megatron.fused_kernels import apex_norms
+from megatron.fused_kernels.attention_choice import AttentionWork, choose_attention
 from megatron.fused_kernels.reference import (
     bias_dropout_add,
     bias_gelu,
@@ -36,14 +37,6 @@ _FIELDS = {
     "cross-entropy": ("cross_entropy",),
 }
 """Fields of `Kernels` by operation."""
-
-_ATTENTION = {
-    "sdpa": "PyTorch takes the fastest of its kernels that knows the mask",
-    "flash": "where documents, prefixes or padding limit what a token sees, that of auto stands in",
-    "fused-softmax": "scores are written out and go through the softmax below",
-    "reference": "scores are written out in 32 bits",
-}
-
 
 _SOFTCAPPING_FLASH = (2, 6)
 """The first version of flash-attn that takes a soft cap."""
@@ -73,6 +66,7 @@ class Workload:
     Args:
         positions: tokens of a micro-batch.
         tensor: ranks that share a layer.
+        has_spans: whether batches limit what tokens see: documents, prefixes, padding.
     """
 
     spec: ModelSpec
@@ -80,6 +74,19 @@ class Workload:
     positions: int
     tensor: int
     device: torch.device
+    has_spans: bool = False
+
+    def of_attention(self) -> AttentionWork:
+        """Return the work of attention on one rank."""
+        return AttentionWork(
+            spec=self.spec,
+            dtype=self.dtype,
+            device=self.device,
+            samples=max(1, self.positions // self.spec.seq_length),
+            heads=self.spec.num_attention_heads // self.tensor,
+            groups=self.spec.num_query_groups // self.tensor,
+            has_spans=self.has_spans,
+        )
 
 
 def package_problems(config: Config) -> Iterator[str]:
@@ -124,21 +131,22 @@ def choose_kernels(
         ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet; --kernels
             triton, and no Triton kernel runs; or --compile, without what compiles.
     """
-    kernels = replace(
-        REFERENCE,
-        attention=plan.attention,
-        scaled_causal_softmax=partial(softmax.scaled_causal_softmax, in_fp32=plan.softmax_in_fp32),
-        scaled_masked_softmax=partial(softmax.scaled_masked_softmax, in_fp32=plan.softmax_in_fp32),
-    )
-    choices = [Choice("attention", plan.attention, _ATTENTION.get(plan.attention, "a plugin's"))]
-    obstacle = None
+    obstacle: str | None = "--kernels reference"
     if plan.source != "reference":
         obstacle = _obstacle(work.device, launch)
     if obstacle and plan.source == "triton":
         raise ConfigError(f"--kernels triton: {obstacle}")
     if plan.compile != "none":
         _require_compiler(work.device, launch)
-    for operation in _operations(plan, work.spec):
+    attention, note = choose_attention(plan, work.of_attention(), no_triton=obstacle)
+    kernels = replace(
+        REFERENCE,
+        attention=attention,
+        scaled_causal_softmax=partial(softmax.scaled_causal_softmax, in_fp32=plan.softmax_in_fp32),
+        scaled_masked_softmax=partial(softmax.scaled_masked_softmax, in_fp32=plan.softmax_in_fp32),
+    )
+    choices = [Choice("attention", attention, note)]
+    for operation in _operations(attention, work.spec):
         if _is_compiled(operation, plan, work.device):
             choices.append(Choice(operation, "compiled", "--compile"))
             if operation == "cross-entropy":
@@ -200,9 +208,9 @@ def _require_compiler(device: torch.device, launch: Callable[[torch.device], Non
         )
 
 
-def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:
+def _operations(attention: str, spec: ModelSpec) -> Iterator[str]:
     """Yield the operations that layers of this network call."""
-    if plan.attention == "fused-softmax":
+    if attention == "fused-softmax":
         yield "softmax"
     yield "norm"
     if spec.activation not in ("relu", "squared_relu") and not (

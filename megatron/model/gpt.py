@@ -12,7 +12,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
-from megatron.model.layers.layer_input import LayerInput, Shared
+from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.mlp import MixtureBuilder
 from megatron.model.layers.norms import norm_layer
@@ -127,7 +127,7 @@ def take_tokens(batch: Batch) -> Batch:
 def to_sequence_first(inputs: LayerInput) -> LayerInput:
     """Return the inputs of the first transformer layer: activations [s, b, h]."""
     hidden_sbh = inputs.hidden.transpose(0, 1).contiguous()
-    return inputs._replace(hidden=hidden_sbh, shared=Shared())
+    return inputs._replace(hidden=hidden_sbh, shared={})
 
 
 def to_batch_first(inputs: LayerInput) -> Tensor:

@@ -14,7 +14,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
-from megatron.model.layers.layer_input import LayerInput, Shared
+from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.transformer_block import (
@@ -188,7 +188,7 @@ class PositionsPipe(nn.Module):
         if torch.is_grad_enabled() and not x_bsh.requires_grad:
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
-        return inputs._replace(hidden=x_bsh.transpose(0, 1).contiguous(), shared=Shared())
+        return inputs._replace(hidden=x_bsh.transpose(0, 1).contiguous(), shared={})
 
 
 class PositionEmbeddingPipe(PositionsPipe):

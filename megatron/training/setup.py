@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from megatron.common.errors import ConfigError
 from megatron.common.logging import set_level
+from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingConfig
@@ -182,8 +183,16 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
         positions=plan.batch.micro_batch_size * plan.model.seq_length,
         tensor=plan.parallel.tensor,
         device=device,
+        has_spans=_has_spans(plan),
     )
     return choose_kernels(plan.kernels, work)
+
+
+def _has_spans(plan: Plan) -> bool:
+    """Whether batches limit what tokens see, or the network does: an encoder's padding."""
+    objective: Objective = OBJECTIVES.get(plan.objective.name, plan.objective.own_flags)()
+    fields = objective.batch_fields(plan.masks)
+    return "attention_span" in fields or plan.model.architecture == "t5"
 
 
 def build_engine(

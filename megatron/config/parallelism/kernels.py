@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model import ModelConfig
-from megatron.config.parallelism.kernels_plan import CompileMode, KernelsPlan
+from megatron.config.parallelism.kernels_plan import (
+    NARROWEST_FLEX_HEAD,
+    CompileMode,
+    KernelsPlan,
+)
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
@@ -23,8 +27,9 @@ class KernelsConfig:
 
     attention_impl: Annotated[str, Names(ATTENTIONS)] = "auto"
     """Attention by PyTorch's scaled_dot_product_attention (sdpa), by the flash-attn package, by
-    written-out scores and the fused softmax, by plain PyTorch in 32 bits, or by a plugin. auto takes
-    sdpa, and fused-softmax with --attn-logit-softcapping."""
+    PyTorch's FlexAttention (flex), by written-out scores and the fused softmax, by plain PyTorch in
+    32 bits, or by a plugin. auto takes sdpa, and fused-softmax with --attn-logit-softcapping; on
+    GPUs flex where either would need masks or biases of all scores."""
 
     use_flash_attn: Annotated[
         bool,
@@ -90,6 +95,7 @@ def plan_kernels(kernels: KernelsConfig, model: ModelConfig) -> KernelsPlan:
         source=kernels.kernels,
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
         attention=_attention(kernels, model),
+        chooses_attention=kernels.attention_impl == "auto" and not kernels.use_flash_attn,
         softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
         compile=(kernels.compile_mode or "default") if kernels.compile else "none",
         must_fuse=kernels.abort_on_unmet_fused_kernel_constraints,
@@ -110,15 +116,17 @@ def kernels_problems(
     if kernels.attention_impl == "sdpa" and model.attn_logit_softcapping:
         yield (
             "--attention-impl sdpa has no --attn-logit-softcapping: leave it out, or take flash, "
-            "fused-softmax or reference"
+            "flex, fused-softmax or reference"
         )
+    if kernels.attention_impl == "flex":
+        yield from _flex_problems(model, device)
     if _attention(kernels, model) == "flash":
         flag = "--use-flash-attn" if kernels.use_flash_attn else "--attention-impl flash"
         if device == "cpu":
             yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
         if not (precision.fp16 or precision.bf16):
             yield f"{flag} computes in 16 bits: write --bf16 or --fp16, or leave the flag out"
-        width = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
+        width = _head_dim(model)
         if width > _WIDEST_FLASH_HEAD:
             yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
 
@@ -186,6 +194,25 @@ def _cuda_graph_problems(
         yield f"{flag} has one micro-batch at a time, pipeline stages have several: {others}"
     if recompute.checkpoint_activations or recompute.recompute_granularity == "full":
         yield f"{flag} and full recomputation exclude each other: {others}"
+
+
+def _flex_problems(model: ModelConfig, device: str) -> Iterator[str]:
+    """Yield why FlexAttention cannot be used."""
+    flag = "--attention-impl flex"
+    if device == "cpu":
+        yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
+    if model.attention_dropout:
+        yield (
+            f"{flag} has no dropout: write --attention-dropout 0 rather than "
+            f"{model.attention_dropout:g}, or take sdpa"
+        )
+    width = _head_dim(model)
+    if width < NARROWEST_FLEX_HEAD:
+        yield f"{flag} takes heads of {NARROWEST_FLEX_HEAD} features at least, not {width}"
+
+
+def _head_dim(model: ModelConfig) -> int:
+    return model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
 
 
 def _attention(kernels: KernelsConfig, model: ModelConfig) -> str:

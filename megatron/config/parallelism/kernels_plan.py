@@ -17,6 +17,9 @@ FLAGS: Mapping[str, str] = {
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 """Modes of torch.compile."""
 
+NARROWEST_FLEX_HEAD = 16
+"""Fewest features of a head that PyTorch's FlexAttention supports on GPUs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsPlan:
@@ -25,6 +28,7 @@ class KernelsPlan:
     source: Literal["auto", "triton", "apex", "reference"]
     unfused: tuple[str, ...]  # operations that are left to the reference
     attention: str  # a name in ATTENTIONS, but auto
+    chooses_attention: bool  # whether GPUs may take FlexAttention instead, where it saves masks
     softmax_in_fp32: bool
     compile: Literal["none"] | CompileMode  # how transformer layers are compiled
     must_fuse: bool  # refuse to run where a wanted kernel cannot be used

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
-from megatron.model.layers.layer_input import Shared
+from megatron.model.layers.layer_input import Shared, once
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.positions import (
@@ -111,24 +111,27 @@ class ParallelAttention(nn.Module):
         *,
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        shared = shared or Shared()
+        shared = {} if shared is None else shared
         query, key, value = self.project(x_sbh)
         if self.own_positions and positions_bs is not None:
             query, key = self.own_positions.turn(query, key, positions_bs)
         elif positions_bs is not None:
-            cos, sin = shared.once(
+            cos, sin = once(
+                shared,
                 ("rotary tables", self.positions is self.spec),  # local layers have their own
                 lambda: rotary_tables(positions_bs, self.positions),
             )
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
-        bias = relative.bias(query.size(2), key.size(2)) if relative else None
-        mask = shared.once(
-            ("mask", self.window),
-            lambda: Mask(spans_bs2=spans_bs2, window=self.window, derived=Shared()),
-        )
+        bias = None
+        if relative:
+            by_distance = self.kernels.attention == "flex"
+            compute = relative.by_distance if by_distance else relative.bias
+            bias = compute(query.size(2), key.size(2))
+        window = self.window
+        mask = once(shared, ("mask", window), lambda: Mask(spans_bs2=spans_bs2, window=window))
         slopes_a = None
         if self.spec.position_embedding == "alibi":
-            slopes_a = shared.once("ALiBi slopes", lambda: self._slopes(query.device))
+            slopes_a = once(shared, "ALiBi slopes", lambda: self._slopes(query.device))
         return self.output(self.core(query, key, value, mask, bias=bias, slopes_a=slopes_a))
 
     def output(self, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -221,8 +224,9 @@ class ParallelCrossAttention(ParallelAttention):
         query = self.query(x_sbh).unflatten(2, (groups, self.queries_per_group, head_dim))
         key_value = self.key_value(encoder_tbh).unflatten(2, (groups, 2, head_dim))
         query, key, value = self.in_heads(query, *key_value.split(1, dim=3))
-        mask = (shared or Shared()).once(
+        mask = once(
+            {} if shared is None else shared,
             "mask of encoder",
-            lambda: Mask(causal=False, spans_bs2=spans_bs2, derived=Shared()),
+            lambda: Mask(causal=False, spans_bs2=spans_bs2),
         )
         return self.output(self.core(query, key, value, mask))

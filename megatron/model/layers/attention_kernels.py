@@ -5,7 +5,7 @@ Every implementation computes the same function of the same arguments (`Attend`)
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,12 @@ from torch import Tensor
 from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.flash_attention import flash_attention
+from megatron.fused_kernels.flex_attention import block_mask, flex_attention
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.layer_input import Shared
+from megatron.model.layers.layer_input import Shared, once
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 T = TypeVar("T")
 
@@ -36,7 +40,7 @@ class Mask:
     causal: bool = True
     spans_bs2: Tensor | None = None
     window: int = 0
-    derived: Shared = field(default_factory=Shared, repr=False, compare=False)
+    derived: Shared = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -45,7 +49,7 @@ class Mask:
 
     def visible(self, sq: int, sk: int, device: torch.device) -> Tensor | None:
         """Return [b or 1, 1, sq, sk] bool; None when every query sees every key."""
-        return self.derived.once(("visible", sq, sk), lambda: self._visible(sq, sk, device))
+        return once(self.derived, ("visible", sq, sk), lambda: self._visible(sq, sk, device))
 
     def additive(self, sq: int, sk: int, query: Tensor, slopes_a: Tensor | None) -> Tensor | None:
         """Compute an additive attention mask: 0 or ALiBi's bias where visible, -inf elsewhere.
@@ -70,22 +74,37 @@ class Mask:
 
     def _of_slopes(self, key: Hashable, slopes_a: Tensor | None, build: Callable[[], T]) -> T:
         """Return the memo's value of `key` if it was built for these slopes, which layers share."""
-        kept_a, value = self.derived.once(key, lambda: (slopes_a, build()))
+        kept_a, value = once(self.derived, key, lambda: (slopes_a, build()))
         return value if kept_a is slopes_a else build()
 
     def _visible(self, sq: int, sk: int, device: torch.device) -> Tensor | None:
+        if not (self.causal or self.window or self.spans_bs2 is not None):
+            return None
+        first_bq, stop_bq = self.ranges(sq, sk, device)
         keys_k = torch.arange(sk, device=device)
-        queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
-        seen = None
+        return ((first_bq[..., None] <= keys_k) & (keys_k < stop_bq[..., None]))[:, None]
+
+    def ranges(self, sq: int, sk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return for every query the first key that it sees and the one after the last: [b or 1, sq]."""
+        queries_q = torch.arange(sk - sq, sk, device=device)[None]
         if self.spans_bs2 is not None:
-            first_bq1, stop_bq1 = self.spans_bs2.split(1, dim=-1)
-            seen = ((first_bq1 <= keys_k) & (keys_k < stop_bq1))[:, None]
-        elif self.causal:
-            seen = (keys_k <= queries_q1)[None, None]
+            first_bq, stop_bq = self.spans_bs2.expand(-1, sq, -1).unbind(-1)
+        else:
+            first_bq = torch.zeros_like(queries_q)
+            stop_bq = queries_q + 1 if self.causal else first_bq + sk
         if self.window:
-            near = (keys_k - queries_q1).abs() < self.window
-            seen = near[None, None] if seen is None else seen & near
-        return seen
+            first_bq = torch.maximum(first_bq, queries_q - self.window + 1)
+            stop_bq = torch.minimum(stop_bq, queries_q + self.window)
+        return first_bq, stop_bq
+
+    def blocks(self, query: Tensor, sk: int) -> "BlockMask":
+        """Return the block mask of FlexAttention."""
+        samples, sq = query.size(0), query.size(2)
+        return once(
+            self.derived,
+            ("blocks", samples, sq, sk),
+            lambda: block_mask(*self.ranges(sq, sk, query.device), sk, samples=samples),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +116,8 @@ class Weighing:
         softcap: cap(x) = softcap * tanh(x / softcap), in front of biases; 0 for x itself.
         slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance behind the
             query times -slope of the head.
-        bias: [1, a, sq, sk], added to the scores of every sample.
+        bias: [1, a, sq, sk], added to the scores of every sample; for FlexAttention by distance,
+            [a, sq + sk - 1], as `RelativePositions.by_distance` returns it.
         layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
             those of deep layers stay inside the range of 16 bits. No other effect.
         dropout: probability that a weight is dropped.
@@ -178,6 +198,27 @@ def flash_or_other_attention(query: Tensor, key: Tensor, value: Tensor, how: Wei
         scale=how.scale,
         softcap=how.softcap,
         dropout=how.dropout,
+    )
+
+
+@ATTENTIONS.register("flex")
+def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    """Attend by FlexAttention: no dense mask or bias, and nothing computed where all is masked.
+
+    Raises:
+        ValueError: dropout, which it does not have.
+    """
+    if how.dropout:
+        raise ValueError("FlexAttention has no dropout")
+    return flex_attention(
+        query,
+        key,
+        value,
+        blocks=how.mask.blocks(query, key.size(2)),
+        scale=how.scale,
+        softcap=how.softcap,
+        slopes_a=how.slopes_a,
+        bias_ad=how.bias,
     )
 
 

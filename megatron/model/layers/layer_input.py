@@ -22,22 +22,21 @@ INTEGERS = frozenset({"positions", "attention_span", "encoder_span"})
 T = TypeVar("T")
 
 
-class Shared:
-    """Memo of one micro-batch: what several layers derive alike, such as attention masks.
+Shared = dict[Hashable, Any]
+"""Memo of one micro-batch: what several layers derive alike, such as attention masks.
 
-    Recomputed layers (activation checkpointing) get the memo of their first forward pass. So
-    values must be without gradient, and follow from fields of the `LayerInput` alone.
-    """
+Recomputed layers (activation checkpointing) get the memo of their first forward pass. So values must
+be without gradient, and follow from fields of the `LayerInput` alone. A plain dictionary, which
+torch.compile can trace.
+"""
 
-    def __init__(self) -> None:
-        self._values: dict[Hashable, Any] = {}
 
-    def once(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return the value of `key`; the first call builds it."""
-        if key not in self._values:
-            self._values[key] = build()
-        value: T = self._values[key]
-        return value
+def once(shared: Shared, key: Hashable, build: Callable[[], T]) -> T:
+    """Return the value of `key`; the first call builds it."""
+    if key not in shared:
+        shared[key] = build()
+    value: T = shared[key]
+    return value
 
 
 class LayerInput(NamedTuple):

@@ -134,13 +134,21 @@ class RelativePositions:
         """Return [1, a, sq, sk]. Queries are the last positions of the keys."""
         device = self.table_na.device
         queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
-        buckets_qk = relative_buckets(
-            torch.arange(sk, device=device) - queries_q1,
+        return self._biases(torch.arange(sk, device=device) - queries_q1).permute(2, 0, 1)[None]
+
+    def by_distance(self, sq: int, sk: int) -> Tensor:
+        """Return [a, sq + sk - 1]: biases of keys from sk - 1 before the query to sq - 1 behind it."""
+        return self._biases(torch.arange(1 - sk, sq, device=self.table_na.device)).T.contiguous()
+
+    def _biases(self, distances: Tensor) -> Tensor:
+        """Return the biases of each distance, [..., a]."""
+        buckets = relative_buckets(
+            distances,
             num_buckets=self.table_na.size(0),
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        return F.embedding(buckets_qk, self.table_na).permute(2, 0, 1)[None]
+        return F.embedding(buckets, self.table_na)
 
 
 def relative_buckets(

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.model.layers.attention_kernels import Attend, Weighing
+from megatron.model.layers.layer_input import once
 from megatron.tensor_parallel.collectives import all_to_all
 
 
@@ -33,7 +34,7 @@ class UlyssesAttention:
         slopes_a = how.slopes_a
         if slopes_a is not None:
             ranks, rank = self.group.size(), self.group.rank()
-            own_a = how.mask.derived.once("own slopes", lambda: slopes_a.chunk(ranks)[rank])
+            own_a = once(how.mask.derived, "own slopes", lambda: slopes_a.chunk(ranks)[rank])
             how = replace(how, slopes_a=own_a)
         mixed = self.attend(query, key, value, how)
         return all_to_all(mixed, scatter=2, gather=1, group=self.group)

@@ -120,6 +120,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_attention_is_the_sum_written_out(name, case, slopes_a, groups, softcap):
+    equals_the_sum_written_out(name, case, slopes_a, groups, softcap)
+
+
+def equals_the_sum_written_out(name, case, slopes_a, groups, softcap):
     mask, seen, sizes = CASES[case]
     torch.manual_seed(0)
     query = torch.randn(2, 4, sizes.get("sq", 5), 3)

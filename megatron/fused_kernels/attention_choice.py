@@ -1,0 +1,176 @@
+"""Choice of attention: cuDNN, FlashAttention 2 to 4, FlexAttention, memory-efficient or math, and why.
+
+`sdpa` stands for several kernels of PyTorch. Which one runs depends on the GPU, PyTorch's build, the
+dtype, sizes and masks, so PyTorch's own choice is requested for tensors of the run's shapes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.kernels_plan import NARROWEST_FLEX_HEAD, KernelsPlan
+
+_BACKENDS = {
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+    SDPBackend.FLASH_ATTENTION: "FlashAttention",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.MATH: "math: scores are written out",
+}
+
+_NEWER_FLASH = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute")}
+"""By major compute capability: PyTorch's name of a newer FlashAttention, and its package."""
+
+_NOTES = {
+    "flash": "the flash-attn package",
+    "flex": "block masks, compiled by torch.compile",
+    "fused-softmax": "scores are written out and go through the softmax below",
+    "reference": "scores are written out in 32 bits",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWork:
+    """What one rank's attention is computed of.
+
+    Args:
+        samples: of a micro-batch.
+        heads: of a rank.
+        groups: query groups of a rank: keys and values.
+        has_spans: whether batches limit what tokens see: documents, prefixes, padding.
+    """
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    samples: int
+    heads: int
+    groups: int
+    has_spans: bool
+
+    def dense(self) -> Iterator[str]:
+        """Yield what needs masks or biases of s x s in `sdpa`, or scores written out."""
+        if self.has_spans:
+            yield "documents, prefixes or padding"
+        if self.spec.window:
+            yield "sliding windows"
+        if self.spec.position_embedding == "alibi":
+            yield "ALiBi"
+        if self.spec.relative_buckets:
+            yield "relative positions"
+        if self.spec.attention_softcap:
+            yield "soft-capped scores"
+
+
+def choose_attention(
+    plan: KernelsPlan, work: AttentionWork, *, no_triton: str | None
+) -> tuple[str, str]:
+    """Choose the attention implementation of a run; return its name and a note for the table.
+
+    Args:
+        no_triton: why Triton cannot be used; None if it can.
+    """
+    name, note = plan.attention, ""
+    dense = ", ".join(work.dense())
+    may_choose = plan.chooses_attention or (name == "flash" and _limits_flash(work))
+    if may_choose and dense and work.device.type == "cuda":
+        obstacle = flex_obstacle(work, no_triton=no_triton)
+        if obstacle is None:
+            return "flex", f"block masks instead of dense ones, for {dense}"
+        note = f"; not FlexAttention, for {dense}: {obstacle}"
+    if name == "sdpa":
+        newer = _activate_newer_flash(work) if not dense else ""
+        return name, f"{sdpa_backend(work)}{newer}{note}"
+    return name, f"{_NOTES.get(name, 'a plugin')}{note}"
+
+
+def _limits_flash(work: AttentionWork) -> bool:
+    """Whether the flash-attn package lacks an argument for the masks or biases of a run."""
+    return work.has_spans or bool(work.spec.relative_buckets)
+
+
+def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
+    """Return why FlexAttention does not support this work; None if it does."""
+    spec = work.spec
+    if no_triton is not None:
+        return no_triton
+    if spec.attention_dropout:
+        return f"it has no dropout (--attention-dropout {spec.attention_dropout:g})"
+    if work.dtype.itemsize > 2:
+        return "it is for 16-bit dtypes"
+    if spec.head_dim < NARROWEST_FLEX_HEAD:
+        return f"heads of {spec.head_dim} features, and {NARROWEST_FLEX_HEAD} is the least"
+    if spec.relative_buckets and torch.are_deterministic_algorithms_enabled():
+        return "the gradient of relative positions is not deterministic"
+    return None
+
+
+def sdpa_backend(
+    work: AttentionWork, *, choose: Callable[..., int] = torch._fused_sdp_choice
+) -> str:
+    """Return the name of the kernel that scaled_dot_product_attention takes for this work.
+
+    On a GPU it allocates queries, keys and values of a micro-batch for a moment.
+
+    Args:
+        choose: PyTorch's own choice.
+    """
+    if work.device.type == "cuda" and not torch.cuda.is_available():
+        return "PyTorch takes the fastest of its kernels that supports the mask"
+    spec = work.spec
+    length, width = spec.seq_length, spec.head_dim
+    needs_mask = any(True for _ in work.dense())
+    with torch.enable_grad():
+        query, key, value = (
+            torch.empty(
+                (work.samples, heads, length, width),
+                dtype=work.dtype,
+                device=work.device,
+                requires_grad=True,
+            )
+            for heads in (work.heads, work.groups, work.groups)
+        )
+        mask = None
+        if needs_mask:
+            mask = torch.empty((length, length), dtype=work.dtype, device=work.device)
+        taken = choose(
+            query,
+            key,
+            value,
+            mask.expand(work.samples, work.heads, -1, -1) if mask is not None else None,
+            spec.attention_dropout,
+            mask is None,
+            scale=spec.attention_scale,
+            enable_gqa=work.heads != work.groups,
+        )
+    name = _BACKENDS.get(SDPBackend(taken), SDPBackend(taken).name)
+    if name == "FlashAttention" and work.device.type == "cuda":
+        name += f" {(torch.nn.attention.current_flash_attention_impl() or 'FA2')[-1]}"
+    return f"{name}{', of one dense mask for all layers' if needs_mask else ''}"
+
+
+def _activate_newer_flash(work: AttentionWork) -> str:
+    """Let `sdpa` take FlashAttention 3 or 4 where its package is installed for this GPU.
+
+    Returns a note for the table when the package cannot be used, else nothing.
+    """
+    if work.device.type != "cuda" or not torch.cuda.is_available():
+        return ""
+    if work.spec.attention_dropout or work.dtype.itemsize > 2:
+        return ""
+    major, _ = torch.cuda.get_device_capability(work.device)
+    if major not in _NEWER_FLASH:
+        return ""
+    name, package = _NEWER_FLASH[major]
+    try:
+        if find_spec(package) is None:
+            return ""
+        torch.nn.attention.activate_flash_attention_impl(name)
+    except (ImportError, RuntimeError, ValueError) as error:
+        return f"; not {name}: {str(error).splitlines()[0]}"
+    # PyTorch prefers cuDNN on these GPUs.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return ""

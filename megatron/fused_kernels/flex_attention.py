@@ -1,0 +1,145 @@
+"""FlexAttention of PyTorch: attention kernels for packed documents, prefixes, windows and biases.
+
+Masks are block masks: blocks of scores that no query sees are skipped, and only the blocks at the
+edge of what a query sees compare positions. Neither masks nor biases of s x s are written to memory.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128
+"""Queries and keys of a block."""
+
+
+def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) -> "BlockMask":
+    """Build the block mask of queries that see the keys from `first_bq` up to `stop_bq`.
+
+    The work is in proportion to queries times blocks of keys, has static shapes, and needs no
+    synchronisation with the host.
+
+    Args:
+        keys: number of keys.
+        samples: of the batch, when the mask is that of one sample for all.
+
+    Shapes: first_bq and stop_bq [b or 1, sq].
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    queries = first_bq.size(1)
+    starts = torch.arange(0, keys, BLOCK, device=first_bq.device)
+    first_bq1, stop_bq1 = first_bq[..., None], stop_bq[..., None]
+    touched = torch.maximum(first_bq1, starts) < torch.minimum(stop_bq1, starts + BLOCK)
+    covered = (first_bq1 <= starts) & (starts + BLOCK <= stop_bq1)
+    seen, full = _of_blocks(touched).any(2), _of_blocks(covered).all(2)
+    first_bq, stop_bq = (x.expand(samples, queries).int() for x in (first_bq, stop_bq))
+
+    def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (first_bq[b, q] <= k) & (k < stop_bq[b, q])
+
+    return BlockMask.from_kv_blocks(
+        *_ordered(seen & ~full),
+        *_ordered(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(queries, keys),
+    )
+
+
+def _of_blocks(x_bqn: Tensor) -> Tensor:
+    """Divide queries into blocks, padded with False: [b, sq, n] -> [b, blocks, BLOCK, n]."""
+    padding = -x_bqn.size(1) % BLOCK
+    return F.pad(x_bqn, (0, 0, 0, padding)).unflatten(1, (-1, BLOCK))
+
+
+def _ordered(blocks_bqn: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks of keys are set for each block of queries, and which, these first."""
+    blocks = blocks_bqn[:, None].int()
+    order = blocks.argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), order.int()
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    blocks: "BlockMask | None",
+    scale: float,
+    softcap: float,
+    slopes_a: Tensor | None,
+    bias_ad: Tensor | None,
+) -> Tensor:
+    """Compute attention; arguments as in `model/layers/attention_kernels.py`.
+
+    Compiled by inductor on GPUs; on CPUs PyTorch computes it uncompiled, with all scores in memory.
+
+    Args:
+        blocks: which keys the queries see; None for all.
+        bias_ad: biases by distance, of the keys -(sk - 1) to sq - 1 behind the query.
+
+    Shapes: query [b, a, sq, d], key and value [b, g, sk, d], slopes_a [a], bias_ad
+        [a, sq + sk - 1] -> [b, a, sq, d].
+    Source: arXiv:2412.05496; https://pytorch.org/docs/stable/nn.attention.flex_attention.html.
+    """
+    from torch.nn.attention import flex_attention as torch_flex
+
+    compiles = query.device.type == "cuda" and not torch.compiler.is_compiling()
+    attend: Any = _compiled() if compiles else torch_flex.flex_attention
+    mixed: Tensor = attend(
+        query,
+        key,
+        value,
+        score_mod=_score_mod(query, key, softcap=softcap, slopes_a=slopes_a, bias_ad=bias_ad),
+        block_mask=blocks,
+        scale=scale,
+        enable_gqa=query.size(1) != key.size(1),
+    )
+    return mixed
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """Compile FlexAttention; a second length of samples compiles it again, for every length."""
+    from torch.nn.attention import flex_attention as torch_flex
+
+    return torch.compile(torch_flex.flex_attention, fullgraph=True)
+
+
+def _score_mod(
+    query: Tensor,
+    key: Tensor,
+    *,
+    softcap: float,
+    slopes_a: Tensor | None,
+    bias_ad: Tensor | None,
+) -> Callable[..., Tensor] | None:
+    """Compose the function that caps and biases a score; None for no change.
+
+    Numbers are captured as tensors: those that change would be compiled into the kernel anew.
+    """
+    device = query.device
+    steps: list[Callable[..., Tensor]] = []
+    if softcap:
+        cap = torch.full((), softcap, device=device)
+        steps.append(lambda score, b, h, q, k: cap * (score / cap).tanh())
+    if slopes_a is not None:
+        behind = torch.full((), key.size(2) - query.size(2), dtype=torch.int32, device=device)
+        steps.append(lambda score, b, h, q, k: score + slopes_a[h] * (k - q - behind))
+    if bias_ad is not None:
+        nearest = torch.full((), query.size(2) - 1, dtype=torch.int32, device=device)
+        steps.append(lambda score, b, h, q, k: score + bias_ad[h, k - q + nearest])
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        for step in steps:
+            score = step(score, b, h, q, k)
+        return score
+
+    return modified if steps else None

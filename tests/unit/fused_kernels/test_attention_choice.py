@@ -1,0 +1,136 @@
+"""Which attention runs, and what the table at the start of a run says about it."""
+
+import pytest
+import torch
+from tiny import tiny_plan
+from torch.nn.attention import SDPBackend
+
+from megatron.common.errors import ConfigError
+from megatron.config.data.objective import ObjectiveName
+from megatron.fused_kernels import registry
+from megatron.fused_kernels.attention_choice import sdpa_backend
+from megatron.training.setup import choose
+
+WIDE = ("--bf16", "--kv-channels", "16", "--attention-dropout", "0")
+NEED_DENSE_MASKS = {
+    "documents": (["--reset-attention-mask"], "gpt"),
+    "sliding windows": (["--window-size", "3"], "gpt"),
+    "ALiBi": (["--position-embedding-type", "alibi"], "gpt"),
+    "soft-capped": (["--attn-logit-softcapping", "30"], "gpt"),
+    "padding": ([], "bert"),
+    "relative positions": (["--position-embedding-type", "relative"], "t5"),
+}
+
+
+@pytest.fixture(autouse=True)
+def a_gpu_with_triton(monkeypatch):
+    monkeypatch.setattr(registry, "_obstacle", lambda *_: None)
+
+
+def attention(*flags, device="cuda", objective: ObjectiveName = "gpt"):
+    more = {
+        "bert": ("--tokenizer-type", "BertWordPieceLowerCase"),
+        "t5": ("--decoder-seq-length", "4"),
+    }.get(objective, ())
+    plan = tiny_plan(*more, *flags, device=device, objective=objective)
+    kernels, choices = choose(plan, torch.device(device))
+    (line,) = (c for c in choices if c.operation == "attention")
+    assert kernels.attention == line.implementation
+    return line
+
+
+@pytest.mark.parametrize("kind", NEED_DENSE_MASKS)
+def test_gpus_take_block_masks_where_sdpa_would_need_dense_ones(kind):
+    flags, objective = NEED_DENSE_MASKS[kind]
+    line = attention(*WIDE, *flags, objective=objective)
+    assert line.implementation == "flex"
+    assert kind in line.why
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--attention-dropout", "0.1"], "--attention-dropout 0.1"),
+        (["--kv-channels", "8"], "heads of 8 features"),
+        (["--kernels", "reference"], "--kernels reference"),
+    ],
+)
+def test_where_flex_attention_cannot_run_the_table_says_why(flags, why):
+    line = attention(*WIDE, "--reset-attention-mask", *flags)
+    assert line.implementation == "sdpa"
+    assert why in line.why
+
+
+def test_a_deterministic_run_keeps_relative_positions_from_flex_attention():
+    flags, objective = NEED_DENSE_MASKS["relative positions"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        line = attention(*WIDE, *flags, objective=objective)
+        assert (line.implementation, "not deterministic" in line.why) == ("sdpa", True)
+        assert attention(*WIDE, "--reset-attention-mask").implementation == "flex"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_flag_is_followed_unless_the_package_lacks_the_mask():
+    masked = ("--reset-attention-mask",)
+    assert attention(*WIDE, *masked, "--attention-impl", "sdpa").implementation == "sdpa"
+    assert attention(*WIDE, "--attention-impl", "flash").implementation == "flash"
+    assert attention(*WIDE, *masked, "--attention-impl", "flash").implementation == "flex"
+    assert attention(*WIDE, "--attention-impl", "flex").implementation == "flex"
+    assert attention(*WIDE).implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--attention-dropout", "0"], "FlashAttention"),
+        (["--attention-dropout", "0.1"], "math"),
+        (["--attention-dropout", "0", "--window-size", "3"], "one dense mask for all layers"),
+    ],
+)
+def test_cpus_name_the_kernel_that_pytorch_takes(flags, why):
+    line = attention(*flags, device="cpu")
+    assert line.implementation == "sdpa"
+    assert why in line.why
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        (SDPBackend.CUDNN_ATTENTION, "cuDNN"),
+        (SDPBackend.EFFICIENT_ATTENTION, "memory-efficient"),
+    ],
+)
+def test_pytorch_chooses_for_the_shapes_of_the_run(backend, name):
+    """Queries, grouped keys and a mask as layers pass them."""
+    plan = tiny_plan("--group-query-attention", "--num-query-groups", "1", "--window-size", "3")
+    work = registry.Workload(
+        spec=plan.model,
+        dtype=torch.bfloat16,
+        positions=18,
+        tensor=1,
+        device=torch.device("cpu"),
+    ).of_attention()
+    given = []
+
+    def choice(query, key, value, mask, dropout, causal, *, scale, enable_gqa):
+        assert query.requires_grad and query.dtype == torch.bfloat16
+        given.append((query.shape, key.shape, mask.shape, dropout, causal, enable_gqa))
+        return backend.value
+
+    assert sdpa_backend(work, choose=choice).startswith(name)
+    assert given == [((3, 2, 6, 4), (3, 1, 6, 4), (3, 2, 6, 6), 0.1, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "problem"),
+    [
+        ([], "cpu", "--attention-impl flex needs a GPU"),
+        (["--attention-dropout", "0.1"], "cuda", "has no dropout: write --attention-dropout 0"),
+        (["--kv-channels", "8"], "cuda", "heads of 16 features at least, not 8"),
+    ],
+)
+def test_flex_attention_that_cannot_run_is_refused(flags, device, problem):
+    with pytest.raises(ConfigError, match=problem):
+        tiny_plan(*WIDE, "--attention-impl", "flex", *flags, device=device)
