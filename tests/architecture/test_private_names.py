@@ -20,6 +20,8 @@ ELSEWHERE = {
     },
     "diagnostics/live_tensors.py": {"_python_dispatch", "_pytree"},
     "tensor_parallel/rendezvous.py": {"_C", "_distributed_c10d"},
+    # The kernel that scaled_dot_product_attention would take has no public name.
+    "fused_kernels/attention_choice.py": {"_fused_sdp_choice"},
     # Of the standard library and others.
     "common/process_pool.py": {"_exit"},
     "training/process/launch.py": {"_exit"},
