@@ -105,13 +105,16 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(ExitCode.FAILED)
 
 
-def has_gpu() -> bool:
+def has_gpu(devices: Path = Path("/dev")) -> bool:
     """Whether this machine has a GPU that torch can use.
+
+    Args:
+        devices: folder of device nodes.
 
     Raises:
         ConfigError: torch cannot use the GPU that is there.
     """
-    if not [*Path("/dev").glob("nvidia[0-9]*")]:
+    if not [*devices.glob("nvidia[0-9]*")]:
         return False
     import torch
 
@@ -249,7 +252,7 @@ def cases(kind: str) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     yield "345m", "auto", "", ()
     yield "1.3b", "auto", "", ()
     yield "345m", "1", "", ()
-    known = {name.rpartition(".")[2] for name in options_of(SECTIONS)}
+    known = options_of(SECTIONS)
     for name, flags in VARIANTS.items():
         if name in known:
             yield "345m", "auto", flags, ("--no-plain",)

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from test_gpu_runs import write_corpus
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainings import Training, cpu_losses
@@ -131,13 +132,21 @@ def forbidden_waits(device):
     assert reads.count == 0, f"{reads.count} numbers were read on the host"
 
 
-@pytest.mark.parametrize("flags", [("--bf16",), (), ("--bf16", "--zero-stage", "2")], ids=" ".join)
-def test_micro_batches_do_not_wait_for_the_gpu(flags, device, monkeypatch):
+@pytest.mark.parametrize(
+    "flags",
+    [("--bf16",), (), ("--bf16", "--zero-stage", "2"), ("--bf16", "--data-path", "files")],
+    ids=" ".join,
+)
+def test_micro_batches_do_not_wait_for_the_gpu(flags, device, monkeypatch, tmp_path):
     """From the second micro-batch of a step to the last but one, and no `synchronize` in a step."""
     samples = 32 if device.type == "cuda" else 16  # 8 micro-batches
-    training = Training(device, *flags, "--global-batch-size", str(samples))
+    flags = [write_corpus(tmp_path) if word == "files" else word for word in flags]
+    training = Training(device, *flags, "--global-batch-size", str(samples), "--split", "1,0,0")
     engine, source = training.engine, training.batches
-    training.losses(2)
+    if "--data-path" in flags:
+        source = training.batches_of_files(device)
+    for _ in range(2):
+        float(engine.train_batch(source))
     calls = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *words: calls.append(words))
 

@@ -48,8 +48,8 @@ class Training:
         config, _ = parse_config([*common.split(), *(network or network_of(device)), *flags])
         self.plan = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device=device.type)
         kernels, self.choices = setup.choose(self.plan, device)
-        groups = setup.build_process_groups(self.plan)
-        self.engine = setup.build_engine(self.plan, groups, GPT(), kernels)
+        self._groups = setup.build_process_groups(self.plan)
+        self.engine = setup.build_engine(self.plan, self._groups, GPT(), kernels)
         self.engine.set_lr(1e-3)
         self.batches = self._batches(device)
 
@@ -61,6 +61,15 @@ class Training:
         while True:
             batch = gpt_batch(torch.randint(VOCAB_SIZE, shape, generator=generator))
             yield {name: tensor.to(device) for name, tensor in batch.items()}
+
+    def batches_of_files(self, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
+        """Return the micro-batches of --data-path, read as a run reads them."""
+        from megatron.objectives.gpt import GPT
+        from megatron.training import setup
+
+        train = setup.read_datasets(self.plan).train
+        run = {"plan": self.plan, "objective": GPT(), "groups": self._groups, "device": device}
+        return setup.batches_of(train, 0, eod=None, **run)
 
     def losses(
         self, steps: int, *, before: Callable[[int], None] = lambda step: None

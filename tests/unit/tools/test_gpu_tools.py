@@ -12,9 +12,11 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path.append(str(REPOSITORY / "tools" / "benchmark"))
+sys.path.append(str(REPOSITORY / "tests" / "gpu"))
 
 import gpu_side  # noqa: E402
 import gpu_table  # noqa: E402
+import prove  # noqa: E402
 import train_gpu  # noqa: E402
 
 from megatron.common.errors import ConfigError  # noqa: E402
@@ -64,6 +66,26 @@ def test_a_rehearsal_passes_and_claims_nothing_of_a_gpu(rehearsal):
     (row,) = result["speed"]["rows"]
     assert row["ours"]["seconds"] > 0 and row["plain"]["seconds"] > 0
     assert row["ours"]["loss"] == pytest.approx(row["plain"]["loss"], rel=0.05)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs a build of torch for CPUs")
+def test_a_torch_that_cannot_use_the_gpu_is_no_rehearsal(tmp_path):
+    assert not prove.has_gpu(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(ConfigError, match="is a build for CPUs and this machine has a GPU"):
+        prove.has_gpu(tmp_path)
+
+
+def test_the_table_of_a_gpu_has_the_flags_that_there_are():
+    flags = [flags for _, _, flags, _ in prove.cases("cuda")]
+    assert {"", "--kernels reference", "--loss-chunk-tokens 2048"} <= set(flags)
+
+
+def test_a_part_that_exceeds_its_budget_has_failed():
+    part = prove.summary(prove.PARTS[0], [], 3.0, "not finished within 3 seconds")
+    assert (part["passed"], part["failed"], part["not_run"]) == (0, 1, 0)
+    (line,) = prove.failures({"parts": [part]})
+    assert line == "failed: runs: not finished within 3 seconds"
 
 
 def test_a_rehearsal_is_no_result_for_the_page(rehearsal, tmp_path):
