@@ -284,6 +284,36 @@ def check_rotary(kernels, device, dtype, half):
         )
 
 
+def check_split_rotary(kernels, device, dtype, half):
+    """Turns the queries and keys of a fused product, and leaves values and the last features."""
+    samples, groups, queries, positions, rest = 2, 2, 3, 5, 2
+    width = 2 * half + rest
+
+    def exact(fused, angles):
+        fused = fused.permute(1, 2, 3, 0, 4)  # [b, groups, heads of each, s, d]
+        first, second = fused[..., :half], fused[..., half : 2 * half]
+        cos, sin = (each.view(-1, 1, 1, positions, half) for each in (angles.cos(), angles.sin()))
+        turned = [first * cos - second * sin, second * cos + first * sin, fused[..., 2 * half :]]
+        turned = torch.cat(turned, -1)
+        return torch.cat([turned[:, :, :-1].flatten(1, 2), fused[:, :, -1]], 1)
+
+    def function(fused, angles):
+        query, key, value = kernels.split_rotary(fused, angles.cos(), angles.sin())
+        heads = torch.cat([query.unflatten(1, (groups, queries)), key[:, :, None]], 2)
+        return torch.cat([heads.flatten(1, 2), value], 1)
+
+    generator = torch.Generator().manual_seed(2)
+    for shape in ((positions, half), (samples, 1, positions, half)):
+        compare(
+            function,
+            exact,
+            [(positions, samples, groups, queries + 2, width)],
+            device=device,
+            dtype=dtype,
+            fixed=[(6 * torch.rand(shape, generator=generator)).to(device)],
+        )
+
+
 def exact_cross_entropy(logits, target):
     exp = logits.exp()
     own = exp.gather(1, target[:, None]).squeeze(1)
@@ -386,6 +416,7 @@ BY_COLUMNS = [
     check_glu,
     check_bias_add,
     check_rotary,
+    check_split_rotary,
     check_cross_entropy,
     check_sliced_cross_entropy,
     check_padded_cross_entropy,

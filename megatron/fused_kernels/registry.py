@@ -33,7 +33,7 @@ _FIELDS = {
     "norm": ("layer_norm", "rms_norm", "add_norm"),
     "activation": ("bias_gelu", "glu", "activation_adds_bias"),
     "bias, dropout, residual": ("bias_dropout_add",),
-    "rotary positions": ("rotary",),
+    "rotary positions": ("rotary", "split_rotary"),
     "cross-entropy": ("cross_entropy",),
 }
 """Fields of `Kernels` by operation."""

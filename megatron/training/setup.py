@@ -90,6 +90,9 @@ def start_processes(
     if deterministic:
         export_determinism()
         torch.use_deterministic_algorithms(True)
+        # Filling new memory would be one more write of each result: nothing here reads memory that
+        # was not written, as kernels and copies write all that they allocate.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:

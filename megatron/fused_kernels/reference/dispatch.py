@@ -10,7 +10,7 @@ from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.reference.bias_gelu import GeluForm, bias_gelu
 from megatron.fused_kernels.reference.cross_entropy import CrossEntropy
 from megatron.fused_kernels.reference.glu import GluKind, glu
-from megatron.fused_kernels.reference.rotary import rotary
+from megatron.fused_kernels.reference.rotary import rotary, split_rotary
 
 AddNorm = Callable[
     [Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, float, bool],
@@ -40,6 +40,7 @@ class Kernels:
     bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor]
     glu: Callable[[Tensor, Tensor | None, GluKind], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    split_rotary: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     cross_entropy: CrossEntropy
     attention: str
     activation_adds_bias: bool
@@ -55,6 +56,7 @@ REFERENCE = Kernels(
     bias_dropout_add=bias_dropout_add,
     glu=glu,
     rotary=rotary,
+    split_rotary=split_rotary,
     cross_entropy=cross_entropy.REFERENCE,
     attention="sdpa",
     activation_adds_bias=False,

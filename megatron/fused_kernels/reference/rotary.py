@@ -27,6 +27,20 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
 
 
+def split_rotary(fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of a fused projection, queries and keys turned by `rotary`.
+
+    Args:
+        fused: heads of each group: its queries, a key, a value.
+
+    Shapes: fused [s, b, groups, queries + 2, d], cos and sin as of `rotary` -> query [b, a, s, d],
+        key and value [b, groups, s, d].
+    """
+    parts = fused.split([fused.size(3) - 2, 1, 1], dim=3)
+    query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in parts)
+    return rotary(query, cos, sin), rotary(key, cos, sin), value
+
+
 def unsupported(dtype: torch.dtype, heads: int, width: int) -> str | None:
     """Return why the Triton kernels do not support so many heads of this width; None if they do."""
     if heads * width > _MOST_FEATURES:

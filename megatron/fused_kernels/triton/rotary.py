@@ -1,4 +1,8 @@
-"""Triton kernel of rotary position embedding: one program, all heads of one position."""
+"""Triton kernels of rotary position embedding: one program, the heads of one position.
+
+`split_rotary` takes the fused product of queries, keys and values, and its backward writes the
+gradient of that product, so nothing concatenates the three gradients afterwards.
+"""
 
 from typing import Any
 
@@ -10,6 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import rotary as reference
 from megatron.fused_kernels.triton.launch import warps
+
+_MOST_FEATURES = 8192  # of a program of `_split`
 
 
 @triton.jit
@@ -56,13 +62,163 @@ def _turn(
         tl.store(goal + other, tl.load(start + other, mask=left, other=0.0), mask=left)
 
 
+@triton.jit
+def _split(
+    fused,
+    query,
+    key,
+    value,
+    cos,
+    sin,
+    samples,
+    heads,
+    queries,
+    width,
+    half,
+    chunks,
+    query_b,
+    query_a,
+    query_s,
+    key_b,
+    key_a,
+    key_s,
+    value_b,
+    value_a,
+    value_s,
+    angle_b,
+    angle_s,
+    BACKWARD: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """Turn queries and keys out of the fused heads; backward turns and gathers their gradients."""
+    program = tl.program_id(0).to(tl.int64)
+    row, chunk = program // chunks, (program % chunks).to(tl.int32)
+    position, sample = row // samples, row % samples
+    head = chunk * HEADS + tl.arange(0, HEADS)[:, None]
+    group, part = (head // (queries + 2)).to(tl.int64), head % (queries + 2)
+    of_query, of_key = (head < heads) & (part < queries), (head < heads) & (part == queries)
+    of_value = (head < heads) & (part > queries)
+    start = fused + row * heads * width + head * width
+    to_query = query + sample * query_b + position * query_s + (group * queries + part) * query_a
+    to_key = key + sample * key_b + position * key_s + group * key_a
+    to_value = value + sample * value_b + position * value_s + group * value_a
+
+    feature = tl.arange(0, HALF)[None, :]
+    paired = feature < half
+    angle = sample * angle_b + position * angle_s + feature
+    c = tl.load(cos + angle, mask=paired, other=0.0)
+    s = tl.load(sin + angle, mask=paired, other=0.0)
+    other = 2 * half + tl.arange(0, REST if REST else 1)[None, :]
+    left = other < width
+    if BACKWARD:
+        first = tl.load(to_query + feature, mask=of_query & paired, other=0.0).to(tl.float32)
+        first += tl.load(to_key + feature, mask=of_key & paired, other=0.0).to(tl.float32)
+        first += tl.load(to_value + feature, mask=of_value & paired, other=0.0).to(tl.float32)
+        feature += half
+        second = tl.load(to_query + feature, mask=of_query & paired, other=0.0).to(tl.float32)
+        second += tl.load(to_key + feature, mask=of_key & paired, other=0.0).to(tl.float32)
+        second += tl.load(to_value + feature, mask=of_value & paired, other=0.0).to(tl.float32)
+        feature -= half
+        # The inverse of a turn is the turn by the opposite angle. Values are not turned.
+        here = (head < heads) & paired
+        tl.store(start + feature, tl.where(of_value, first, first * c + second * s), mask=here)
+        turned = tl.where(of_value, second, second * c - first * s)
+        tl.store(start + half + feature, turned, mask=here)
+        if REST > 0:
+            rest = tl.load(to_query + other, mask=of_query & left, other=0.0).to(tl.float32)
+            rest += tl.load(to_key + other, mask=of_key & left, other=0.0).to(tl.float32)
+            rest += tl.load(to_value + other, mask=of_value & left, other=0.0).to(tl.float32)
+            tl.store(start + other, rest, mask=(head < heads) & left)
+    else:
+        here = (of_query | of_key) & paired
+        first = tl.load(start + feature, mask=here, other=0.0).to(tl.float32)
+        second = tl.load(start + half + feature, mask=here, other=0.0).to(tl.float32)
+        turned = first * c - second * s
+        tl.store(to_query + feature, turned, mask=of_query & paired)
+        tl.store(to_key + feature, turned, mask=of_key & paired)
+        turned = second * c + first * s
+        tl.store(to_query + half + feature, turned, mask=of_query & paired)
+        tl.store(to_key + half + feature, turned, mask=of_key & paired)
+        if REST > 0:
+            rest = tl.load(start + other, mask=(of_query | of_key) & left, other=0.0)
+            tl.store(to_query + other, rest, mask=of_query & left)
+            tl.store(to_key + other, rest, mask=of_key & left)
+
+
+def _split_or_gather(
+    fused: Tensor, parts: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor, backward: bool
+) -> None:
+    """Write queries and keys of `parts` from `fused`; backward, `fused` from all three."""
+    s, b, groups, of_group, d = fused.shape
+    heads, half, block = groups * of_group, cos.size(-1), triton.next_power_of_2(d)
+    at_once = min(triton.next_power_of_2(heads), max(1, _MOST_FEATURES // block))
+    chunks, rest = triton.cdiv(heads, at_once), d - 2 * half
+    _split[(s * b * chunks,)](
+        fused,
+        *parts,
+        cos,
+        sin,
+        b,
+        heads,
+        of_group - 2,
+        d,
+        half,
+        chunks,
+        *(stride for part in parts for stride in part.stride()[:3]),
+        _sample_stride(cos),
+        cos.stride(-2),
+        BACKWARD=backward,
+        HEADS=at_once,
+        HALF=triton.next_power_of_2(half),
+        REST=triton.next_power_of_2(rest) if rest else 0,
+        num_warps=warps(at_once * block),
+    )
+
+
+class _SplitRotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s, b, groups, of_group, d = fused.shape
+        # As attention's result is then laid out: [s, b, a, d], as the next product reads it.
+        query = fused.new_empty(s, b, groups * (of_group - 2), d).permute(1, 2, 0, 3)
+        key = fused.new_empty(s, b, groups, d).permute(1, 2, 0, 3)
+        value = fused[:, :, :, -1].permute(1, 2, 0, 3)
+        # Values stay where they are: forward does not use the third pointer.
+        _split_or_gather(fused, (query, key, key), cos, sin, False)
+        ctx.save_for_backward(cos, sin)
+        ctx.shape = fused.shape
+        return query, key, value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in grads)
+        fused = query.new_empty(ctx.shape)
+        _split_or_gather(fused, (query, key, value), *ctx.saved_tensors, True)
+        return fused, None, None
+
+
+def split_rotary(fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the reference does, computed in 32 bits. No gradient for the angles."""
+    if reference.unsupported(fused.dtype, 1, fused.size(-1)):
+        return reference.split_rotary(fused, cos, sin)
+    query, key, value = _SplitRotary.apply(fused.contiguous(), cos.contiguous(), sin.contiguous())
+    return query, key, value
+
+
+def _sample_stride(cos: Tensor) -> int:
+    """Return the distance between the angles of two samples: 0 where they share them."""
+    return cos.stride(0) if cos.dim() == 4 and cos.size(0) > 1 else 0
+
+
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     b, a, s, d = x.shape
     half = cos.size(-1)
     # Attention's result gets the layout of the queries: [s, b, a, d], as the next product reads it.
     out = x.new_empty(s, b, a, d).permute(1, 2, 0, 3)
-    of_sample = cos.stride(0) if cos.dim() == 4 and cos.size(0) > 1 else 0
     rest = d - 2 * half
     _turn[(b * s,)](
         x,
@@ -75,7 +231,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
         half,
         *x.stride()[:3],
         *out.stride()[:3],
-        of_sample,
+        _sample_stride(cos),
         cos.stride(-2),
         SIGN=sign,
         HEADS=triton.next_power_of_2(a),

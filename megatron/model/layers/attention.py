@@ -112,16 +112,16 @@ class ParallelAttention(nn.Module):
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         shared = {} if shared is None else shared
-        query, key, value = self.project(x_sbh)
-        if self.own_positions and positions_bs is not None:
-            query, key = self.own_positions.turn(query, key, positions_bs)
-        elif positions_bs is not None:
-            cos, sin = once(
+        tables = None
+        if positions_bs is not None and not self.own_positions:
+            tables = once(
                 shared,
                 ("rotary tables", self.positions is self.spec),  # local layers have their own
                 lambda: rotary_tables(positions_bs, self.positions),
             )
-            query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
+        query, key, value = self.project(x_sbh, tables)
+        if self.own_positions and positions_bs is not None:
+            query, key = self.own_positions.turn(query, key, positions_bs)
         bias = None
         if relative:
             by_distance = self.kernels.attention == "flex"
@@ -138,13 +138,23 @@ class ParallelAttention(nn.Module):
         """Return the output layer's product with the mixed values [b, a, s, d], and its bias."""
         return self.dense(mixed.permute(2, 0, 1, 3).flatten(2)), self.dense.bias
 
-    def project(self, x_sbh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query [b, a, s, d], key and value [b, g, s, d] of this rank."""
+    def project(
+        self, x_sbh: Tensor, tables: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query [b, a, s, d], key and value [b, g, s, d] of this rank.
+
+        Args:
+            tables: of rotary positions; None for none.
+        """
         queries = self.queries_per_group
         qkv = self.query_key_value(x_sbh)
         qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.head_dim))
-        query, key, value = qkv.split([queries, 1, 1], dim=3)
-        return self.in_heads(query, key, value)
+        if tables and not self.spec.qk_layernorm:
+            return self.kernels.split_rotary(qkv, *tables)
+        query, key, value = self.in_heads(*qkv.split([queries, 1, 1], dim=3))
+        if tables:
+            query, key = (self.kernels.rotary(x, *tables) for x in (query, key))
+        return query, key, value
 
     def in_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Transpose projections [s, b, groups, heads of each, d] to [b, heads, s, d]; norm them."""
