@@ -196,7 +196,8 @@ class _SplitRotary(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in grads)
         fused = query.new_empty(ctx.shape)
-        _split_or_gather(fused, (query, key, value), *ctx.saved_tensors, True)
+        cos, sin = ctx.saved_tensors
+        _split_or_gather(fused, (query, key, value), cos, sin, True)
         return fused, None, None
 
 
