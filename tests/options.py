@@ -255,6 +255,16 @@ PRECISION = {
     "accumulate_allreduce_grads_in_fp32": Turned(
         "--accumulate-allreduce-grads-in-fp32", "weights", on=_FP16, as_gpu=True
     ),
+    "fp8_format": Turned(
+        "--fp8-format hybrid", "error", on="--bf16", says="--fp8-format hybrid needs a GPU"
+    ),
+    "fp8_recipe": Turned(
+        "--fp8-recipe rowwise",
+        "error",
+        on="--bf16 --fp8-format hybrid",
+        on_says="needs a GPU",
+        says="write --fp8-format e4m3",
+    ),
 }
 
 OPTIMIZER = {

@@ -48,7 +48,12 @@ from megatron.config.parallelism.layout import (
     plan_parallel,
     replica_size,
 )
-from megatron.config.parallelism.precision import PrecisionPlan, plan_precision, precision_notices
+from megatron.config.parallelism.precision import (
+    PrecisionPlan,
+    fp8_size_problems,
+    plan_precision,
+    precision_notices,
+)
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parallelism.zero import zero_notices
@@ -150,6 +155,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         config, vocab_size=vocab_size, tensor=parallel.tensor, objective=valid.objective
     )
     raise_if_any(size_problems(config.training, model.num_parameters))
+    raise_if_any(fp8_size_problems(config.precision, model, tensor=parallel.tensor))
     objective = _plan_objective(config, valid.objective)
     own_flags = config.extensions
     return Plan(
@@ -187,7 +193,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
             num_layers=num_layers_of(config, valid.objective),
             pipeline=parallel.pipeline,
         ),
-        kernels=plan_kernels(config.kernels, config.model),
+        kernels=plan_kernels(config.kernels, config.model, config.precision),
         plugins=plan_plugins(config.plugins, config.extensions),
         deepspeed=_merge_ds_config(valid, parallel, optimizer),
         notices=(

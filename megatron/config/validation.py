@@ -46,6 +46,7 @@ from megatron.config.parallelism.layout import (
     sequence_problems,
 )
 from megatron.config.parallelism.precision import (
+    fp8_problems,
     plan_precision,
     precision_problems,
     precision_twins,
@@ -183,6 +184,12 @@ def _problems(
         device=device,
     )
     yield from precision_problems(config.precision, device=device)
+    yield from fp8_problems(
+        config.precision,
+        device=device,
+        zero_stage=zero_stage,
+        has_experts=config.experts.num_experts is not None,
+    )
     yield from optimizer_problems(config.optimizer, device=device)
     yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
     yield from recompute_problems(config.recompute)

@@ -15,7 +15,7 @@ from megatron.common.registry import ACTIVATIONS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
-from megatron.fused_kernels import apex_norms
+from megatron.fused_kernels import apex_norms, float8
 from megatron.fused_kernels.attention_choice import AttentionWork, choose_attention
 from megatron.fused_kernels.reference import (
     bias_dropout_add,
@@ -97,6 +97,7 @@ def package_problems(config: Config) -> Iterator[str]:
         ("--kernels triton", "triton", flags.kernels == "triton"),
         ("--kernels apex", "apex", flags.kernels == "apex"),
         ("--use-flash-attn or --attention-impl flash", "flash_attn", flash),
+        ("--fp8-format", "torchao", config.precision.fp8_format is not None),
     ):
         if required and not find_spec(package):
             yield f"{flag}: the package {package} is not installed; install it, or leave it out"
@@ -146,6 +147,9 @@ def choose_kernels(
         scaled_masked_softmax=partial(softmax.scaled_masked_softmax, in_fp32=plan.softmax_in_fp32),
     )
     choices = [Choice("attention", attention, note)]
+    if plan.fp8_format:
+        kernels, choice = _with_fp8(kernels, plan, work.device)
+        choices.append(choice)
     for operation in _operations(attention, work.spec):
         if _is_compiled(operation, plan, work.device):
             choices.append(Choice(operation, "compiled", "--compile"))
@@ -258,6 +262,20 @@ def _unsupported(operation: str, work: Workload) -> str | None:
             return rotary.unsupported(dtype, heads, spec.head_dim)
         case _:
             return cross_entropy.unsupported(dtype)
+
+
+def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tuple[Kernels, Choice]:
+    """Return the kernels with linear layers in fp8, and the line of the table that says so.
+
+    Raises:
+        ConfigError: `device` has no fp8.
+    """
+    flag = f"--fp8-format {plan.fp8_format}"
+    if why := float8.unsupported(device):
+        raise ConfigError(f"{flag}: {why}; leave the flag out")
+    linear = float8.fp8_linear(plan.fp8_format, plan.fp8_recipe)
+    choice = Choice("linear layers", "torchao", f"{flag}, scales {plan.fp8_recipe}")
+    return replace(kernels, linear=linear), choice
 
 
 def _with_triton(kernels: Kernels, operation: str) -> Kernels:

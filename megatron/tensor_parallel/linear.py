@@ -5,6 +5,7 @@ starts as 0. They are parameters of the layer itself, so the weight keeps its na
 without adapters load. Source: arXiv:2106.09685, section 4.1.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,16 @@ from torch import Tensor, nn
 from megatron.tensor_parallel.collectives import (
     all_gather,
     copy_to_tensor_parallel,
+    gather_sequence,
     reduce_from_tensor_parallel,
     reduce_scatter,
     scatter_sequence,
 )
 from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""Computes x W^T of x [..., in] and W [out, in], with its gradients, in place of torch's product."""
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of an adapter's two matrices, as in PEFT."""
@@ -61,6 +66,7 @@ class ColumnParallelLinear(nn.Module):
         adds_bias: whether y has the bias already; if not it is left to the caller.
         sequence_parallel: whether the ranks divide the sequence outside of the layer.
         adapter: of LoRA: A is replicated, B sharded like the weight.
+        product: computes x W^T, such as in fp8; None for torch's.
 
     Shapes: x [..., in_features] -> y [..., out_features / t], t the group's size. When the ranks
         divide the sequence: x [s/t, ...] -> y [s, ...].
@@ -83,11 +89,12 @@ class ColumnParallelLinear(nn.Module):
         adds_bias: bool = True,
         sequence_parallel: bool = False,
         adapter: Adapter | None = None,
+        product: Product | None = None,
     ):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.group, self.sequence_parallel = group, sequence_parallel
-        self.adds_bias, self.adapter = adds_bias, adapter
+        self.adds_bias, self.adapter, self.product = adds_bias, adapter, product
         local_features = exact_quotient(out_features, group.size(), "out_features")
         self.weight = mark_sharded(nn.Parameter(torch.empty(local_features, in_features)), 0, group)
         bias = (
@@ -102,10 +109,20 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.adds_bias else None
         if not self.adapter:
-            return self._product(x, self.weight, bias)
+            return self._base(x, bias)
         down = F.linear(F.dropout(x, self.adapter.dropout, self.training), self.lora_A)
         up = self._product(down, self.lora_B, None)
-        return self._product(x, self.weight, bias) + self.adapter.scale * up
+        return self._base(x, bias) + self.adapter.scale * up
+
+    def _base(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the layer's result without an adapter."""
+        if self.product is None:
+            return self._product(x, self.weight, bias)
+        if self.sequence_parallel:
+            y = gathering_product(self.product, x, self.weight, dim=0, group=self.group)
+        else:
+            y = self.product(copy_to_tensor_parallel(x, self.group), self.weight)
+        return y if bias is None else y + bias
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.sequence_parallel:
@@ -132,6 +149,7 @@ class RowParallelLinear(nn.Module):
         has_bias: whether there is a bias.
         sequence_parallel: whether the ranks divide the sequence outside of the layer.
         adapter: of LoRA: A is sharded like the weight, B replicated.
+        product: computes x W^T, such as in fp8; None for torch's.
 
     Shapes: x [..., in_features / t] -> y [..., out_features], t the group's size. When the ranks
         divide the sequence: x [s, ...] -> y [s/t, ...].
@@ -152,10 +170,12 @@ class RowParallelLinear(nn.Module):
         has_bias: bool = True,
         sequence_parallel: bool = False,
         adapter: Adapter | None = None,
+        product: Product | None = None,
     ):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.group, self.sequence_parallel, self.adapter = group, sequence_parallel, adapter
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self.adapter, self.product = adapter, product
         local_features = exact_quotient(in_features, group.size(), "in_features")
         self.weight = mark_sharded(
             nn.Parameter(torch.empty(out_features, local_features)), 1, group
@@ -169,12 +189,16 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.adapter:
-            return self._sum(F.linear(x, self.weight))
+            return self._sum(self._base(x))
         share = self.adapter.dropout if self.training else 0.0
         with self.adapter.rng.fork() if share else nullcontext():
             down = F.linear(F.dropout(x, share), self.lora_A)
         up = F.linear(self._sum(down), self.lora_B)
-        return self._sum(F.linear(x, self.weight)) + self.adapter.scale * up
+        return self._sum(self._base(x)) + self.adapter.scale * up
+
+    def _base(self, x: Tensor) -> Tensor:
+        """Return this rank's term of the result without an adapter."""
+        return self.product(x, self.weight) if self.product else F.linear(x, self.weight)
 
     def _sum(self, y: Tensor) -> Tensor:
         """Sum `y` over the ranks; with sequence parallelism return this rank's part of the sequence."""
@@ -230,3 +254,24 @@ def gathering_linear(
 ) -> Tensor:
     """All-gather `x` along `dim` and return x W^T + b."""
     return GatheringLinear.apply(x, weight, bias, dim, group)
+
+
+def gathering_product(
+    product: Product, x: Tensor, weight: Tensor, *, dim: int, group: dist.ProcessGroup
+) -> Tensor:
+    """All-gather `x` along `dim` and return its product with `weight`.
+
+    As in `GatheringLinear`, autograd saves only this rank's x, which backward gathers again.
+    """
+    own, full = x.detach(), gather_sequence(x, dim, group)
+    # Not the tensor: the hooks live as long as what they save.
+    address, shape = full.data_ptr(), full.shape
+
+    def pack(saved: Tensor) -> Tensor | None:
+        return None if (saved.data_ptr(), saved.shape) == (address, shape) else saved
+
+    def unpack(saved: Tensor | None) -> Tensor:
+        return all_gather(own, dim, group) if saved is None else saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return product(full, weight)

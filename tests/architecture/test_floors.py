@@ -101,6 +101,7 @@ def test_every_folder_of_the_package_is_a_package():
         ("triton", {"fused_kernels"}),
         ("flash_attn", {"fused_kernels"}),
         ("apex", {"fused_kernels", "optimizer"}),
+        ("torchao", {"fused_kernels"}),
         ("bitsandbytes", {"optimizer"}),
         ("fastapi", {"inference.server"}),
         ("starlette", {"inference.server"}),

@@ -1,5 +1,7 @@
 """Sharded layers against whole ones: two processes, one shard each."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.testing import assert_close
 
 from megatron.fused_kernels.reference.cross_entropy import REFERENCE
 from megatron.model.loss import next_token_loss
+from megatron.tensor_parallel import linear
 from megatron.tensor_parallel.broadcast import Field, broadcast_batch, pack_batch, sequence_shard
 from megatron.tensor_parallel.collectives import (
     copy_to_tensor_parallel,
@@ -55,6 +58,46 @@ def row_parallel_linear_equals_linear(rank):
     assert_close(x_shard.grad, x.grad.chunk(WORLD, -1)[rank])
     assert_close(shard.weight.grad, whole.weight.grad.chunk(WORLD, 1)[rank])
     assert_close(shard.bias.grad, whole.bias.grad)
+
+
+def other_products_train_alike_and_gather_their_input_again(rank):
+    for column in (True, False):
+        for sequence_parallel in (False, True):
+            torch.manual_seed(0)
+            kind = ColumnParallelLinear if column else RowParallelLinear
+            sizes = {"group": dist.group.WORLD, "sequence_parallel": sequence_parallel}
+            usual, other = kind(8, 12, **sizes), kind(8, 12, product=Doubled.apply, **sizes)
+            for x in usual.parameters():
+                torch.nn.init.normal_(x)
+            other.load_state_dict(
+                {k: v / 2 if k == "weight" else v for k, v in usual.state_dict().items()}
+            )
+            shape = (4 // (WORLD if sequence_parallel and column else 1), 3, 8 if column else 4)
+            own = torch.randn(shape)
+            grads = []
+            for layer in (usual, other):
+                x = own.clone().requires_grad_()
+                y = layer(x)
+                with patch.object(linear, "all_gather", wraps=linear.all_gather) as gathers:
+                    y.square().sum().backward()
+                assert gathers.call_count == (1 if column and sequence_parallel else 0)
+                grads.append((y.detach(), x.grad, layer.weight.grad))
+            usual_y, usual_x, usual_w = grads[0]
+            assert_close(grads[1], (usual_y, usual_x, 2 * usual_w))
+
+
+class Doubled(torch.autograd.Function):
+    """2 x W^T, which saves its arguments as torch's product does."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return 2 * F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return 2 * grad @ weight, 2 * grad.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
 def vocab_parallel_embedding_equals_embedding(rank):
@@ -230,6 +273,7 @@ def groups_hold_the_ranks_of_their_axis(rank):
 CHECKS = [
     column_parallel_linear_equals_linear,
     row_parallel_linear_equals_linear,
+    other_products_train_alike_and_gather_their_input_again,
     vocab_parallel_embedding_equals_embedding,
     a_region_copies_forward_and_sums_backward,
     a_region_sums_forward_and_copies_backward,

@@ -12,7 +12,7 @@ _EQUAL = (
 )
 _SPANS = "the lengths of T5's spans are those of Megatron-LM; --mask-prob sets their share"
 _ATTENTION = "this kind of attention is not built; leave this flag out"
-_EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
+_NO_HISTORY = "the scale of an fp8 tensor is computed from the tensor itself, without a history"
 _DEAD = "it has no effect in the systems that have it, and none here"
 
 
@@ -61,9 +61,12 @@ MODEL_LEGACY = (
         "the optimizer keeps all weights in 32 bits; leave this flag out",
         refused=True,
     ),
-    Legacy("--fp8-format", _EIGHT_BITS, takes=1, refused=True),
-    Legacy("--fp8-e4m3", _EIGHT_BITS, refused=True),
-    Legacy("--fp8-hybrid", _EIGHT_BITS, refused=True),
+    Legacy("--fp8-e4m3", "it is now --fp8-format e4m3: write that", refused=True),
+    Legacy("--fp8-hybrid", "it is now --fp8-format hybrid: write that", refused=True),
+    Legacy("--fp8-margin", _NO_HISTORY, takes=1),
+    Legacy("--fp8-interval", _NO_HISTORY, takes=1),
+    Legacy("--fp8-amax-history-len", _NO_HISTORY, takes=1),
+    Legacy("--fp8-amax-compute-algo", _NO_HISTORY, takes=1),
     Legacy("--scattered-embeddings", _DEAD),
     Legacy("--memory-centric-tiled-linear", _DEAD),
     Legacy("--tile-factor", _DEAD, takes=1),

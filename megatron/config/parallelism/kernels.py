@@ -81,7 +81,9 @@ class KernelsConfig:
 _WIDEST_FLASH_HEAD = 256
 
 
-def plan_kernels(kernels: KernelsConfig, model: ModelConfig) -> KernelsPlan:
+def plan_kernels(
+    kernels: KernelsConfig, model: ModelConfig, precision: PrecisionConfig
+) -> KernelsPlan:
     """Return which implementations should compute the operations."""
     wanted = {
         "softmax": kernels.masked_softmax_fusion,
@@ -99,6 +101,8 @@ def plan_kernels(kernels: KernelsConfig, model: ModelConfig) -> KernelsPlan:
         softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
         compile=(kernels.compile_mode or "default") if kernels.compile else "none",
         must_fuse=kernels.abort_on_unmet_fused_kernel_constraints,
+        fp8_format=precision.fp8_format or "",
+        fp8_recipe=precision.fp8_recipe,
         loss_chunk_tokens=kernels.loss_chunk_tokens,
     )
 

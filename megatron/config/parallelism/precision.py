@@ -5,7 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.deepspeed_json import Twin, value_at
+
+_FP8_MULTIPLE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,13 @@ class PrecisionConfig:
     accumulate_allreduce_grads_in_fp32: bool = False
     """Add up and reduce gradients in 32-bit floats in fp16 too; bf16 and fp32 always do."""
 
+    fp8_format: Literal["e4m3", "hybrid"] | None = None
+    """Compute the matrix products of attention and MLP in fp8, beside --bf16: e4m3, or hybrid with e5m2
+    for gradients. Needs torchao and a GPU of compute capability 8.9 or newer."""
+
+    fp8_recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
+    """Scales of fp8 tensors: one for each tensor, or for each row and column (e4m3 alone)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan:
@@ -56,6 +66,49 @@ def plan_precision(precision: PrecisionConfig) -> PrecisionPlan:
         dtype="fp16" if precision.fp16 else "bf16" if precision.bf16 else "fp32",
         fp32_gradients=precision.accumulate_allreduce_grads_in_fp32 or not precision.fp16,
     )
+
+
+def fp8_problems(
+    precision: PrecisionConfig, *, device: str, zero_stage: int, has_experts: bool
+) -> Iterator[str]:
+    """Yield every reason why linear layers cannot compute in fp8."""
+    if precision.fp8_format is None:
+        if precision.fp8_recipe != "tensorwise":
+            yield f"--fp8-recipe {precision.fp8_recipe} is for fp8: write --fp8-format too"
+        return
+    flag = f"--fp8-format {precision.fp8_format}"
+    if device == "cpu":
+        yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
+    if not precision.bf16:
+        yield f"{flag} goes with bfloat16 weights: write --bf16"
+    if precision.fp8_recipe == "rowwise" and precision.fp8_format != "e4m3":
+        yield f"--fp8-recipe rowwise has gradients in e4m3 too: write --fp8-format e4m3, not {flag}"
+    if zero_stage == 3:
+        yield f"{flag} would keep the weights that ZeRO stage 3 gathers: write --zero-stage 2 or less"
+    if has_experts:
+        yield f"{flag} is not for experts, whose products have few rows: leave it out"
+
+
+def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: int) -> Iterator[str]:
+    """Yield the sizes of weights on a rank that products of fp8 matrices do not take.
+
+    Source: torch's `_scaled_mm`, whose matrices have columns and inner features in multiples of 16.
+    """
+    if precision.fp8_format is None:
+        return
+    heads, groups, width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
+    sizes = {
+        "--hidden-size": spec.hidden_size,
+        "features of queries, keys and values": (heads + 2 * groups) * width // tensor,
+        "features of heads": heads * width // tensor,
+        "--ffn-hidden-size": spec.ffn_hidden_size // tensor,
+    }
+    for name, size in sizes.items():
+        if size % _FP8_MULTIPLE:
+            yield (
+                f"--fp8-format {precision.fp8_format} takes sizes that {_FP8_MULTIPLE} divides: "
+                f"{name} on a tensor-parallel rank is {size}"
+            )
 
 
 def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[Twin]:

@@ -24,6 +24,8 @@ class Kernels:
     """Operations that layers call; the reference functions define what each one computes.
 
     Args:
+        linear: (x [..., in], weight [out, in]) -> x W^T [..., out], in place of torch's product in
+            attention and MLP; None for torch's.
         attention: implementation in `model/layers/attention_kernels.py`.
         activation_adds_bias: whether `bias_gelu` and `glu` add a bias at less cost than the
             preceding matrix product; then layers leave the bias to them.
@@ -45,6 +47,7 @@ class Kernels:
     attention: str
     activation_adds_bias: bool
     add_norm: AddNorm | None = None
+    linear: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 REFERENCE = Kernels(

@@ -78,6 +78,7 @@ class ParallelAttention(nn.Module):
             has_bias=spec.attention_output_bias,
             sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense", rng),
+            product=kernels.linear,
         )
         if spec.qk_layernorm:
             # Every rank norms heads of its own with the same weight.
@@ -100,6 +101,7 @@ class ParallelAttention(nn.Module):
             has_bias=self.spec.qkv_bias,
             sequence_parallel=sequence_parallel,
             adapter=adapter_of(self.spec, name, self.rng),
+            product=self.kernels.linear,
         )
 
     def forward(

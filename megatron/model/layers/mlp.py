@@ -52,6 +52,7 @@ class ParallelMLP(nn.Module):
             adds_bias=not kernels.activation_adds_bias,
             sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense_h_to_4h", rng),
+            product=kernels.linear,
         )
         self.dense_4h_to_h = RowParallelLinear(
             spec.ffn_hidden_size,
@@ -60,6 +61,7 @@ class ParallelMLP(nn.Module):
             has_bias=spec.linear_bias,
             sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense_4h_to_h", rng),
+            product=kernels.linear,
         )
 
     def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
