@@ -18,6 +18,8 @@ ELSEWHERE = {
     "inference/engine/onednn_weights.py": {
         *("_C", "_linear_pointwise", "_make_subclass", "_reorder_linear_weight"),
     },
+    # Its public forms are views, or copy.
+    "fused_kernels/float8.py": {"_unsafe_view"},
     "diagnostics/live_tensors.py": {"_python_dispatch", "_pytree"},
     "tensor_parallel/rendezvous.py": {"_C", "_distributed_c10d"},
     # The kernel that scaled_dot_product_attention would take has no public name.
