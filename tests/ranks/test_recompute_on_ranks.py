@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from engines import trained
+from engines import DOCUMENTS, trained
 from ranks import outcomes_on_ranks, require_passed
 from torch.testing import assert_close
 
@@ -59,7 +59,7 @@ def layers_and_loss_are_compiled_over_ranks(rank):
         (*TENSOR, "--attention-dropout", "0", "--hidden-dropout", "0.3"),
         (*TENSOR, "--sequence-parallel", "--attention-dropout", "0", *MODES["in_pairs"]),
         ("--ds-sequence-parallel-size", "2", *NO_DROPOUT),
-        (*PIPELINE, *NO_DROPOUT, *MODES["two_of_each_stage"]),
+        (*PIPELINE, *NO_DROPOUT, *DOCUMENTS, *MODES["two_of_each_stage"]),
     ):
         torch.compiler.reset()
         expected, found = trained(*flags), compiled(*flags)
