@@ -101,6 +101,7 @@ class Engine(ABC):
             return
         self._nonfinite = SkipNonfinite(engine, engine.basic_optimizer)
         patches.shorten_gradient_path(engine.optimizer)
+        patches.skip_lone_all_reduce(engine)
         watch_replicated_weights(engine, groups)
         patches.read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:

@@ -158,6 +158,21 @@ def _with_host_norm(to_host: ToHost, step: Callable[..., Any], *args: Any, **kwa
         bf16_optimizer.get_global_norm_of_tensors = usual
 
 
+def skip_lone_all_reduce(engine: Any) -> None:
+    """Leave gradients in place where the group that would sum them is one rank.
+
+    DeepSpeed copies all of them into a buffer and back there (`allreduce_no_retain`).
+    """
+    reduce = engine.allreduce_no_retain
+
+    def reduce_over_ranks(bucket: Sequence[Tensor], dp_group: Any, **sizes: Any) -> None:
+        is_alone = dist.get_world_size(dp_group) == 1 and engine.gradient_predivide_factor() == 1
+        if not is_alone or any(x.dtype != engine.communication_data_type for x in bucket):
+            reduce(bucket, dp_group, **sizes)
+
+    engine.allreduce_no_retain = reduce_over_ranks
+
+
 def shorten_gradient_path(optimizer: Any) -> None:
     """Read and write each gradient of the bf16 optimizer less often, with the same results.
 

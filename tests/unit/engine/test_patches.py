@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 
 from megatron.engine.deepspeed import patches
 
@@ -27,6 +28,7 @@ NAMES = {
         *("_global_grad_norm", "_copy_recovery_script", "_get_all_ckpt_names"),
         *("clip_fp32_gradients", "enable_backward_allreduce", "checkpoint_engine"),
         *("basic_optimizer", "save_zero_checkpoint", "is_fp16_supported"),
+        *("allreduce_no_retain", "gradient_predivide_factor", "communication_data_type"),
     ),
     "deepspeed.runtime.pipe.engine": (
         *("_INSTRUCTION_MAP", "_hp_grad", "pipeline_enable_backward_allreduce"),
@@ -111,3 +113,17 @@ def test_every_private_name_of_the_patches_is_looked_for():
     }
     private = {name for name in used if name.startswith("_") and not name.endswith("__")} - own
     assert private - {*OF_TORCH}.union(*NAMES.values()) == set()
+
+
+def test_gradients_of_a_lone_replica_stay_where_they_are(build, micro_batch, monkeypatch):
+    copied = []
+    monkeypatch.setattr(
+        DeepSpeedEngine, "allreduce_and_copy", lambda self, bucket, *_: copied.append(bucket)
+    )
+    engine = build("--optimizer", "sgd")
+    engine.train_batch(iter([micro_batch(0)]))
+    assert not copied
+
+    monkeypatch.setattr(DeepSpeedEngine, "gradient_predivide_factor", lambda self: 2.0)
+    engine.train_batch(iter([micro_batch(0)]))
+    assert copied
