@@ -97,7 +97,10 @@ def plan_kernels(
         source=kernels.kernels,
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
         attention=_attention(kernels, model),
-        chooses_attention=kernels.attention_impl == "auto" and not kernels.use_flash_attn,
+        # A compiled layer has masks of its own, so that block masks would be built in each.
+        chooses_attention=kernels.attention_impl == "auto"
+        and not kernels.use_flash_attn
+        and not kernels.compile,
         softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
         compile=(kernels.compile_mode or "default") if kernels.compile else "none",
         must_fuse=kernels.abort_on_unmet_fused_kernel_constraints,
@@ -162,8 +165,8 @@ def compile_problems(
             f"--compile compiles PyTorch's operations, not those of --kernels {kernels.kernels}: "
             "leave one of the two out"
         )
-    if _attention(kernels, model) == "flash":
-        yield "--compile has no FlashAttention package: leave it out, or take --attention-impl sdpa"
+    if (attention := _attention(kernels, model)) in ("flash", "flex"):
+        yield f"--compile has no {attention} attention: leave it out, or take --attention-impl sdpa"
     if recompute.recompute_activations or recompute.recompute_granularity == "selective":
         yield (
             "--compile decides itself what of attention is kept: leave it or selective "

@@ -178,6 +178,7 @@ def test_compiled_layers_take_the_reference_and_the_loss_stays_triton_s(packages
     assert {*found.values()} == {"compiled"}
     assert " > norm: compiled (--compile)" in map(str, choices)
     assert kernels.layer_norm is REFERENCE.layer_norm
+    assert not tiny_plan("--compile").kernels.chooses_attention
     assert table("--compile", "--no-cross-entropy-fusion")["cross-entropy"] == "compiled"
 
     monkeypatch.setattr(choose, "which", lambda name: f"/usr/bin/{name}")
@@ -265,7 +266,8 @@ def test_soft_capped_scores_are_written_out_and_their_softmax_fused(packages):
         ),
         (["--compile-mode", "default"], "cpu", "--compile-mode default is of --compile"),
         (["--compile", "--kernels", "triton"], "cuda", "--compile compiles PyTorch's operations"),
-        (["--compile", "--use-flash-attn", "--bf16"], "cuda", "--compile has no FlashAttention"),
+        (["--compile", "--use-flash-attn", "--bf16"], "cuda", "--compile has no flash attention"),
+        (["--compile", "--attention-impl", "flex"], "cuda", "--compile has no flex attention"),
         (["--compile", "--recompute-activations"], "cuda", "take --recompute-granularity full"),
         (["--compile", "--zero-stage", "3"], "cpu", "--compile needs full weights"),
         (
