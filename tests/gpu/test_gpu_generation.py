@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from trainings import VOCAB_SIZE
 
 from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
@@ -43,11 +44,13 @@ def weights(spec, device):
     return whole_weights(random_model(lone_group(), spec))
 
 
-def engine_of(spec, weights, device, *, dtype=torch.float32, recompute=False):
+def engine_of(spec, weights, device, *, dtype=torch.float32, recompute=False, graphs=True):
+    groups = lone_groups()
     runner = ModelRunner(
         spec,
         weights,
-        groups=lone_groups(),
+        groups=groups,
+        capture=decode_capture(spec, groups, device) if graphs else None,
         dtype=dtype,
         device=device,
         rows=0 if recompute else 4,
@@ -73,11 +76,13 @@ def tokens_of(engine, new):
     return [completion.tokens for completion in engine.generate(requests(new))]
 
 
-def test_greedy_tokens_are_those_of_the_cpu_with_and_without_a_cache(spec, weights, device):
+def test_greedy_tokens_are_those_of_the_cpu_with_and_without_a_cache(spec, weights, device, caplog):
     """Sequences join and leave the rows of the cache, because there are more of them."""
     expected = tokens_of(engine_of(spec, weights, CPU, recompute=True), 12)
     assert tokens_of(engine_of(spec, weights, device), 12) == expected
+    assert tokens_of(engine_of(spec, weights, device, graphs=False), 12) == expected
     assert tokens_of(engine_of(spec, weights, device, recompute=True), 12) == expected
+    assert "without CUDA graphs" not in caplog.text
 
 
 def test_log_probabilities_in_16_bits_are_those_of_32(spec, weights, device, record_property):
