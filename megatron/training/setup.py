@@ -254,7 +254,9 @@ def build_engine(
             loss_terms=objective.loss_terms(model),
             compiler=Compiler(
                 mode=plan.kernels.compile,
-                compiles_loss=kernels.cross_entropy is COMPILED,
+                # A loss in chunks calls autograd itself, which torch.compile does not take.
+                compiles_loss=kernels.cross_entropy is COMPILED
+                and not plan.kernels.loss_chunk_tokens,
                 backend=compile_backend,
             )
             if plan.kernels.compile != "none"
