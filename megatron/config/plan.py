@@ -54,7 +54,7 @@ from megatron.config.parallelism.precision import (
     plan_precision,
     precision_notices,
 )
-from megatron.config.parallelism.recompute import plan_recompute
+from megatron.config.parallelism.recompute import plan_recompute, recompute_notices
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parallelism.zero import zero_notices
 from megatron.config.plugins import PluginPlan, plan_plugins
@@ -356,5 +356,10 @@ def _notices(valid: Validated) -> Iterator[str]:
     yield from checkpoint_notices(config.checkpoint)
     yield from precision_notices(config.precision, valid.deepspeed)
     yield from zero_notices(valid.zero, config.optimizer)
+    yield from recompute_notices(
+        plan_recompute(config.recompute, num_layers=1, pipeline=1),
+        attention=plan_kernels(config.kernels, config.model).attention,
+        device=valid.device,
+    )
     if "optimizer" in valid.deepspeed:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

@@ -125,6 +125,20 @@ def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
         )
 
 
+def recompute_notices(recompute: RecomputePlan, *, attention: str, device: str) -> Iterator[str]:
+    """Yield a notice when selective recomputation costs time and saves next to no memory.
+
+    Args:
+        attention: the planned implementation.
+    """
+    keeps_no_scores = attention in ("sdpa", "flash", "flex") and device != "cpu"
+    if recompute.granularity == "selective" and keeps_no_scores:
+        yield (
+            f"selective recomputation computes attention twice and saves next to no memory: {attention} "
+            "keeps no scores on GPUs; leave it out, or take --recompute-granularity full"
+        )
+
+
 def plan_storage(
     recompute: RecomputeConfig,
     user: Mapping[str, Any],

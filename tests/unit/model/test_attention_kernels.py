@@ -177,3 +177,22 @@ def test_dropout_scales_what_it_leaves(name):
     mixed = attend(name, query, key, value, mask=mask, dropout=0.5)
     assert mixed.std() > 0.05
     assert_close(mixed.mean(), torch.tensor(1.0), atol=0.02, rtol=0)
+
+
+def test_deterministic_mode_reaches_the_flash_attn_package(monkeypatch):
+    """PyTorch's switch does not: the package has an argument of its own."""
+    given = []
+
+    def attend_and_note(*inputs, deterministic=False, **keywords):
+        given.append(deterministic)
+        return flash_attn_func(*inputs, **keywords)
+
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_func=attend_and_note))
+    inputs = torch.randn(3, 1, 2, 3, 4)
+    attend("flash", *inputs, mask=Mask())
+    torch.use_deterministic_algorithms(True)
+    try:
+        attend("flash", *inputs, mask=Mask())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert given == [False, True]

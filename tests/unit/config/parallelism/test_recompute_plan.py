@@ -138,3 +138,18 @@ def test_a_flag_against_the_json_is_told(tmp_path):
         ConfigError, match="activation_checkpointing.partition_activations of the DeepSpeed JSON"
     ):
         plan_of(f"--deepspeed_config {file} {TENSOR} --partition-activations", world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "count"),
+    [
+        ("--recompute-activations", "cuda", 1),
+        ("--recompute-granularity selective --use-flash-attn --bf16", "cuda", 1),
+        ("--recompute-activations --attention-impl fused-softmax", "cuda", 0),
+        ("--recompute-activations", "cpu", 0),
+        (f"{FULL} --recompute-method uniform --recompute-num-layers 1", "cuda", 0),
+    ],
+)
+def test_selective_recomputation_of_attention_without_scores_gets_a_notice(line, device, count):
+    notices = plan_of(line, device=device).notices
+    assert sum("saves next to no memory" in notice for notice in notices) == count
