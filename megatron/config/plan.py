@@ -358,7 +358,7 @@ def _notices(valid: Validated) -> Iterator[str]:
     yield from zero_notices(valid.zero, config.optimizer)
     yield from recompute_notices(
         plan_recompute(config.recompute, num_layers=1, pipeline=1),
-        attention=plan_kernels(config.kernels, config.model).attention,
+        attention=plan_kernels(config.kernels, config.model, config.precision).attention,
         device=valid.device,
     )
     if "optimizer" in valid.deepspeed:
