@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch.nn.attention import SDPBackend
 
+from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import NARROWEST_FLEX_HEAD, KernelsPlan
 
@@ -72,8 +73,14 @@ def choose_attention(
 
     Args:
         no_triton: why Triton cannot be used; None if it can.
+
+    Raises:
+        ConfigError: --attention-impl flex, where it cannot run or is not deterministic as demanded.
     """
     name, note = plan.attention, ""
+    missing = no_triton if plan.source != "reference" else None
+    if name == "flex" and (why := missing or _not_deterministic(work)):
+        raise ConfigError(f"--attention-impl flex: {why}; leave it out to let the run choose")
     dense = ", ".join(work.dense())
     may_choose = plan.chooses_attention or (name == "flash" and _limits_flash(work))
     if may_choose and dense and work.device.type == "cuda":
@@ -103,7 +110,12 @@ def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
         return "it is for 16-bit dtypes"
     if spec.head_dim < NARROWEST_FLEX_HEAD:
         return f"heads of {spec.head_dim} features, and {NARROWEST_FLEX_HEAD} is the least"
-    if spec.relative_buckets and torch.are_deterministic_algorithms_enabled():
+    return _not_deterministic(work)
+
+
+def _not_deterministic(work: AttentionWork) -> str | None:
+    """Return what FlexAttention computes in another order each time, if that is forbidden."""
+    if work.spec.relative_buckets and torch.are_deterministic_algorithms_enabled():
         return "the gradient of relative positions is not deterministic"
     return None
 

@@ -68,8 +68,18 @@ def test_a_deterministic_run_keeps_relative_positions_from_flex_attention():
         line = attention(*WIDE, *flags, objective=objective)
         assert (line.implementation, "not deterministic" in line.why) == ("sdpa", True)
         assert attention(*WIDE, "--reset-attention-mask").implementation == "flex"
+        with pytest.raises(ConfigError, match="--attention-impl flex: .* not deterministic"):
+            attention(*WIDE, "--attention-impl", "flex", *flags, objective=objective)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_flex_attention_without_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "_obstacle", lambda *_: "no C compiler")
+    with pytest.raises(ConfigError, match="--attention-impl flex: no C compiler"):
+        attention(*WIDE, "--attention-impl", "flex")
+    flags = ("--attention-impl", "flex", "--kernels", "reference")
+    assert attention(*WIDE, *flags).implementation == "flex"
 
 
 def test_a_flag_is_followed_unless_the_package_lacks_the_mask():
