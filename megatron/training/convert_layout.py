@@ -75,7 +75,8 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
         objective=objective.name,
     )
     decided = with_saved_softmax(decided, manifest)
-    setup.start_processes(config, launch, device, deterministic=False)
+    setup.use_device(device, launch)
+    setup.start_processes(config, launch, device)
     groups = setup.build_process_groups(decided)
     kernels, _ = setup.choose(decided, device)
     with any_dtype():

@@ -70,6 +70,7 @@ def pretrain(
     """
     started_at = time.perf_counter()
     tokenizer, decided = _decide(config, launch, device, objective, valid)
+    setup.use_device(device, launch, deterministic=decided.training.deterministic)
     kernels, choices = setup.choose(decided, device)
     watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
     _meet_others(config, decided, launch, device, watchdog)
@@ -121,7 +122,6 @@ def _meet_others(
         config,
         launch,
         device,
-        deterministic=plan.training.deterministic,
         timeout_minutes=plan.watch.group_timeout_minutes,
         look=watchdog.raise_if_over,
     )

@@ -64,29 +64,18 @@ def set_log_levels(logging: LoggingConfig, rank: int) -> str:
     return level or "warning"
 
 
-def start_processes(
-    config: Config,
-    launch: Launch,
-    device: torch.device,
-    *,
-    deterministic: bool,
-    timeout_minutes: int = 0,
-    look: Callable[[], None] = lambda: None,
-) -> None:
-    """Join the other processes.
+def use_device(device: torch.device, launch: Launch, *, deterministic: bool = False) -> None:
+    """Make `device` this process's current one, before kernels are chosen.
+
+    A Triton kernel is launched on the current GPU, wherever its tensors are; and which attention
+    kernels PyTorch offers depends on whether they must be deterministic.
 
     Args:
         deterministic: whether the same computation must give the same bits each time.
-        timeout_minutes: how long they wait for each other in one operation; 0: the default.
-        look: called about twice a second while this process waits for others; may raise.
 
     Raises:
-        ConfigError: two processes have the same GPU.
-        TrainingError: the processes do not find each other.
-
-    Communication: waits for every rank.
+        ConfigError: an environment variable lets results differ.
     """
-    level = set_log_levels(config.logging, launch.rank)
     if deterministic:
         export_determinism()
         torch.use_deterministic_algorithms(True)
@@ -97,6 +86,29 @@ def start_processes(
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(cpu_threads(launch))
+
+
+def start_processes(
+    config: Config,
+    launch: Launch,
+    device: torch.device,
+    *,
+    timeout_minutes: int = 0,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Join the other processes.
+
+    Args:
+        timeout_minutes: how long they wait for each other in one operation; 0: the default.
+        look: called about twice a second while this process waits for others; may raise.
+
+    Raises:
+        ConfigError: two processes have the same GPU.
+        TrainingError: the processes do not find each other.
+
+    Communication: waits for every rank.
+    """
+    level = set_log_levels(config.logging, launch.rank)
     default = "nccl" if device.type == "cuda" else "gloo"
     backend = config.parallel.distributed_backend or default
     try:

@@ -49,6 +49,7 @@ def _write_one(out):
 def launch_once(device: torch.device) -> None:
     """Compile and launch a trivial kernel; raises what Triton raises where it cannot."""
     out = torch.zeros(1, dtype=torch.int32, device=device)
-    _write_one[(1,)](out)
+    with torch.cuda.device_of(out):
+        _write_one[(1,)](out)
     if out.item() != 1:
         raise RuntimeError("a kernel ran without an effect")

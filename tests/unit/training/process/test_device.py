@@ -8,6 +8,7 @@ import torch
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError, ExitCode
+from megatron.training import pretrain, setup
 from megatron.training.process import device as module
 from megatron.training.process.device import choose_device, prepare_process
 from megatron.training.process.environment import Launch
@@ -104,16 +105,36 @@ def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
         raise RuntimeError(output)
 
     monkeypatch.setattr("megatron.engine.deepspeed.distributed.start", start)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     output = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     device = torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="4 processes .* two of them the same"):
-        start_processes(tiny_config(), place(1), device, deterministic=False)
+        start_processes(tiny_config(), place(1), device)
     output = "connection refused"
     with pytest.raises(RuntimeError, match="connection refused"):
-        start_processes(tiny_config(), place(1), device, deterministic=False)
+        start_processes(tiny_config(), place(1), device)
+
+
+def test_kernels_are_chosen_on_the_process_s_own_gpu(monkeypatch):
+    """Their trial launch goes to the current device, and PyTorch's offer depends on determinism."""
+    order = []
+
+    def choose(plan, device):
+        order.append("kernels")
+        raise ConfigError("enough")
+
+    decided = SimpleNamespace(training=SimpleNamespace(deterministic=True))
+    monkeypatch.setattr(pretrain, "_decide", lambda *_: (None, decided))
+    monkeypatch.setattr(setup, "choose", choose)
+    monkeypatch.setattr(setup, "export_determinism", lambda: None)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", order.append)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setattr(torch.cuda, "set_device", order.append)
+    device = torch.device("cuda", 3)
+    with pytest.raises(ConfigError, match="enough"):
+        pretrain.pretrain(tiny_config(), [], place(3), device, None)
+    assert order == [True, device, "kernels"]
 
 
 def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
