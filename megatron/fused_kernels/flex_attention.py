@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 BLOCK = 128
 """Queries and keys of a block."""
 
+_VARIANTS = 64
+"""How often it may be compiled; PyTorch's 8 are few for T5: encoder, decoder and cross-attention, each
+in training and evaluation, and in lengths that differ."""
+
 
 def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) -> "BlockMask":
     """Build the block mask of queries that see the keys from `first_bq` up to `stop_bq`.
@@ -110,7 +114,7 @@ def _compiled() -> Callable[..., Any]:
     """Compile FlexAttention; a second length of samples compiles it again, for every length."""
     from torch.nn.attention import flex_attention as torch_flex
 
-    return torch.compile(torch_flex.flex_attention, fullgraph=True)
+    return torch.compile(torch_flex.flex_attention, fullgraph=True, recompile_limit=_VARIANTS)
 
 
 def _score_mod(

@@ -46,7 +46,7 @@ class Part:
 
 PARTS = (
     Part("runs", ("test_gpu_runs.py",), 200),
-    Part("training", ("test_gpu_training.py",), 150),
+    Part("training", ("test_gpu_training.py",), 220),
     Part("kernels", ("test_kernels.py", "test_gpu_large_kernels.py"), 120),
     Part("generation", ("test_gpu_generation.py",), 100),
     Part("processes", ("test_gpu_processes.py",), 200),

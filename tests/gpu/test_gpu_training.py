@@ -105,6 +105,46 @@ def test_recomputation_draws_the_same_dropout(device, steps):
     assert_close(full, plain, rtol=rtol, atol=0)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--loss-chunk-tokens", "100"),
+        ("--compile",),
+        ("--compile", "--compile-mode", "reduce-overhead"),
+    ],
+    ids=" ".join,
+)
+def test_faster_ways_train_the_same(flags, device, steps):
+    """With several micro-batches in a step, whose gradients CUDA graphs must not overwrite."""
+    if device.type == "cpu" and "--compile" in flags:
+        pytest.skip("needs a GPU: other tests compile for CPUs")
+    common = ("--bf16", "--global-batch-size", "8")
+    expected = Training(device, *common).losses(steps)
+    assert_close(Training(device, *common, *flags).losses(steps), expected, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--position-embedding-type", "alibi"), ("--window-size", "100,0")],
+    ids=" ".join,
+)
+def test_flex_attention_is_sdpa(flags, gpu, steps):
+    """`auto` takes it, and its block masks give the losses of dense ones."""
+    chosen = Training(gpu, "--bf16", *flags)
+    assert chosen.choices[0].implementation == "flex", chosen.choices[0]
+    dense = Training(gpu, "--bf16", *flags, "--attention-impl", "sdpa").losses(steps)
+    assert_close(chosen.losses(steps), dense, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("flags", [("hybrid",), ("e4m3", "--fp8-recipe", "rowwise")], ids=" ".join)
+def test_fp8_trains_as_32_bits_do(flags, gpu, steps, fp32):
+    pytest.importorskip("torchao")
+    if torch.cuda.get_device_capability(gpu) < (8, 9):
+        pytest.skip("needs a GPU of compute capability 8.9")
+    losses = Training(gpu, "--bf16", "--fp8-format", *flags).losses(steps)
+    assert_close(losses, fp32, rtol=5e-2, atol=0)
+
+
 class Reads(TorchDispatchMode):
     """Counts the numbers that the host reads of tensors."""
 
@@ -134,7 +174,13 @@ def forbidden_waits(device):
 
 @pytest.mark.parametrize(
     "flags",
-    [("--bf16",), (), ("--bf16", "--zero-stage", "2"), ("--bf16", "--data-path", "files")],
+    [
+        ("--bf16",),
+        (),
+        ("--bf16", "--zero-stage", "2"),
+        ("--bf16", "--loss-chunk-tokens", "100"),
+        ("--bf16", "--data-path", "files"),
+    ],
     ids=" ".join,
 )
 def test_micro_batches_do_not_wait_for_the_gpu(flags, device, monkeypatch, tmp_path):

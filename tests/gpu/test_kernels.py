@@ -13,8 +13,11 @@ from kernel_checks import (
     COLUMNS,
     DTYPES,
     check_add_norm,
+    check_bias_add,
+    check_bias_gelu,
     check_cross_entropy,
     check_dropout,
+    check_glu,
     check_layer_norm,
     check_rms_norm,
     check_sliced_cross_entropy,
@@ -35,7 +38,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from megatron.fused_kernels.triton import norms  # noqa: E402
+from megatron.fused_kernels.triton import launch, norms  # noqa: E402
 from megatron.fused_kernels.triton.all import TRITON  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -68,6 +71,16 @@ def test_a_vocabulary_longer_than_a_block(check):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dropout(dtype):
     check_dropout(TRITON, DEVICE, dtype)
+
+
+@pytest.mark.parametrize("tiles", [1, 8])
+def test_tiles_of_several_rows(monkeypatch, tiles):
+    """A GPU with little to do gets tiles of one row; a full one sums many, the last of them fewer."""
+    monkeypatch.setattr(launch, "_TILES", tiles)
+    monkeypatch.setattr(launch, "num_multiprocessors", lambda device: 1)
+    check_dropout(TRITON, DEVICE, torch.float32)
+    for check in (check_bias_gelu, check_glu, check_bias_add):
+        check(TRITON, DEVICE, torch.float32, 129)
 
 
 def test_recomputation_drops_the_same_features():

@@ -12,7 +12,7 @@ from megatron.fused_kernels.reference import bias_gelu as gelu_reference
 from megatron.fused_kernels.reference import glu as glu_reference
 from megatron.fused_kernels.reference.bias_gelu import GeluForm
 from megatron.fused_kernels.reference.glu import GluKind
-from megatron.fused_kernels.triton.launch import TILE_ROWS, elementwise_grid, tile_grid, tile_of
+from megatron.fused_kernels.triton.launch import elementwise_grid, tile_grid, tile_of, tile_rows
 
 _BLOCK = 1024
 _CURVES = {
@@ -175,9 +175,10 @@ class _Activation(torch.autograd.Function):
         x, bias = ctx.saved_tensors
         grad_out, grad, columns = grads[0].contiguous(), torch.empty_like(x), ctx.columns
         rows, block = grad_out.numel() // columns, min(_BLOCK, triton.next_power_of_2(columns))
-        chunks = triton.cdiv(rows, TILE_ROWS) if bias is not None else 0
+        tile = tile_rows(rows, columns, block, x.device), block
+        chunks = triton.cdiv(rows, tile[0]) if bias is not None else 0
         sums = torch.empty(chunks, x.size(-1), dtype=torch.float32, device=x.device)
-        (_glu_backward if ctx.gated else _gelu_backward)[tile_grid(rows, columns, block)](
+        (_glu_backward if ctx.gated else _gelu_backward)[tile_grid(rows, columns, tile)](
             x,
             x if bias is None else bias,
             grad_out,
@@ -187,7 +188,7 @@ class _Activation(torch.autograd.Function):
             columns,
             CURVE=ctx.curve,
             BIASED=bias is not None,
-            ROWS=TILE_ROWS,
+            ROWS=tile[0],
             BLOCK=block,
         )
         return grad, None if bias is None else sums.sum(0).to(bias.dtype), None, None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import bias_dropout_add as reference
-from megatron.fused_kernels.triton.launch import TILE_ROWS, tile_grid, tile_of
+from megatron.fused_kernels.triton.launch import tile_grid, tile_of, tile_rows
 
 _BLOCK = 1024
 
@@ -90,8 +90,8 @@ class _BiasDropoutAdd(torch.autograd.Function):
         out = torch.empty_like(residual, dtype=torch.promote_types(y.dtype, residual.dtype))
         # Drawn on the device: asking for its value would wait for everything launched so far.
         seed = torch.randint(2**31 - 1, (1,), device=y.device) if p else out
-        rows, columns, block = _tiling(y)
-        _forward[tile_grid(rows, columns, block)](
+        rows, columns, tile = _tiling(y)
+        _forward[tile_grid(rows, columns, tile)](
             y,
             y if bias is None else bias,
             residual,
@@ -102,8 +102,8 @@ class _BiasDropoutAdd(torch.autograd.Function):
             columns,
             BIASED=bias is not None,
             DROPS=p > 0,
-            ROWS=TILE_ROWS,
-            BLOCK=block,
+            ROWS=tile[0],
+            BLOCK=tile[1],
         )
         ctx.p, ctx.dtypes = p, (y.dtype, bias.dtype if bias is not None else None, residual.dtype)
         ctx.save_for_backward(*([seed] if p else []))
@@ -119,10 +119,10 @@ class _BiasDropoutAdd(torch.autograd.Function):
             grad_bias = grad.flatten(0, -2).sum(0).to(of_bias) if of_bias else None
             return grad, grad_bias, grad_out.to(of_residual), None
         grad = torch.empty_like(grad_out, dtype=of_y)
-        rows, columns, block = _tiling(grad_out)
-        chunks = triton.cdiv(rows, TILE_ROWS) if of_bias else 0
+        rows, columns, tile = _tiling(grad_out)
+        chunks = triton.cdiv(rows, tile[0]) if of_bias else 0
         sums = torch.empty(chunks, columns, dtype=torch.float32, device=grad.device)
-        _backward[tile_grid(rows, columns, block)](
+        _backward[tile_grid(rows, columns, tile)](
             grad_out,
             grad,
             sums,
@@ -131,8 +131,8 @@ class _BiasDropoutAdd(torch.autograd.Function):
             rows,
             columns,
             BIASED=of_bias is not None,
-            ROWS=TILE_ROWS,
-            BLOCK=block,
+            ROWS=tile[0],
+            BLOCK=tile[1],
         )
         grad_bias = sums.sum(0).to(of_bias) if of_bias else None
         return grad, grad_bias, grad_out.to(of_residual), None
@@ -148,8 +148,8 @@ def bias_dropout_add(
     return _BiasDropoutAdd.apply(y.contiguous(), bias, residual.contiguous(), p)
 
 
-def _tiling(x: Tensor) -> tuple[int, int, int]:
-    """Return rows and columns of `x`, and the columns of a tile: a multiple of 4, for the draws."""
+def _tiling(x: Tensor) -> tuple[int, int, tuple[int, int]]:
+    """Return rows and columns of `x` and of a tile; its columns are a multiple of 4, for the draws."""
     columns = x.size(-1)
-    block = min(_BLOCK, max(4, triton.next_power_of_2(columns)))
-    return x.numel() // columns, columns, block
+    rows, block = x.numel() // columns, min(_BLOCK, max(4, triton.next_power_of_2(columns)))
+    return rows, columns, (tile_rows(rows, columns, block, x.device), block)

@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-TILE_ROWS = 64
-"""Rows of a tile: each program sums the columns of so many rows, so partial sums are few."""
+_MOST_TILE_ROWS = 64
+_TILES = 8
+"""Programs of 4 warps on a multiprocessor that together keep its memory busy."""
 
 
 def warps(block: int) -> int:
@@ -20,17 +21,28 @@ def elementwise_grid(numel: int, block: int) -> tuple[int]:
     return (triton.cdiv(numel, block),)
 
 
-def tile_grid(rows: int, columns: int, block: int) -> tuple[int]:
-    """Return the grid of tiles of `TILE_ROWS` rows and `block` columns."""
-    return (triton.cdiv(rows, TILE_ROWS) * triton.cdiv(columns, block),)
-
-
 @cache
 def num_multiprocessors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors (SMs); that of an H100 without a GPU."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tile_rows(rows: int, columns: int, block: int, device: torch.device) -> int:
+    """Return the rows of a tile of `block` columns, a power of two up to 64.
+
+    Each program sums the columns of a tile: many rows for few partial sums, but no more than leave
+    every multiprocessor enough tiles.
+    """
+    enough = _TILES * num_multiprocessors(device)
+    fair = triton.cdiv(rows * triton.cdiv(columns, block), enough)
+    return min(_MOST_TILE_ROWS, triton.next_power_of_2(fair))
+
+
+def tile_grid(rows: int, columns: int, tile: tuple[int, int]) -> tuple[int]:
+    """Return the grid of tiles of so many rows and columns."""
+    return (triton.cdiv(rows, tile[0]) * triton.cdiv(columns, tile[1]),)
 
 
 @triton.jit

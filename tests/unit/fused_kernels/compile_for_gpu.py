@@ -82,7 +82,7 @@ def tensor(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def call_rows(columns: int, dtype: torch.dtype) -> None:
     """Forward and backward of the operations on rows of features."""
-    x, y = (tensor(64, 2, columns, dtype=dtype) for _ in "xy")
+    x, y = (tensor(2048, 8, columns, dtype=dtype) for _ in "xy")
     weight, bias = (tensor(columns, dtype=dtype) for _ in "wb")
     results = [
         TRITON.layer_norm(x, weight, bias, 1e-5),
