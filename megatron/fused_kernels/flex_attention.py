@@ -114,7 +114,9 @@ def _compiled() -> Callable[..., Any]:
     """Compile FlexAttention; a second length of samples compiles it again, for every length."""
     from torch.nn.attention import flex_attention as torch_flex
 
-    return torch.compile(torch_flex.flex_attention, fullgraph=True, recompile_limit=_VARIANTS)
+    options: dict[str, Any] = {"fullgraph": True, "recompile_limit": _VARIANTS}
+    compiled: Callable[..., Any] = torch.compile(torch_flex.flex_attention, **options)
+    return compiled
 
 
 def _score_mod(
