@@ -42,6 +42,8 @@ def compare(function, exact, shapes, *, device, dtype, fixed=(), slack=8, floor=
 def close(mine, right, *, dtype, slack, name, floor=1e-3):
     """Compare within `slack` roundings of the greatest value."""
     tolerance = slack * torch.finfo(dtype).eps
+    if mine.is_cuda and dtype == torch.float32:
+        tolerance *= 4  # a GPU's exponentials and hyperbolic tangents are approximations
     largest = float(right.detach().abs().max()) if right.numel() else 0.0
     assert_close(
         mine.detach().cpu().double(),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from host_syncs import CudnnAttention
 from stages import random_model, whole_weights
 from tiny import tiny_spec
 from torch.testing import assert_close
@@ -108,7 +109,9 @@ def test_new_lengths_cost_nothing(gpu, spec, weights, record_property):
     for new in (64, 64):
         torch.cuda.synchronize()
         started_at = time.monotonic()
-        (one,) = engine.generate(requests(new)[:1])
+        with CudnnAttention() as attention:
+            (one,) = engine.generate(requests(new)[:1])
+        assert attention.allowed and not any(attention.allowed)
         torch.cuda.synchronize()
         seconds.append(time.monotonic() - started_at)
         assert len(one.tokens) == 64

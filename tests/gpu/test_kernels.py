@@ -161,4 +161,6 @@ def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention, changes):
         loss = next_token_loss(group, kernels)(model(batch), batch)
         loss.backward()
         results.append({name: p.grad for name, p in model.named_parameters()} | {"loss": loss})
-    assert_close(*results)
+    # A GPU's exponentials are approximations.
+    rtol = 1.3e-6 if INTERPRETED else 1e-4
+    assert_close(*results, rtol=rtol, atol=1e-5)

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -74,6 +76,20 @@ def test_a_torch_that_cannot_use_the_gpu_is_no_rehearsal(tmp_path):
     (tmp_path / "nvidia0").touch()
     with pytest.raises(ConfigError, match="is a build for CPUs and this machine has a GPU"):
         prove.has_gpu(tmp_path)
+
+
+def test_a_part_over_its_budget_leaves_no_process_on_the_gpu(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\nsleep 1000 &\necho $! > {tmp_path}/pid\nwait\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert prove.run_checks(["none.py"], 3, {}) == ([], "not finished within 3 seconds")
+    child = int((tmp_path / "pid").read_text())
+    gone = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(child).status() not in gone:
+            time.sleep(0.05)
 
 
 def test_the_table_of_a_gpu_has_the_flags_that_there_are():
