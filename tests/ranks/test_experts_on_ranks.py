@@ -140,7 +140,7 @@ def require_same_path(rank, *flags):
         loss = float(engine.train_batch(iter([micro_batch(n) for n in mine])))
         expected = plain.step(range(first, first + replicas * each))
         found = loss, engine.auxiliary_loss, engine.grad_norm
-        assert found == pytest.approx(expected[:3], rel=1e-3), (flags, step)
+        assert found == pytest.approx(expected[:3], rel=1e-3), (flags, step, found, expected)
         # Those of the 16 keys' biases are rounding errors, which may be zero or not.
         assert engine.num_zeros == pytest.approx(expected[3], abs=16), (flags, step)
     require_same_weights(engine, plain.model, rtol=1e-3, atol=4e-4)

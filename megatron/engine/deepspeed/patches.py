@@ -161,12 +161,14 @@ def _with_host_norm(to_host: ToHost, step: Callable[..., Any], *args: Any, **kwa
 def skip_lone_all_reduce(engine: Any) -> None:
     """Leave gradients in place where the group that would sum them is one rank.
 
-    DeepSpeed copies all of them into a buffer and back there (`allreduce_no_retain`).
+    DeepSpeed copies all of them into a buffer and back there (`allreduce_no_retain`). Experts that
+    one rank has are divided by the number of replicas all the same.
     """
     reduce = engine.allreduce_no_retain
 
     def reduce_over_ranks(bucket: Sequence[Tensor], dp_group: Any, **sizes: Any) -> None:
-        is_alone = dist.get_world_size(dp_group) == 1 and engine.gradient_predivide_factor() == 1
+        ranks, replicas = dist.get_world_size(dp_group), sizes.get("dp_world_size") or 1
+        is_alone = ranks == replicas == engine.gradient_predivide_factor() == 1
         if not is_alone or any(x.dtype != engine.communication_data_type for x in bucket):
             reduce(bucket, dp_group, **sizes)
 
