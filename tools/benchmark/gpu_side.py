@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 import torch
-from plain_gpt import PlainLoop
+from plain_loop import PlainLoop
 from timed_steps import random_batches
 from torch.profiler import ProfilerActivity, profile
 

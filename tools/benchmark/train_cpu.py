@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import torch
-from plain_gpt import PlainLoop
+from plain_loop import PlainLoop
 from timed_steps import random_batches, timed
 
 from megatron.common import logging as log

@@ -1,4 +1,8 @@
-"""Control messages between the ranks of a replica: objects broadcast between hosts, over gloo."""
+"""Control messages between the ranks of a replica: objects broadcast between hosts, over gloo.
+
+They are pickled, as by `torch.distributed.broadcast_object_list`, but need one message where that
+takes two. Pickled bytes come from ranks of the same job alone, never from a file or a client.
+"""
 
 import pickle
 from typing import TypeVar

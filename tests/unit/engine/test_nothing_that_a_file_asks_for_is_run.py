@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -202,6 +203,10 @@ def test_of_cached_indices(here: Path) -> None:
 READS = {"load", "loads", "Unpickler"}
 RUN_WHAT_THEY_READ = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
+NEVER_READS_A_FILE = {REPOSITORY / "megatron/inference/engine/control_messages.py"}
+"""May pickle: its bytes come from another rank of the same job, by a broadcast, as those of
+`torch.distributed.broadcast_object_list` do, and never from a file or from a client."""
+
 
 def reads(file: Path) -> Iterator[str]:
     """Yield each place of a source file that may run what another file asks for."""
@@ -226,7 +231,16 @@ def test_of_any_file(here: Path) -> None:
         *(REPOSITORY / "megatron").rglob("*.py"),
         *(REPOSITORY / "tools").rglob("*.py"),
     ]
-    assert [place for file in sources for place in reads(file)] == []
+    assert {*sources} >= NEVER_READS_A_FILE
+    others = [file for file in sources if file not in NEVER_READS_A_FILE]
+    assert [place for file in others for place in reads(file)] == []
+    for file in NEVER_READS_A_FILE:
+        called = {
+            ast.unparse(n.func)
+            for n in ast.walk(ast.parse(file.read_text()))
+            if isinstance(n, ast.Call)
+        }
+        assert not {name for name in called if re.search("open|read|connect|recv|load$", name)}
     wrong = here / "wrong.py"
     wrong.write_text("import pickle\ntorch.load(f)\nnp.load(f, allow_pickle=True)\n")
     assert len([*reads(wrong)]) == 3
