@@ -176,11 +176,19 @@ class Activations:
         if self.plan.kernels.attention != "sdpa":
             return 0
         slopes, documents = spec.position_embedding == "alibi", self.plan.masks.isolate_documents
+        layers = [*numbers]
+        encodes = any(number <= spec.num_layers for number in layers)
+        decodes = any(number > spec.num_layers for number in layers)
+        rows = self.plan.batch.micro_batch_size * self._bytes
+        if spec.architecture == "t5":
+            # Of padding, for the encoder and for cross-attention; the decoder's is causal.
+            queries = spec.seq_length * encodes + spec.decoder_seq_length * decodes
+            return rows * queries * spec.seq_length
         heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
-        samples = self.plan.batch.micro_batch_size if documents else 1
-        windows = {spec.window_of(number) for number in numbers}
-        kinds = sum(1 for window in windows if window or slopes or documents)
-        return kinds * samples * heads * spec.seq_length**2 * self._bytes
+        has_spans = documents or spec.architecture == "bert"
+        windows = {spec.window_of(number) for number in layers}
+        kinds = sum(1 for window in windows if window or slopes or has_spans)
+        return kinds * (rows if has_spans else self._bytes) * heads * spec.seq_length**2
 
     def _core(self) -> int:
         """Return the activations of the core of attention."""

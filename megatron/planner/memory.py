@@ -135,14 +135,21 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
 def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return the memory that DeepSpeed's pipeline holds of finished micro-batches on the last stage.
 
-    Both of its buffers keep inputs and outputs until others take their place.
+    Both of its buffers keep inputs and outputs until others take their place. Outputs keep what
+    recomputation began with: the inputs of its layers, and masks.
     """
     if plan.parallel.pipeline == 1 or not stage.has_head:
         return 0
+    recomputed = 0
+    if plan.recompute.groups(len(stage.layers)):
+        recomputed = 2 * activations.masks(stage.layers)
+        if not value_at(plan.deepspeed, "activation_checkpointing.cpu_checkpointing", False):
+            recomputed += 2 * _group_inputs(plan, stage, activations)
     if activations.defers_logits:
-        return 2 * activations.head_input() + 2 * activations.stream
+        return 2 * activations.head_input() + 2 * activations.stream + recomputed
     logits = activations.logits()
-    return 2 * logits + activations.uncast_logits(logits) + 2 * activations.stream
+    uncast = activations.uncast_logits(logits)
+    return 2 * logits + uncast + 2 * activations.stream + recomputed
 
 
 def _group_inputs(plan: Plan, stage: Stage, activations: Activations) -> int:
