@@ -210,13 +210,13 @@ def test_blooms_stages_and_micro_batches_are_those_of_one_forward_one_backward()
     # Three times two bytes for each token of a micro-batch and each quarter of the vocabulary, and
     # two inputs of the stage; in 32 bits where no kernel reads others, two bytes before the cast.
     tokens = 2 * 2048
-    kept = tokens * (3 * 2 * 250880 // 4 + 2 * 2 * 14336)
     # And twice what the recomputation of five layers began with: their inputs, and ALiBi's bias.
-    kept += 2 * (5 * tokens * 2 * 14336 + 28 * 2048**2 * 2)
+    recomputed = 2 * (5 * tokens * 2 * 14336 + 28 * 2048**2 * 2)
+    kept = tokens * (3 * 2 * 250880 // 4 + 2 * 2 * 14336) + recomputed
     assert memories[-1].logits == kept
     in_torch = planned(f"{BLOOM_176B} --kernels reference", world_size=384, vocab_size=250680)
     logits = memory_of_stages(in_torch)[-1].logits
-    assert logits == tokens * ((3 * 4 + 2) * 250880 // 4 + 2 * 2 * 14336)
+    assert logits == tokens * ((3 * 4 + 2) * 250880 // 4 + 2 * 2 * 14336) + recomputed
 
 
 def test_a_loss_in_chunks_keeps_gradients_in_place_of_logits():
