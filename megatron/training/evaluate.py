@@ -72,6 +72,15 @@ class Evaluation(Hook):
                 "the evaluation at iteration %d is left: the run is to end", state.iteration
             )
 
+    def validate_at_end(self, state: TrainState) -> dict[str, float]:
+        """Log and return the loss on the next samples of each validation set, without counting them.
+
+        A run that goes on with more steps then evaluates on the samples of the uninterrupted run,
+        which are as many as its validation sets were built for.
+        """
+        first = state.valid_samples
+        return self._validate_from(first, state, "the end of training for val data", _never)
+
     def validate(
         self, state: TrainState, when: str, *, ends: Callable[[], bool] = _never
     ) -> dict[str, float]:
@@ -80,6 +89,11 @@ class Evaluation(Hook):
         # Counted once: all sets are read in step, from the same position. Counted also when it is
         # left, so that the next evaluation reads what it would have read.
         state.valid_samples += self._plan.evaluation.iters * self._plan.batch.global_batch_size
+        return self._validate_from(first, state, when, ends)
+
+    def _validate_from(
+        self, first: int, state: TrainState, when: str, ends: Callable[[], bool]
+    ) -> dict[str, float]:
         return {
             name: self._run(name, batches(first), state, when, ends)
             for name, batches in self._valid.items()

@@ -92,7 +92,7 @@ class Run:
     def evaluate(self) -> None:
         """Evaluate on the validation and test sets, and do nothing else."""
         with self.watchdog.during("evaluation"):
-            self.evaluation.validate(self.state, "the end of training for val data")
+            self.evaluation.validate_at_end(self.state)
             self.evaluation.test(self.test, self.state)
         if self.tensorboard:
             self.tensorboard.close()
@@ -156,7 +156,7 @@ class Run:
         done_now = started_from < state.iteration and stop.is_done(state)
         if done_now and self.valid:
             with self.watchdog.during("evaluation"):
-                self.evaluation.validate(state, "the end of training for val data")
+                self.evaluation.validate_at_end(state)
         if not save(state, leaves=True):
             reason = self._without_save(reason, stop)
         if done_now:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.common.errors import DataError
+from megatron.common.errors import DataError, raise_if_any
 from megatron.config.inference.generation import DecodingConfig
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.device import without_cudnn_attention
@@ -134,8 +134,16 @@ class MaskedLM:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the mean of the last hidden states of each text, without [CLS] and [SEP].
 
-        Shapes: -> [texts, h] float32; NaN for a text without a token.
+        Raises:
+            ConfigError: texts have no tokens; nothing is computed then.
+
+        Shapes: -> [texts, h] float32.
         """
+        raise_if_any(
+            f"text {number} of {len(texts)}, {text[:40]!r}, has no tokens to embed; leave it out"
+            for number, text in enumerate(texts, 1)
+            if not self._tokens(text)
+        )
         rows = []
         for text in texts:
             hidden_bsh: Tensor = in_turn(self._encoder, self._batch(text))

@@ -111,6 +111,13 @@ def test_evaluation_is_due_at_multiples_of_the_interval():
     assert state.valid_samples == 32
 
 
+def test_samples_of_the_evaluation_at_the_end_are_read_again_by_a_run_that_goes_on():
+    made, starts = evaluation()
+    state = TrainState(iteration=5, valid_samples=16)
+    made.validate_at_end(state)
+    assert (starts, state.valid_samples) == ([16], 16)
+
+
 def test_the_line_is_the_one_that_tools_look_for(messages):
     evaluation()[0].after_step(TrainState(iteration=5), step=None)
     dashes, line, again = messages[0].split("\n")

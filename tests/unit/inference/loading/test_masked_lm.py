@@ -6,7 +6,7 @@ import torch
 from encoders import masked_lm
 from host_syncs import CudnnAttention
 
-from megatron.common.errors import DataError
+from megatron.common.errors import ConfigError, DataError
 from megatron.inference.loading.masked_lm import mask_notice
 
 
@@ -56,6 +56,11 @@ def test_embeddings_are_means_without_the_ends(model):
     assert (both.shape, both.dtype) == ((2, 8), np.float32)
     assert both[1] == pytest.approx(model.embed(["d"])[0])
     assert np.abs(both[0] - both[1]).max() > 0.01
+
+
+def test_texts_without_tokens_are_not_embedded(model):
+    with pytest.raises(ConfigError, match="text 2 of 3, ' ', has no tokens"):
+        model.embed(["a", " ", "d"])
 
 
 def test_a_text_longer_than_the_network_is_refused(model):
