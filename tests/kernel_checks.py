@@ -236,7 +236,7 @@ def check_bias_add(kernels, device, dtype, columns):
 
 def check_dropout(kernels, device, dtype):
     """Every feature is dropped with probability p, others are scaled up; backward does the same."""
-    p, shape = 0.3, (50, 400)
+    p, shape = 0.3, (18, 400)
     ones = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
     residual = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
     bias = torch.ones(shape[-1], dtype=dtype, device=device, requires_grad=True)

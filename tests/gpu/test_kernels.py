@@ -47,7 +47,9 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("check", BY_COLUMNS, ids=lambda check: check.__name__)
 def test_kernel_is_its_formula(check, dtype):
-    for columns in COLUMNS:
+    # The interpreter computes in 16 bits as in 32, but for the rounding of what is stored.
+    few = INTERPRETED and dtype != torch.float32
+    for columns in COLUMNS[3:4] if few else COLUMNS:
         check(TRITON, DEVICE, dtype, columns)
 
 
@@ -73,10 +75,9 @@ def test_dropout(dtype):
     check_dropout(TRITON, DEVICE, dtype)
 
 
-@pytest.mark.parametrize("tiles", [1, 8])
-def test_tiles_of_several_rows(monkeypatch, tiles):
-    """A GPU with little to do gets tiles of one row; a full one sums many, the last of them fewer."""
-    monkeypatch.setattr(launch, "_TILES", tiles)
+def test_tiles_of_several_rows(monkeypatch):
+    """Tiles of 16 of 18 rows, and of 4 of 6: the last have fewer. By default these have one row."""
+    monkeypatch.setattr(launch, "_TILES", 2)
     monkeypatch.setattr(launch, "num_multiprocessors", lambda device: 1)
     check_dropout(TRITON, DEVICE, torch.float32)
     for check in (check_bias_gelu, check_glu, check_bias_add):

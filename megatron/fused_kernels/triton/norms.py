@@ -18,6 +18,7 @@ from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.triton.launch import num_multiprocessors, tile_of
 
 _FUSED_SUMS = 16384  # features times sums, at least two, that a program keeps in registers
+_MOST_REGISTERS = 128  # of each of the 512 threads that a multiprocessor has for fused gradients
 _COLUMNS, _COLUMN_ROWS = 1024, 128  # tile of the kernel of columns
 
 
@@ -90,10 +91,11 @@ def _input_gradient(
         normal = normal - tl.load(means + row)
     normal = tl.where(here, normal * scale, 0.0)
     pull = dy * w
-    dx = pull - normal * (tl.sum(pull * normal, 0) / columns)
+    # In this order, and scaled first, the widest rows of LayerNorm stay within 128 registers.
+    dx = pull * scale
     if CENTRED:
-        dx -= tl.sum(pull, 0) / columns
-    dx *= scale
+        dx -= tl.sum(pull, 0) * scale / columns
+    dx -= normal * (tl.sum(pull * normal, 0) * scale / columns)
     if ADDS:
         dx += tl.load(grad_total + first + features, mask=here, other=0.0).to(tl.float32)
     tl.store(grad + first + features, dx, mask=here)
@@ -311,7 +313,9 @@ def _gradients(
     of_row = {"CENTRED": centred, "ADDS": adds, "BLOCK": block, "num_warps": num_warps}
     of_sums = {"CENTRED": centred, "BIASED": biased[0], "Y_BIASED": biased[1]}
     if fused:
-        _backward[(programs,)](*row_inputs, sums, rows, columns, **(of_row | of_sums))
+        # Without a limit ptxas spills a few registers to fit in more programs than there are.
+        options = {**of_row, **of_sums, "maxnreg": _MOST_REGISTERS}
+        _backward[(programs,)](*row_inputs, sums, rows, columns, **options)
         return grad, sums
     _backward_of_rows[(rows,)](*row_inputs, columns, **of_row)
     _column_sums[(chunks * triton.cdiv(columns, _COLUMNS),)](

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 from megatron.fused_kernels.triton import launch
 from megatron.fused_kernels.triton.all import TRITON
 
-WIDTHS = (1024, 2560, 8192, 12288, 14336, 16384)
+WIDTHS = (1024, 2560, 8192, 16384)
 VOCABULARIES = (50304, 250880)
 DTYPES = (torch.float32, torch.bfloat16)
 NARROW = re.compile(r"^\s*(?:@\S+ )?(?:ld|st)\.global(?!\S*\.v\d)\S*\.[bus]16\b", re.MULTILINE)
