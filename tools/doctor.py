@@ -26,7 +26,12 @@ from megatron.config.tools.diagnostics import DoctorConfig
 from megatron.diagnostics.doctor.findings import Examined, as_json, problems_of, report_lines
 from megatron.diagnostics.doctor.host import host_section
 from megatron.diagnostics.doctor.versions import versions_section
-from megatron.training.process.environment import Launch, export_launch, places_here, read_launch
+from megatron.training.process.environment import (
+    Launch,
+    export_launch,
+    rank_environments,
+    read_launch,
+)
 from megatron.training.process.launchers import write_root_cause
 
 EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --bf16"
@@ -108,8 +113,8 @@ def start_processes(number: int, argv: Sequence[str]) -> int:
     When one fails, the others are killed: they would wait for it.
     """
     words = [sys.executable, str(Path(__file__).resolve()), *argv]
-    processes = [subprocess.Popen(words, env=environment) for environment in places_here(number)]
-    with ThreadPoolExecutor(number) as threads:
+    with rank_environments(number) as environments, ThreadPoolExecutor(number) as threads:
+        processes = [subprocess.Popen(words, env=environment) for environment in environments]
         ranks = {threads.submit(process.wait): rank for rank, process in enumerate(processes)}
         try:
             codes = ((ended.result(), ranks[ended]) for ended in as_completed(ranks))

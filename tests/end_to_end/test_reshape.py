@@ -40,18 +40,20 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     plain = tmp_path / "plain"
     convert = ["--input_folder", str(moved / "global_step6"), "--output_folder", str(plain / "six")]
     for _ in range(2):
-        tool("tools/convert_checkpoint/ds_to_universal.py", *convert)
+        tool("tools/convert_checkpoint/ds_to_universal.py", *convert).succeeded()
     files = sorted(file.name for file in (plain / "six" / "zero" / "6.bias").iterdir())
     assert files == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt", "step.pt"]
     shutil.copytree(whole / "global_step3", plain / "global_step3")
     digests = [digest(folder) for folder in (plain / "six", moved, plain / "global_step3")]
     assert digests[0] == digests[1] != digests[2]
-    (output, _) = start_ranks(
-        2, *flags, "--zero-stage", "3", "--universal-checkpoint", *both(plain)
-    ).outputs
+    (output, _) = (
+        start_ranks(2, *flags, "--zero-stage", "3", "--universal-checkpoint", *both(plain))
+        .succeeded()
+        .outputs
+    )
     assert f"reshaping {plain / 'six'} to this layout" in output
     assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
-    (shown,) = tool("tools/checkpoint/inspect.py", str(plain), "--parameters").outputs
+    (shown,) = tool("tools/checkpoint/inspect.py", str(plain), "--parameters").succeeded().outputs
     assert "parameters: 28 | elements: 42880" in shown
     assert "6.bias [32] | fp32, exp_avg, exp_avg_sq | steps: 7" in shown
 
@@ -61,13 +63,15 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
         *words,
         "--target_tp=2",
         "--target_pp=1",
-    )
+    ).succeeded()
     assert digest(tmp_path / "tp") == digests[1]
     names = {file.name for file in (tmp_path / "tp" / "global_step6").glob("mp_rank_*")}
     assert names == {"mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"}
 
     convert[1] = str(whole / "global_step3")
-    (other,) = tool("tools/convert_checkpoint/ds_to_universal.py", *convert).outputs
+    refused = tool("tools/convert_checkpoint/ds_to_universal.py", *convert)
+    assert refused.codes == [2]
+    (other,) = refused.outputs
     assert "exists and is another checkpoint: move it away" in other
 
 
@@ -80,14 +84,16 @@ def test_streams_begin_anew_but_the_same_each_time(corpus: Corpus, tmp_path: Pat
     start_ranks(2, *flags, *both(tmp_path / "two")).succeeded()
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     # The same ranks keep their streams, whatever ZeRO divides.
-    (output,) = start_ranks(1, *flags, "--zero-stage", "2", *both(tmp_path / "stage")).outputs
+    resumed = start_ranks(1, *flags, "--zero-stage", "2", *both(tmp_path / "stage")).succeeded()
+    (output,) = resumed.outputs
     assert re.search(r"--zero-stage +0 +2\n", output)
     assert "random streams" not in output
     assert losses(tmp_path / "stage") == pytest.approx(losses(tmp_path / "first")[3:], rel=1e-6)
 
 
 def digest(folder: Path) -> str:
-    return tool("tools/checkpoint/digest.py", str(folder)).outputs[0].split()[0]
+    (output,) = tool("tools/checkpoint/digest.py", str(folder)).succeeded().outputs
+    return output.split()[0]
 
 
 def both(directory: Path) -> list[str]:

@@ -20,7 +20,7 @@ from megatron.config.config import parse_saved_config
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.checkpoint_tools import LayoutConfig
-from megatron.training.process.environment import has_rank, places_here
+from megatron.training.process.environment import has_rank, rank_environments
 
 _LOOK_S = 0.1
 
@@ -32,17 +32,18 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"--output_folder {config.output_folder} holds this iteration already")
     parse_saved_config(argv, manifest.config)  # refused before any rank starts
     tensor, pipeline, data = layout(config, manifest)
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, *argv], env=environment)
-        for environment in places_here(tensor * pipeline * data)
-    ]
-    try:
-        # If one rank fails, the others would wait for it forever: end them all.
-        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
-            time.sleep(_LOOK_S)
-    finally:
-        for rank in ranks:
-            rank.kill()
+    with rank_environments(tensor * pipeline * data) as environments:
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, *argv], env=environment)
+            for environment in environments
+        ]
+        try:
+            # If one rank fails, the others would wait for it forever: end them all.
+            while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+                time.sleep(_LOOK_S)
+        finally:
+            for rank in ranks:
+                rank.kill()
     if any(codes):
         raise CheckpointError(f"{config.output_folder} is not written: see above")
 

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -323,7 +324,8 @@ def _first_line(file: str) -> str:
 
 def _port_of_rank_0(launch: Launch) -> int:
     if launch.world_size == 1:
-        return _free_port()
+        with _free_port() as reserved:  # no other process comes there
+            return reserved.getsockname()[1]
     managed = _manager()
     if managed is None or managed.launch.world_size != launch.world_size:
         raise ConfigError(
@@ -342,18 +344,24 @@ def _port_of_rank_0(launch: Launch) -> int:
     return 20000 + crc32(job.encode()) % 10000
 
 
-def places_here(processes: int) -> list[dict[str, str]]:
-    """Return the environments of processes that are to be started together on this node."""
-    port = str(_free_port())
-    return [
-        {
-            **os.environ,
-            **{"RANK": str(rank), "WORLD_SIZE": str(processes)},
-            **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        }
-        for rank in range(processes)
-    ]
+@contextmanager
+def rank_environments(processes: int) -> Iterator[list[dict[str, str]]]:
+    """Yield the environment variables of ranks that are to be started together on this node.
+
+    Their MASTER_PORT stays reserved until exit. Rank 0 opens it seconds later, and a port that is
+    only free now may by then be the local end of a connection.
+    """
+    with _free_port() as reserved:
+        port = str(reserved.getsockname()[1])
+        yield [
+            {
+                **os.environ,
+                **{"RANK": str(rank), "WORLD_SIZE": str(processes)},
+                **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            }
+            for rank in range(processes)
+        ]
 
 
 def hides_gpus() -> bool:
@@ -424,7 +432,13 @@ def _number(name: str, default: int) -> int:
         raise ConfigError(f"environment variable {name}={text!r} is not a number") from error
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def _free_port() -> socket.socket:
+    """Return a socket that reserves a free port until it is closed.
+
+    It does not listen, and SO_REUSEADDR lets a store that sets it too, as PyTorch's does, listen
+    there; the system gives the port to no connection and to no program that takes any port.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

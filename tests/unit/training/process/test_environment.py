@@ -1,8 +1,10 @@
 """What started this process."""
 
 import os
+import socket
 
 import pytest
+from torch.distributed import TCPStore
 
 from megatron.common.errors import ConfigError
 from megatron.training.process.environment import (
@@ -12,6 +14,7 @@ from megatron.training.process.environment import (
     export_launch,
     first_host,
     launch_notices,
+    rank_environments,
     read_launch,
     tasks_per_node,
     verbosity,
@@ -372,3 +375,15 @@ def test_determinism_is_told_to_the_libraries_and_what_contradicts_it_refused(en
     environment(NCCL_ALGO="Ring,Tree")
     with pytest.raises(ConfigError, match="NCCL_ALGO=Ring,Tree lets results differ"):
         export_determinism()
+
+
+def test_ranks_started_here_have_a_port_that_the_system_gives_to_nothing_else(environment):
+    with rank_environments(2) as (first, second):
+        assert (first["RANK"], second["RANK"], second["WORLD_SIZE"]) == ("0", "1", "2")
+        assert first["MASTER_PORT"] == second["MASTER_PORT"]
+        place = (first["MASTER_ADDR"], port := int(first["MASTER_PORT"]))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(place)
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
