@@ -1,0 +1,96 @@
+"""Input of BERT for one or two texts: [CLS] A [SEP] B [SEP], padded, with types and padding mask."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.tokenizer.special import encode_alone
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+
+def clean_text(text: str) -> str:
+    """Turn each run of white space into one space, and remove the space before a full stop.
+
+    Source: Megatron-LM, which replaces " . " three times, so that three of them may overlap. Spaces
+    at either end stay.
+    """
+    text = re.sub(r"\s+", " ", text)
+    for _ in range(3):
+        text = text.replace(" . ", ". ")
+    return text
+
+
+@dataclass(frozen=True)
+class SegmentPacker:
+    """Pack the token ids of one or two texts into one row of BERT.
+
+    A row that is too long loses its end, whichever text that belongs to, and still ends in [SEP].
+
+    Args:
+        length: tokens of a row.
+    """
+
+    length: int
+    cls: int
+    sep: int
+    pad: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, length: int) -> "SegmentPacker":
+        """Return the packer with the special tokens of `tokenizer`.
+
+        Raises:
+            DataError: the tokenizer has no [CLS], [SEP] or [PAD].
+        """
+        special = tokenizer.special
+        return cls(length, cls=special("cls"), sep=special("sep"), pad=special("pad"))
+
+    def pack(
+        self, first: NDArray | Sequence[int], second: NDArray | Sequence[int] | None = None
+    ) -> dict[str, NDArray]:
+        """Return the row of `first`, followed by `second` unless that is None.
+
+        Shapes: {"text", "types", "padding_mask": [length]} int64.
+        """
+        ids = [self.cls, *first, self.sep]
+        num_first = len(ids)
+        is_cut = num_first + len(second if second is not None else ()) >= self.length
+        if second is not None:
+            ids.extend(second)
+        if second is not None or is_cut:
+            ids = [*ids[: self.length - 1], self.sep]
+        # Megatron pads the types with the padding token as well, and gives type 1 to the last [SEP]
+        # even if nothing else is left of the second text.
+        text, types = np.full((2, self.length), self.pad)
+        text[: len(ids)] = ids
+        types[: len(ids)] = 0
+        if second is not None:
+            types[min(num_first, len(ids) - 1) : len(ids)] = 1
+        padding_mask = (np.arange(self.length) < len(ids)).astype(np.int64)
+        return {"text": text, "types": types, "padding_mask": padding_mask}
+
+
+class EncodedTexts:
+    """Token ids of many texts, each of them encoded once and without special tokens.
+
+    Shapes: texts[i] -> [tokens of text i] int32.
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer):
+        if tokenizer.encode(""):
+            encode = encode_alone(tokenizer)
+            rows = [encode(text) for text in texts]
+            lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+            self._tokens = np.array([token for row in rows for token in row], np.int32)
+        else:
+            self._tokens, lengths = tokenizer.encode_array(texts)
+        self._ends = np.concatenate([[0], lengths.cumsum()])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, i: int) -> NDArray:
+        return self._tokens[self._ends[i] : self._ends[i + 1]]
