@@ -85,7 +85,10 @@ def sleep(save: str) -> None:
 
 
 def stop(save: str) -> None:
-    """Stay stopped until the others have reported why they left."""
+    """Stay stopped until the others have reported why they left, and then do not come back.
+
+    Else this thread may meet the closed connections before the watchdog has written its stacks.
+    """
     if not os.fork():
         cause = Path(save) / "failure.json"
         give_up_at = time.monotonic() + TIMEOUT_S
@@ -94,6 +97,7 @@ def stop(save: str) -> None:
         os.kill(os.getppid(), signal.SIGCONT)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGSTOP)
+    sleep(save)
 
 
 def die(save: str) -> None:
