@@ -62,12 +62,11 @@ class SegmentPacker:
             ids.extend(second)
         if second is not None or is_cut:
             ids = [*ids[: self.length - 1], self.sep]
-        # Megatron pads the types with the padding token as well, and gives type 1 to the last [SEP]
-        # even if nothing else is left of the second text.
-        text, types = np.full((2, self.length), self.pad)
+        text = np.full(self.length, self.pad)
         text[: len(ids)] = ids
-        types[: len(ids)] = 0
+        types = np.zeros(self.length, np.int64)
         if second is not None:
+            # The last [SEP] has type 1 even if nothing else is left of the second text.
             types[min(num_first, len(ids) - 1) : len(ids)] = 1
         padding_mask = (np.arange(self.length) < len(ids)).astype(np.int64)
         return {"text": text, "types": types, "padding_mask": padding_mask}

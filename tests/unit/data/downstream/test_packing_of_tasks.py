@@ -29,10 +29,10 @@ def test_rows_are_packed_as_megatron_packs_them(first, second, length, ids, type
     assert {array.dtype.name for array in row.values()} == {"int64"}
 
 
-def test_types_are_padded_with_the_padding_token():
+def test_types_are_padded_with_0_whatever_the_padding_token():
     row = SegmentPacker(6, cls=2, sep=3, pad=9).pack([5], [6])
     assert row["text"].tolist() == [2, 5, 3, 6, 3, 9]
-    assert row["types"].tolist() == [0, 0, 0, 1, 1, 9]
+    assert row["types"].tolist() == [0, 0, 0, 1, 1, 0]
 
 
 @pytest.mark.parametrize(
