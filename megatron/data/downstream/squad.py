@@ -58,14 +58,16 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise WrongDataError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
-    questions: dict[str, Question] = {}
+    questions: list[Question] = []
+    seen: set[str] = set()
     for context, entry in _entries(path, content):
         uid = str(entry.get("id", ""))
         try:
-            if not uid or uid in questions:
+            if not uid or (uid in seen and not is_training):
                 raise ValueError("the id is missing or used twice")
-            questions[uid] = _question(
-                uid, context, entry, is_training=is_training, version_2=version_2
+            seen.add(uid)
+            questions.append(
+                _question(uid, context, entry, is_training=is_training, version_2=version_2)
             )
         except ValueError as error:
             found = max(text.find(json.dumps(uid)), text.find(json.dumps(uid, ensure_ascii=False)))
@@ -73,7 +75,7 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
             raise WrongDataError(f"{path}, line {line}, question {uid!r}: {error}") from error
     if not questions:
         raise WrongDataError(f"{path}: no question")
-    return [*questions.values()]
+    return questions
 
 
 def _entries(path: Path, content: Any) -> Iterator[tuple[Any, dict]]:

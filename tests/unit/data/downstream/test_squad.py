@@ -64,7 +64,7 @@ def test_questions_are_read(tmp_path):
         (entry(question=3), "the question is empty"),
         (entry(answers=[{"text": "b"}]), "answers must have text and answer_start"),
         (entry(answers=["b"]), "answers must have text and answer_start"),
-        (entry(uid="q0"), "the id is missing or used twice"),
+        (entry(uid=""), "the id is missing or used twice"),
     ],
 )
 def test_a_wrong_question_is_named_with_its_line(tmp_path, wrong, problem):
@@ -74,6 +74,13 @@ def test_a_wrong_question_is_named_with_its_line(tmp_path, wrong, problem):
     uid = wrong["id"]
     line = file.read_text().split(f'"{uid}"')[0].count("\n") + 1
     assert str(error.value).startswith(f"{file}, line {line}, question '{uid}': ")
+
+
+def test_an_id_may_be_used_once_in_an_evaluation(tmp_path):
+    file = squad_file(tmp_path / "dev.json", entry(), entry())
+    assert len(read_squad(file, is_training=True)) == 2
+    with pytest.raises(WrongDataError, match="line 1, question 'q1': .* used twice"):
+        read_squad(file, is_training=False)
 
 
 def test_a_wrong_file_is_named(tmp_path):
@@ -267,6 +274,50 @@ def test_no_answer_wins_over_the_threshold(tokenizer, threshold, answer):
     assert (prediction.answer, "" in texts_of(prediction)) == (answer, True)
 
 
+def by_trying_all_spans(dataset, starts, ends, n, longest, *, version_2):
+    """Return the candidates of a dataset of one question, and the difference of the null score."""
+    found = []
+    for w, window in enumerate(dataset.windows):
+        ranks = [
+            {j: k for k, j in enumerate(sorted(range(12), key=lambda j: -x[w, j]))}
+            for x in (starts, ends)
+        ]
+        for i in range(window.length):
+            for j in range(i, min(i + longest, window.length)):
+                at = (i + window.offset, j + window.offset)
+                rank = ranks[0][at[0]], ranks[1][at[1]]
+                if max(rank) < n and window.is_max_context[i]:
+                    ids = dataset[w]["text"][at[0] : at[1] + 1]
+                    text = " ".join(WORDS[k] for k in ids)
+                    found.append(
+                        (float(starts[w, at[0]]) + float(ends[w, at[1]]), (w, *rank), text)
+                    )
+    null = min(float(starts[w, 0]) + float(ends[w, 0]) for w in range(len(dataset)))
+    if version_2:
+        found.append((null, (len(dataset),), ""))
+    texts = list(dict.fromkeys(t for *_, t in sorted(found, key=lambda f: (-f[0], f[1]))))[:n]
+    if version_2 and "" not in texts:
+        texts.append("")
+    if texts in ([], [""]):
+        texts.insert(0, "empty")
+    best = max((score for score, _, text in found if text), default=0)
+    return texts, null - best if version_2 else 0
+
+
+@pytest.mark.parametrize("version_2", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_candidates_equal_those_of_trying_all_spans(tokenizer, seed, version_2):
+    rng = np.random.default_rng(seed)
+    context = " ".join(rng.choice([*"abc"], rng.integers(1, 15)))
+    dataset = dataset_of([asked(context)], tokenizer)
+    logits = rng.integers(-5, 6, (2, len(dataset), 12)) / 2
+    n, longest = int(rng.integers(1, 13)), int(rng.integers(1, 5))
+    spec = AnswerSpec(n, longest, version_2)
+    (prediction,) = predict(dataset, *logits, spec=spec, token_texts=WORDS)
+    texts, difference = by_trying_all_spans(dataset, *logits, n, longest, version_2=version_2)
+    assert (texts_of(prediction), prediction.null_score_diff) == (texts, difference)
+
+
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [
@@ -319,6 +370,34 @@ def test_prediction_files(tmp_path, tokenizer):
 def test_exact_match_and_f1(prediction, gold, exact, f1):
     assert exact_match(prediction, [gold]) == exact
     assert answer_f1(prediction, [gold]) == pytest.approx(f1, abs=1e-12)
+
+
+def words_of(text):
+    """Normalize a text letter by letter."""
+    return "".join(c for c in text.lower() if c.isalnum() or c.isspace()).split()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scores_equal_a_second_implementation(seed):
+    rng = np.random.default_rng(seed)
+    words = ["a", "The", "an", "x", "X.", "y", "!", "z-z", "zz", "1,000"]
+    prediction, *answers = (" ".join(rng.choice(words, rng.integers(0, 5))) for _ in range(4))
+
+    def bag(text):
+        return [w for w in words_of(text) if w not in ("a", "an", "the")]
+
+    best, is_exact, guessed = 0, False, bag(prediction)
+    for right in [each for each in map(bag, answers) if each] or [[]]:
+        rest, same = [*right], 0
+        for word in guessed:
+            if word in rest:
+                rest.remove(word)
+                same += 1
+        total = len(guessed) + len(right)
+        best = max(best, 2 * same / total if total else 1)
+        is_exact |= guessed == right
+    assert exact_match(prediction, answers) == is_exact
+    assert answer_f1(prediction, answers) == pytest.approx(best, abs=1e-12)
 
 
 def test_the_best_answer_counts():
