@@ -42,8 +42,15 @@ def environment():
 
 @pytest.fixture(autouse=True)
 def draws():
-    """A test draws the same whichever tests its process ran before, which differs with their pace."""
+    """A test draws the same whichever tests its process ran before, which differs with their pace.
+
+    It also rounds the same: loading a model sets the number of threads, on which the order depends
+    in which gradients are summed.
+    """
     torch.manual_seed(0)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)  # also for what the next module prepares
 
 
 @pytest.fixture(autouse=True)
