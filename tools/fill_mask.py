@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
 
     model, is_first = load_masked_lm(source)
     if options.output_bert_embeddings is None:
+        model.require_tokens(texts)
         for text in texts:
             lines = [*lines_of(model, text, options.top)]  # by all ranks, in step
             if is_first:
@@ -62,7 +63,7 @@ def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
         tokens = ", ".join(f"{each.token} {each.probability:.3f}" for each in candidates)
         yield f"  mask {number}: {tokens}"
     if found.log_likelihood is not None:
-        mean = found.log_likelihood / max(1, found.num_tokens)
+        mean = found.log_likelihood / found.num_tokens
         yield (
             f"  pseudo-log-likelihood: {found.log_likelihood:.4f} | tokens: {found.num_tokens} | "
             f"per token: {mean:.4f}"

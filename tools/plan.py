@@ -8,6 +8,7 @@ layout, does not fit the given kind of GPU.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,15 +19,16 @@ from megatron.common.errors import ConfigError, ExitCode, raise_if_any
 from megatron.config.config import SECTIONS, Config, parse_config_for_checkpoint
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
-from megatron.config.plan import fewest_processes, plan, with_some_data
+from megatron.config.plan import Plan, fewest_processes, plan, with_some_data
 from megatron.config.tools.planning import PlanningConfig
 from megatron.planner.calibration import ROOFLINE, Calibration, read_calibration
 from megatron.planner.devices import Device, device_of
-from megatron.planner.search import DECIDED, obstacle, search
+from megatron.planner.search import DECIDED, faster_micro_batch, obstacle, search
 from megatron.planner.speed import speed_of
 from megatron.planner.summary import (
     device_lines,
     memory_lines,
+    micro_batch_line,
     run_lines,
     search_lines,
     work_lines,
@@ -122,36 +124,50 @@ def _layout_problems(config: Config) -> list[str]:
 def _print_plan(config: Config, planning: PlanningConfig) -> None:
     device = device_of(planning.gpu) if planning.gpu else None
     kind = "cpu" if config.parallel.device == "cpu" else "cuda"
-    decided = plan(
-        config,
-        world_size=config.parallel.world_size or fewest_processes(config),
-        vocab_size=planning.vocabulary,
-        device=kind,
-        objective=config.plugins.objective or "gpt",
-    )
+    decided = _decide(config, planning)
     for notice in decided.notices:
         print(notice)
     for lines in (run_lines(decided), memory_lines(decided, device=kind), work_lines(decided)):
         print(*lines, sep="\n")
     if device:
-        calibration = _calibration(planning, device)
-        speed = speed_of(
-            decided,
-            device,
-            gpus_per_node=planning.gpus_per_node,
-            mfu=planning.mfu,
-            slowdown=calibration.slowdown,
-        )
-        lines = device_lines(
-            decided,
-            device,
-            speed,
-            source=f"--mfu {planning.mfu:g}" if planning.mfu else calibration.source,
-            price_per_gpu_hour=planning.price_per_gpu_hour,
-        )
-        print(*lines, sep="\n")
+        _print_times(config, planning, decided, device)
         if obstacle(decided, device):
             sys.exit(ExitCode.FAILED)
+
+
+def _decide(config: Config, planning: PlanningConfig) -> Plan:
+    return plan(
+        config,
+        world_size=config.parallel.world_size or fewest_processes(config),
+        vocab_size=planning.vocabulary,
+        device="cpu" if config.parallel.device == "cpu" else "cuda",
+        objective=config.plugins.objective or "gpt",
+    )
+
+
+def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device: Device) -> None:
+    """Print whether the run fits the kind of GPU, its time, and a larger micro-batch that is faster."""
+    calibration = _calibration(planning, device)
+    estimate = partial(
+        speed_of,
+        device=device,
+        gpus_per_node=planning.gpus_per_node,
+        mfu=planning.mfu,
+        slowdown=calibration.slowdown,
+    )
+    lines = device_lines(
+        decided,
+        device,
+        estimate(decided),
+        source=f"--mfu {planning.mfu:g}" if planning.mfu else calibration.source,
+        price_per_gpu_hour=planning.price_per_gpu_hour,
+    )
+    print(*lines, sep="\n")
+    if planning.mfu or obstacle(decided, device):
+        return
+    decide = partial(_decide, planning=planning)
+    if faster := faster_micro_batch(config, decided, device, decide=decide, estimate=estimate):
+        print(micro_batch_line(*faster))
 
 
 def _calibration(planning: PlanningConfig, device: Device) -> Calibration:

@@ -116,6 +116,14 @@ def device_lines(
     yield "run: " + " | ".join(_price(speed, price_per_gpu_hour))
 
 
+def micro_batch_line(size: int, speed: Speed) -> str:
+    """Return the advice to take a larger micro-batch."""
+    return (
+        f"larger micro-batches pay: --micro-batch-size {size} fits too, with a step of "
+        f"{speed.step_s:.2f} s and an MFU of {100 * speed.mfu:.1f}%"
+    )
+
+
 def search_lines(
     found: Found, *, most: int, source: str, price_per_gpu_hour: float | None = None
 ) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A training run: its steps with their hooks, and the last evaluation and save."""
+"""A training run: its steps with their hooks, the last save and the last evaluations."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,14 +91,17 @@ class Run:
 
     def evaluate(self) -> None:
         """Evaluate on the validation and test sets, and do nothing else."""
-        with self.watchdog.during("evaluation"):
-            self.evaluation.validate_at_end(self.state)
-            self.evaluation.test(self.test, self.state)
+        self._evaluate_at_end()
         if self.tensorboard:
             self.tensorboard.close()
 
+    def _evaluate_at_end(self) -> None:
+        with self.watchdog.during("evaluation"):
+            self.evaluation.validate_at_end(self.state)
+            self.evaluation.test(self.test, self.state)
+
     def train(self, batches: Batches, launch: Launch, requests: Requests) -> ExitCode:
-        """Train to the end or to a reason to stop, which is logged; evaluate and save.
+        """Train to the end or to a reason to stop, which is logged; save and evaluate.
 
         A checkpoint that is being written in the background when that fails is finished first.
 
@@ -152,16 +155,13 @@ class Run:
         meters.append(self._plugin_metrics())
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
         log_phase("after training is done")
-        # A run that was done already is not evaluated once more on other samples.
-        done_now = started_from < state.iteration and stop.is_done(state)
-        if done_now and self.valid:
-            with self.watchdog.during("evaluation"):
-                self.evaluation.validate_at_end(state)
+        # Before the evaluations, so that an error in one of them loses no step.
         if not save(state, leaves=True):
             reason = self._without_save(reason, stop)
+        # A run that was done already is not evaluated once more on other samples.
+        done_now = started_from < state.iteration and stop.is_done(state)
         if done_now:
-            with self.watchdog.during("evaluation"):
-                self.evaluation.test(self.test, state)
+            self._evaluate_at_end()
         requests.ignore()
         for closing in (profile, energy):
             if closing:

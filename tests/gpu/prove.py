@@ -6,10 +6,12 @@ and the benchmark follows alone; in a rehearsal on a CPU one process runs all ch
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,8 @@ TOTAL_S = 580
 REHEARSAL_S = 3000
 AT_ONCE = 4  # parts that share the GPU
 NOT_RUN = "not run"
+_PROGRESS = re.compile(r"tests/gpu/(\S+::.* (?:PASSED|FAILED|ERROR|SKIPPED)\b.*)")
+"""Line of pytest about a check that has ended."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,8 @@ def run_checks(
     kept = {name: value for name, value in os.environ.items() if name not in own}
     record = Path(os.environ.get("TMPDIR", "/tmp")) / f"{'-'.join(files)}.jsonl"
     record.unlink(missing_ok=True)
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    words = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist")
+    print(f"running the checks of {', '.join(files)} (at most {budget:.0f} s)", flush=True)
     started = subprocess.Popen(
         [sys.executable, *words, *(f"tests/gpu/{file}" for file in files)],
         cwd=REPOSITORY,
@@ -182,16 +187,26 @@ def run_checks(
         text=True,
         start_new_session=True,
     )
-    try:
-        output, _ = started.communicate(timeout=budget)
-        # 0: all passed, 1: some failed, 5: all of a file were skipped.
-        strange = started.returncode not in (0, 1, 5)
-        error = f"pytest: exit code {started.returncode}: {output[-400:]}" if strange else ""
-    except subprocess.TimeoutExpired:
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
         # With the runs and servers that it started: the benchmark needs the GPU alone.
         os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
+
+    timer = threading.Timer(budget, end)
+    timer.start()
+    output = []
+    for line in started.stdout or ():
+        output.append(line)
+        if match := _PROGRESS.match(line):
+            print(f"  {match[1]}", flush=True)
+    timer.cancel()
+    code, error = started.wait(), ""
+    if is_over.is_set():
         error = f"not finished within {budget} seconds"
+    elif code not in (0, 1, 5):  # all passed, some failed, all of a file were skipped
+        error = f"pytest: exit code {code}: {''.join(output)[-400:]}"
     lines = record.read_text().splitlines() if record.exists() else []
     return [json.loads(line) for line in lines], error
 

@@ -156,15 +156,16 @@ def sampling_problems(generation: SamplingConfig) -> Iterator[str]:
         yield "--top_k and --top_p exclude each other: give one of them"
 
 
-def top_k_problems(generation: SamplingConfig, *, vocab_size: int) -> Iterator[str]:
-    """Yield why there are not as many tokens as --top_k."""
-    if generation.top_k > vocab_size:
-        yield f"--top_k {generation.top_k} is more than the vocabulary's {vocab_size} tokens"
+def candidate_problems(generation: DecodingConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield the flags that need more tokens to choose from than there are."""
+    for flag, count in (("--top_k", generation.top_k), ("--beam-width", generation.beam_width)):
+        if (count or 0) > vocab_size:
+            yield f"{flag} {count} is more than the vocabulary's {vocab_size} tokens"
 
 
 def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
-    """Yield every problem of the sampling flags with this vocabulary."""
-    yield from top_k_problems(generation, vocab_size=vocab_size)
+    """Yield every problem of the decoding flags with this vocabulary."""
+    yield from candidate_problems(generation, vocab_size=vocab_size)
     for token in generation.stop_tokens or ():
         if not 0 <= token < vocab_size:
             yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
@@ -227,10 +228,15 @@ def layout_problems(
         )
 
 
-def room_problems(generation: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
-    """Yield every problem of the size of the KV cache."""
+def batch_problems(rows: int) -> Iterator[str]:
+    """Yield why --micro-batch-size is not a number of sequences."""
     if rows < 1:
         yield f"--micro-batch-size {rows} must be at least 1"
+
+
+def room_problems(generation: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
+    """Yield every problem of the size of the KV cache."""
+    yield from batch_problems(rows)
     given = generation.inference_max_seq_length
     if given is not None and not 2 <= given <= spec.max_position_embeddings:
         yield (

@@ -118,11 +118,13 @@ def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
         yield f"{' and '.join(details)}: {why}; add --recompute-granularity full, or leave it out"
     if recompute.recompute_num_layers is not None and recompute.recompute_num_layers < 1:
         yield f"--recompute-num-layers {recompute.recompute_num_layers} must be at least 1"
-    if full == ["--recompute-granularity full"] and len(details) < 2:
-        yield (
-            "--recompute-granularity full needs --recompute-method uniform or block, and "
-            "--recompute-num-layers"
-        )
+    missing = {
+        "--recompute-method uniform or block": not recompute.recompute_method,
+        "--recompute-num-layers": recompute.recompute_num_layers is None,
+    }
+    lacks = " and ".join(flag for flag, is_missing in missing.items() if is_missing)
+    if full == ["--recompute-granularity full"] and lacks:
+        yield f"--recompute-granularity full needs {lacks}"
 
 
 def recompute_notices(recompute: RecomputePlan, *, attention: str, device: str) -> Iterator[str]:

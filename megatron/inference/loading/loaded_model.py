@@ -22,6 +22,7 @@ from megatron.config.inference.generation import (
     DecodingConfig,
     Dtype,
     GenerationConfig,
+    batch_problems,
     dtype_problems,
     inference_dtype,
     layout_problems,
@@ -165,6 +166,7 @@ def prepare_encoder(
         dtype = inference_dtype(options, source.config.precision, device=device.type)
     problems = [
         *layout_problems(parallel, spec, world_size=launch.world_size),
+        *batch_problems(source.config.training.micro_batch_size),
         *dtype_problems(dtype, device=device.type),
     ]
     if parallel.pipeline_model_parallel_size > 1:

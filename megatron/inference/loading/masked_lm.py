@@ -139,11 +139,7 @@ class MaskedLM:
 
         Shapes: -> [texts, h] float32.
         """
-        raise_if_any(
-            f"text {number} of {len(texts)}, {text[:40]!r}, has no tokens to embed; leave it out"
-            for number, text in enumerate(texts, 1)
-            if not self._tokens(text)
-        )
+        self.require_tokens(texts)
         rows = []
         for text in texts:
             hidden_bsh: Tensor = in_turn(self._encoder, self._batch(text))
@@ -159,6 +155,18 @@ class MaskedLM:
         if not logits.isfinite().all():
             raise self.runner.nonfinite_logits_error()
         return logits.log_softmax(-1)
+
+    def require_tokens(self, texts: Sequence[str]) -> None:
+        """Refuse texts without tokens, such as empty lines: they have neither score nor embedding.
+
+        Raises:
+            ConfigError: names each of them.
+        """
+        raise_if_any(
+            f"text {number} of {len(texts)}, {text[:40]!r}, has no tokens; leave it out"
+            for number, text in enumerate(texts, 1)
+            if not self._tokens(text)
+        )
 
     def tokens_and_types(self, text: str) -> tuple[list[int], list[int]]:
         """Return [CLS] first [SEP] second [SEP], and to which segment each token belongs.

@@ -5,8 +5,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatron.common.errors import ConfigError, DataError, raise_if_any
-from megatron.config.inference.generation import DecodingConfig, top_k_problems
+from megatron.common.errors import DataError, raise_if_any
+from megatron.config.inference.generation import DecodingConfig, candidate_problems
 from megatron.config.inference.text_to_text import TextToTextConfig
 from megatron.data.datasets.t5_dataset import t5_vocabulary
 from megatron.inference.engine.encoder_decoder import (
@@ -153,9 +153,7 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
 
     Communication: every rank must call this, in step.
     """
-    process, rows = prepare_encoder(source, "t5", options), source.config.training.micro_batch_size
-    if rows < 1:
-        raise ConfigError(f"--micro-batch-size {rows} must be at least 1")
+    process = prepare_encoder(source, "t5", options)
     with source.weights() as full:
         runner = EncoderDecoderRunner(
             process.spec,
@@ -164,6 +162,7 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
             dtype=process.dtype,
             device=process.device,
         )
+    rows = source.config.training.micro_batch_size
     return TextToText(runner, process.tokenizer, rows=rows), process.is_first
 
 
@@ -201,6 +200,6 @@ def generate_texts(
 
 
 def _problems(model: TextToText, options: TextToTextConfig, most: int) -> Iterator[str]:
-    yield from top_k_problems(options, vocab_size=model.tokenizer.vocab_size)
+    yield from candidate_problems(options, vocab_size=model.tokenizer.vocab_size)
     if model.max_length is not None and most > model.max_length:
         yield f"--out-seq-length {most} is more than the {model.max_length} positions of the network"

@@ -102,6 +102,7 @@ def fill_mask_interface(model: MaskedLM) -> Interface:
 
     def add(app: FastAPI, served: ServedModel) -> None:
         async def assessed(http: HTTPRequest, body: TextsBody, **options: Any) -> list[Assessment]:
+            model.require_tokens(body.texts)
             tokens = [model.tokens_and_types(text)[0] for text in body.texts]
             raise_if_any(served.limit_problems(tokens, 0))
             prompt = tuple(token for row in tokens for token in row)
@@ -116,10 +117,6 @@ def fill_mask_interface(model: MaskedLM) -> Interface:
 
         @app.post("/embeddings", responses=megatron_responses(EmbeddingsAnswer))
         async def embeddings(body: TextsBody, http: HTTPRequest) -> JSONResponse:
-            encode = model.tokenizer.encode
-            raise_if_any(
-                f"texts: {text!r} has no tokens" for text in body.texts if not encode(text)
-            )
             found = await assessed(http, body, embeds=True)
             rows = [one.embedding for one in found]
             return JSONResponse({"model": served.name, "embeddings": rows})
@@ -134,7 +131,7 @@ def text_to_text_interface(model: TextToText) -> Interface:
         @app.post("/text-to-text", responses=megatron_responses(TextToTextAnswer))
         async def text_to_text(body: TextToTextBody, http: HTTPRequest) -> JSONResponse:
             most = body.max_new_tokens or _usual_new_tokens(model, served)
-            raise_if_any(_text_to_text_problems(model, body, most))
+            raise_if_any(_text_to_text_problems(served, model, body, most))
             request = model.request(
                 body.texts,
                 seeds=served.seeds(body.seed, len(body.texts)),
@@ -183,14 +180,14 @@ def _usual_new_tokens(model: TextToText, served: ServedModel) -> int:
     return min(model.runner.spec.decoder_seq_length, served.limits.new_tokens)
 
 
-def _text_to_text_problems(model: TextToText, body: TextToTextBody, most: int) -> Iterator[str]:
+def _text_to_text_problems(
+    served: ServedModel, model: TextToText, body: TextToTextBody, most: int
+) -> Iterator[str]:
     if model.max_length is not None and most > model.max_length:
         yield f"max_new_tokens: {most} is more than the network's {model.max_length} positions"
     if body.top_k and body.top_p:
         yield "top_k and top_p exclude each other: give one of them"
-    vocab_size = model.tokenizer.vocab_size
-    if (body.top_k or 0) > vocab_size:
-        yield f"top_k: {body.top_k} is more than the vocabulary's {vocab_size} tokens"
+    yield from served.candidate_problems(top_k=body.top_k, beam_width=body.beam_width)
     if body.beam_width is None:
         if body.length_penalty != 1:
             yield "length_penalty: is for beam_width"

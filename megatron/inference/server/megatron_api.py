@@ -99,8 +99,7 @@ def _problems(served: ServedModel, body: MegatronBody) -> Iterator[str]:
         yield "tokens_to_generate: 0 needs logprobs: there is nothing else to return"
     if body.top_k and body.top_p:
         yield "top_k and top_p exclude each other: give one of them"
-    if (body.top_k or 0) > served.vocab_size:
-        yield f"top_k: {body.top_k} is more than the vocabulary's {served.vocab_size} tokens"
+    yield from served.candidate_problems(top_k=body.top_k, beam_width=body.beam_width)
     if (body.top_p_decay or body.top_p_bound) and not body.top_p:
         yield "top_p_decay and top_p_bound need a top_p to begin with"
     elif body.top_p_bound > (body.top_p or 0):

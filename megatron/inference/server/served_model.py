@@ -86,6 +86,15 @@ class ServedModel:
                 f"{limits.request_tokens}"
             )
 
+    def candidate_problems(self, **counts: int | None) -> Iterator[str]:
+        """Yield the fields of a request that need more tokens to choose from than there are."""
+        for name, count_of_tokens in counts.items():
+            if (count_of_tokens or 0) > self.vocab_size:
+                yield (
+                    f"{name}: {count_of_tokens} is more than the vocabulary's {self.vocab_size} "
+                    "tokens"
+                )
+
     def sampling_of(
         self, temperature: float | None, top_k: int | None, top_p: float | None
     ) -> SamplingParams:

@@ -52,6 +52,20 @@ def rehearsal(tmp_path_factory):
     return folder / "results.json"
 
 
+def test_every_check_is_printed_when_it_ends(tmp_path, monkeypatch, capfd):
+    line = "tests/gpu/none.py::test_first PASSED [ 50%]"
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\necho collecting\necho '{line}'\nsleep 1000\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert prove.run_checks(["none.py"], 3, {})[1] == "not finished within 3 seconds"
+    assert capfd.readouterr().out.splitlines() == [
+        "running the checks of none.py (at most 3 s)",
+        "  none.py::test_first PASSED [ 50%]",
+    ]
+
+
 def test_a_rehearsal_passes_and_claims_nothing_of_a_gpu(rehearsal):
     result = json.loads(rehearsal.read_text())
     assert result["rehearsal"] and result["device"]["name"] == "CPU"

@@ -34,6 +34,19 @@ def test_a_run_is_planned_to_its_cost():
     assert " | cost: " in lines[-1]
 
 
+def test_larger_micro_batches_that_pay_are_named():
+    small = run("--num-gpus", "8", "--gpu", "h100-80gb")
+    assert small.returncode == 0, small.stderr
+    (line,) = [x for x in small.stdout.splitlines() if x.startswith("larger micro-batches pay: ")]
+    size, seconds = re.search(
+        r"--micro-batch-size (\d+) fits too, .* of ([0-9.]+) s", line
+    ).groups()
+    large = run("--num-gpus", "8", "--gpu", "h100-80gb", "--micro-batch-size", size)
+    assert f"step: {seconds} s | " in large.stdout
+    assert float(seconds) < float(re.search(r"step: ([0-9.]+) s", small.stdout)[1])
+    assert "larger micro-batches" not in large.stdout
+
+
 @pytest.mark.parametrize(("heads", "ffn"), [(32, 16384), (128, 65536)], ids=["3B", "11B"])
 def test_the_published_sizes_of_t5_are_planned(heads, ffn):
     """Sizes of arXiv:1910.10683, section 3.7, with the biases and norms of Megatron-LM."""

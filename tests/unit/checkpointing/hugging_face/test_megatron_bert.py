@@ -19,7 +19,7 @@ from megatron.checkpointing.hugging_face.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
-from megatron.common.errors import CheckpointError
+from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.plan import plan
 from megatron.inference.loading.masked_lm import load_masked_lm
 from megatron.inference.loading.model_source import read_model_source
@@ -130,9 +130,10 @@ def test_the_export_fills_masks_by_transformers_alone(kind, group, tmp_path):
     names = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
     assert names <= {file.name for file in (tmp_path / "hf").iterdir()}
     fill = pipeline("fill-mask", model=str(tmp_path / "hf"))
-    ours, _ = load_masked_lm(
-        read_model_source(["--load", str(tmp_path / "saved")], {}, description="")
-    )
+    load = ["--load", str(tmp_path / "saved")]
+    with pytest.raises(ConfigError, match="--micro-batch-size -1 must be at least 1"):
+        load_masked_lm(read_model_source([*load, "--micro-batch-size", "-1"], {}, description=""))
+    ours, _ = load_masked_lm(read_model_source(load, {}, description=""))
     for text in ("Rivers [MASK].", "zE é [MASK] fall"):
         (candidates,) = ours.fill(text, 3)
         found = fill(text, top_k=3)

@@ -42,9 +42,10 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_tokens_outside_the_vocabulary_are_reported():
-    options = GenerationConfig(top_k=5, stop_tokens=[3, 4, -1])
+    options = GenerationConfig(top_k=5, beam_width=5, stop_tokens=[3, 4, -1])
     assert [*vocabulary_problems(options, vocab_size=4)] == [
         "--top_k 5 is more than the vocabulary's 4 tokens",
+        "--beam-width 5 is more than the vocabulary's 4 tokens",
         "--stop-tokens 4 is not in the vocabulary of 4 tokens",
         "--stop-tokens -1 is not in the vocabulary of 4 tokens",
     ]

@@ -181,7 +181,11 @@ def test_texts_that_the_network_cannot_take_are_refused(tmp_path, text, reason):
 
 @pytest.mark.parametrize(
     ("options", "flag"),
-    [({"out_seq_length": 10}, "--out-seq-length 10"), ({"top_k": 15}, "--top_k 15")],
+    [
+        ({"out_seq_length": 10}, "--out-seq-length 10"),
+        ({"top_k": 15}, "--top_k 15"),
+        ({"beam_width": 15}, "--beam-width 15"),
+    ],
 )
 def test_flags_that_the_network_cannot_obey_are_refused(tmp_path, options, flag):
     outputs = generate_texts(model_of(tmp_path)[1], ["a"], TextToTextConfig(**options), seed=1)

@@ -181,6 +181,7 @@ REFUSED = [
     ({"prompts": ["a"], "top_p": 1}, None),
     ({"prompts": ["a"], "top_k": 1001}, "top_k: Input should be less than or equal to 1000"),
     ({"prompts": ["a"], "top_k": 258}, "top_k: 258 is more than the vocabulary's 257"),
+    ({"prompts": ["a"], "beam_width": 258}, "beam_width: 258 is more than the vocabulary's 257"),
     ({"prompts": ["a"], "top_k": 2, "top_p": 0.5}, "top_k and top_p exclude each other"),
     ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p_decay and top_p_bound need a top_p"),
     ({"prompts": ["a"], "top_p": 0.5, "top_p_bound": 0.6}, "top_p_bound: 0.6 is more than"),

@@ -87,7 +87,8 @@ def test_texts_are_generated(served_t5, t5):
         ("/fill-mask", {"texts": ["a"], "top": 0}, "top: "),
         ("/fill-mask", {"texts": []}, "texts: "),
         ("/embeddings", {"texts": ["a"], "top": 2}, "top: there is no such field"),
-        ("/embeddings", {"texts": ["a", " "]}, "texts: ' ' has no tokens"),
+        ("/embeddings", {"texts": ["a", " "]}, "text 2 of 2, ' ', has no tokens"),
+        ("/fill-mask", {"texts": ["a", ""]}, "text 2 of 2, '', has no tokens"),
     ],
 )
 def test_impossible_requests_to_a_bert_are_refused(served_bert, path, body, reason):
@@ -103,6 +104,7 @@ def test_impossible_requests_to_a_bert_are_refused(served_bert, path, body, reas
         ({"texts": ["a"], "top_k": 2, "top_p": 0.5}, "exclude each other"),
         ({"texts": ["a"], "top_k": 15}, "the vocabulary's 14 tokens"),
         ({"texts": ["a"], "beam_width": 4}, "4 is more than --micro-batch-size 3"),
+        ({"texts": ["a"], "beam_width": 15}, "the vocabulary's 14 tokens"),
         ({"texts": ["a"], "beam_width": 2, "top_k": 2}, "does not go with top_k"),
         ({"texts": ["a"], "length_penalty": 2}, "is for beam_width"),
         ({"texts": ["a"] * 9}, "9 prompts are more than 8"),
