@@ -16,6 +16,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.server.app import INTERFACES, Interface, build_app
 from megatron.inference.server.engine_thread import EngineThread, ServingEngine
+from megatron.inference.server.pages import GENERATION_PAGE
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
 from megatron.tokenizer.chat import ChatTemplate
@@ -132,7 +133,7 @@ def serving(
     chat: ChatTemplate | None = None,
     fim: FimTokens | None = None,
     interfaces: Sequence[Interface] | None = None,
-    page: str | None = None,
+    page: str = GENERATION_PAGE,
     engine: ServingEngine | None = None,
     **limits: float,
 ) -> Iterator[Running]:
@@ -144,7 +145,7 @@ def serving(
     served = ServedModel(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
-        vocab_size=spec.vocab_size,
+        vocab_size=engine.runner.spec.vocab_size,
         limits=resolved,
         name="tiny",
         seed=1234,

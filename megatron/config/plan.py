@@ -196,12 +196,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         kernels=plan_kernels(config.kernels, config.model, config.precision),
         plugins=plan_plugins(config.plugins, config.extensions),
         deepspeed=_merge_ds_config(valid, parallel, optimizer),
-        notices=(
-            *_notices(valid),
-            *vocab_notices(config.tokenizer, padded=model.padded_vocab_size),
-            *objective_notices(objective),
-            *valid.storage.notices,
-        ),
+        notices=(*_notices(valid, model.padded_vocab_size, objective), *valid.storage.notices),
     )
 
 
@@ -350,7 +345,7 @@ def _plan_data(
     return replace(data, dataset=name, own_flags=DATASETS.flags_of(name, config.extensions))
 
 
-def _notices(valid: Validated) -> Iterator[str]:
+def _notices(valid: Validated, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
     config = valid.config
     yield from parallel_notices(config.parallel)
     yield from checkpoint_notices(config.checkpoint)
@@ -363,3 +358,5 @@ def _notices(valid: Validated) -> Iterator[str]:
     )
     if "optimizer" in valid.deepspeed:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"
+    yield from vocab_notices(config.tokenizer, padded=padded_vocab_size)
+    yield from objective_notices(objective)

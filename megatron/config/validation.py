@@ -152,8 +152,34 @@ def _problems(
     device: str,
     num_layers: int,
 ) -> Iterator[str]:
+    zero_stage, changes_length = zero.given_stage, has_curriculum(user)
+    yield from _network_problems(
+        config, world_size=world_size, num_layers=num_layers, zero_stage=zero_stage
+    )
+    yield from _kernels_problems(config, zero_stage, changes_length, device=device)
+    yield from optimizer_problems(config.optimizer, device=device)
+    yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
+    yield from recompute_problems(config.recompute)
+    yield from storage.problems
+    data = _replicas_of(config, world_size)
+    if steps is None:
+        # A schedule counted in wrong units has no path that could be checked.
+        yield from length_problems(config, user, data=data)
+    elif schedule is None:
+        yield (
+            f"--train-samples {steps.training.train_samples} is less than one global batch of "
+            f"{steps.batch.size_at(0)} samples"
+        )
+    else:
+        yield from schedule_problems(config.schedule, config.training, schedule)
+        yield from _step_problems(config, user, zero, steps, data)
+
+
+def _network_problems(
+    config: Config, *, world_size: int, num_layers: int, zero_stage: int
+) -> Iterator[str]:
+    """Yield what is wrong with the network and its parallel layout."""
     parallel = config.parallel
-    zero_stage = zero.given_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
     yield from lora_problems(
@@ -171,16 +197,26 @@ def _problems(
         num_attention_heads=config.model.num_attention_heads,
         num_groups=num_query_groups_of(config.model),
     )
+
+
+def _kernels_problems(
+    config: Config, zero_stage: int, changes_length: bool, *, device: str
+) -> Iterator[str]:
+    """Yield what is wrong with kernels, compilation and precision.
+
+    Args:
+        changes_length: whether the length of samples changes during the run.
+    """
     yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
     yield from compile_problems(
         config.kernels,
         model=config.model,
         recompute=config.recompute,
-        parallel=parallel,
+        parallel=config.parallel,
         lora_dropout=config.lora.lora_dropout,
         zero_stage=zero_stage,
         has_experts=max(config.experts.num_experts or [1]) > 1,
-        has_curriculum=has_curriculum(user),
+        has_curriculum=changes_length,
         device=device,
     )
     yield from precision_problems(config.precision, device=device)
@@ -190,22 +226,6 @@ def _problems(
         zero_stage=zero_stage,
         has_experts=config.experts.num_experts is not None,
     )
-    yield from optimizer_problems(config.optimizer, device=device)
-    yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
-    yield from recompute_problems(config.recompute)
-    yield from storage.problems
-    data = _replicas_of(config, world_size)
-    if steps is None:
-        # A schedule counted in wrong units has no path that could be checked.
-        yield from length_problems(config, user, data=data)
-    elif schedule is None:
-        yield (
-            f"--train-samples {steps.training.train_samples} is less than one global batch of "
-            f"{steps.batch.size_at(0)} samples"
-        )
-    else:
-        yield from schedule_problems(config.schedule, config.training, schedule)
-        yield from _step_problems(config, user, zero, steps, data)
 
 
 def _run_problems(

@@ -106,19 +106,25 @@ def build_engine(
             batch_fields=batch_fields,
             split_rank=parallel.split_rank,
         )
+        _prepare(model, groups, parallel, compiler)
         config = _with_full_activations(config, steps)
-    else:
-        with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
-            model = SequentialModel(steps, recomputation=recomputation(recompute))
+        engine = _deepspeed(model, None, initialise, build_optimizer, config)
+        return PipelineEngine(engine, groups, terms=terms, **watching)
+    with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
+        model = SequentialModel(steps, recomputation=recomputation(recompute))
+    _prepare(model, groups, parallel, compiler)
+    engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
+    return DataParallelEngine(engine, groups, terms, auxiliary, **watching)
+
+
+def _prepare(
+    model: nn.Module, groups: Groups, parallel: ParallelPlan, compiler: Compiler | None
+) -> None:
+    """Compile the transformer layers, and all-reduce gradients that tensor-parallel ranks share."""
     if compiler:
         compiler.compile_blocks(model)
     if parallel.sequence_parallel:
         all_reduce_replicated_gradients(model, groups.tensor)
-    mpu = None if parallel.pipeline > 1 else Mpu(groups)
-    engine = _deepspeed(model, mpu, initialise, build_optimizer, config)
-    if parallel.pipeline > 1:
-        return PipelineEngine(engine, groups, terms=terms, **watching)
-    return DataParallelEngine(engine, groups, terms, auxiliary, **watching)
 
 
 def _with_full_activations(config: dict[str, Any], steps: Sequence[Step]) -> dict[str, Any]:

@@ -151,23 +151,8 @@ def choose_kernels(
         kernels, choice = _with_fp8(kernels, plan, work.device)
         choices.append(choice)
     for operation in _operations(attention, work.spec):
-        if _is_compiled(operation, plan, work.device):
-            choices.append(Choice(operation, "compiled", "--compile"))
-            if operation == "cross-entropy":
-                kernels = replace(kernels, cross_entropy=cross_entropy.COMPILED)
-        elif plan.source == "reference" or operation in plan.unfused:
-            flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
-            choices.append(Choice(operation, "PyTorch", flag))
-        elif plan.source == "apex" and operation == "norm":
-            kernels = replace(
-                kernels, layer_norm=apex_norms.layer_norm, rms_norm=apex_norms.rms_norm
-            )
-            choices.append(Choice(operation, "apex", "--kernels apex"))
-        elif why := obstacle or _unsupported(operation, work):
-            choices.append(Choice(operation, "PyTorch", why, unmet=True))
-        else:
-            kernels = _with_triton(kernels, operation)
-            choices.append(Choice(operation, "Triton", "its limits are met"))
+        kernels, choice = _choose(operation, kernels, plan, work, obstacle)
+        choices.append(choice)
     if kernels.bias_dropout_add is REFERENCE.bias_dropout_add:
         kernels = replace(kernels, add_norm=None)
     unmet = [choice for choice in choices if choice.unmet]
@@ -181,6 +166,29 @@ def choose_kernels(
             )
         )
     return kernels, tuple(choices)
+
+
+def _choose(
+    operation: str, kernels: Kernels, plan: KernelsPlan, work: Workload, no_triton: str | None
+) -> tuple[Kernels, Choice]:
+    """Return the kernels with that of one operation, and its line of the table.
+
+    Args:
+        no_triton: why no Triton kernel is used; None where they run.
+    """
+    if _is_compiled(operation, plan, work.device):
+        if operation == "cross-entropy":
+            kernels = replace(kernels, cross_entropy=cross_entropy.COMPILED)
+        return kernels, Choice(operation, "compiled", "--compile")
+    if plan.source == "reference" or operation in plan.unfused:
+        flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
+        return kernels, Choice(operation, "PyTorch", flag)
+    if plan.source == "apex" and operation == "norm":
+        norm = {"layer_norm": apex_norms.layer_norm, "rms_norm": apex_norms.rms_norm}
+        return replace(kernels, **norm), Choice(operation, "apex", "--kernels apex")
+    if why := no_triton or _unsupported(operation, work):
+        return kernels, Choice(operation, "PyTorch", why, unmet=True)
+    return _with_triton(kernels, operation), Choice(operation, "Triton", "its limits are met")
 
 
 def _is_compiled(operation: str, plan: KernelsPlan, device: torch.device) -> bool:

@@ -65,14 +65,15 @@ def t5_layers(
         "kernels": kernels,
     }
     table = ("relative_table",) if spec.relative_buckets else ()
+
+    def stack(layer: type[nn.Module], count: int) -> list[Step]:
+        return [Layer(layer, {**block, "number": number}) for number in range(1, count + 1)]
+
     return [
         take_tokens,
         words(tie=Tie("embed", _WORDS), carried=("hidden", "attention_span", DECODER_TOKENS)),
         _positions(spec, **shared, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
-        *(
-            Layer(ParallelTransformerLayerPipe, {**block, "number": number})
-            for number in range(1, spec.num_layers + 1)
-        ),
+        *stack(ParallelTransformerLayerPipe, spec.num_layers),
         Layer(
             EncoderNormPipe,
             {"spec": spec, "kernels": kernels},
@@ -83,10 +84,7 @@ def t5_layers(
             carried=("hidden", "encoder_hidden", "encoder_span"),
         ),
         _positions(spec, **shared, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
-        *(
-            Layer(ParallelTransformerDecoderLayerPipe, {**block, "number": number})
-            for number in range(1, spec.num_decoder_layers + 1)
-        ),
+        *stack(ParallelTransformerDecoderLayerPipe, spec.num_decoder_layers),
         to_batch_first,
         norm_layer(spec, kernels=kernels),
         _logits(spec, {**sizes, **shared}, loss_chunk_tokens),

@@ -129,13 +129,17 @@ def search(
         raise_if_any(p for p in problems[0] if all(p in others for others in problems))
     fitting.sort(key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
     fit = [one.layout for one in fitting]
-    refusals = []
-    for (axis, why), those in refused.items():
-        found = [*places(those, fit, layouts, axis)]
-        where = tuple(value for value, apart in found if not apart)
-        partly = tuple(f"{value} with {apart}" for value, apart in found if apart)
-        refusals.append(Refusal(why, where, partly, len(those)))
+    refusals = (_refusal(*key, those, fit, layouts) for key, those in refused.items())
     return Found(tuple(fitting), tuple(refusals))
+
+
+def _refusal(
+    axis: Axis, why: str, those: list[Layout], fit: list[Layout], layouts: list[Layout]
+) -> Refusal:
+    found = [*places(those, fit, layouts, axis)]
+    where = tuple(value for value, apart in found if not apart)
+    partly = tuple(f"{value} with {apart}" for value, apart in found if apart)
+    return Refusal(why, where, partly, len(those))
 
 
 def faster_micro_batch(

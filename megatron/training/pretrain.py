@@ -98,9 +98,7 @@ def pretrain(
         requested = config.tokenizer.padded_vocab_in_softmax
         job = _build(decided, requested, tokenizer, objective, kernels, device, watchdog)
         if decided.guards.replay_step:
-            stream = Stream(job.train_batches(), job.state.samples)
-            samples = job.sets.train
-            replay(job.engine, job.plan, job.state, stream, samples=samples, tokenizer=tokenizer)
+            job.replay(tokenizer)
         elif decided.evaluation.only:
             job.run(config, watchdog, hooks).evaluate()
         else:
@@ -147,6 +145,12 @@ class _Job:
         lengths = self.plan.curriculum
         length = length_of_next_step(lengths.length_at, self.state) if lengths.schedule else None
         return partial(self.batches, self.sets.train, length=length)
+
+    def replay(self, tokenizer: Tokenizer) -> None:
+        """Take the steps up to --replay-step again, and compare that one with the journal."""
+        stream = Stream(self.train_batches(), self.state.samples)
+        samples = self.sets.train
+        replay(self.engine, self.plan, self.state, stream, samples=samples, tokenizer=tokenizer)
 
     def run(self, config: Config, watchdog: Watchdog, hooks: Sequence[Hook]) -> Run:
         """Build the run with its evaluation, journal, TensorBoard and hooks."""

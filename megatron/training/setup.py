@@ -264,16 +264,21 @@ def build_engine(
             num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
             auxiliary=auxiliary,
             loss_terms=objective.loss_terms(model),
-            compiler=Compiler(
-                mode=plan.kernels.compile,
-                # A loss in chunks calls autograd itself, which torch.compile does not take.
-                compiles_loss=kernels.cross_entropy is COMPILED
-                and not plan.kernels.loss_chunk_tokens,
-                backend=compile_backend,
-            )
-            if plan.kernels.compile != "none"
-            else None,
+            compiler=_compiler(plan, kernels, compile_backend),
         )
+
+
+def _compiler(plan: Plan, kernels: Kernels, backend: str) -> Compiler | None:
+    """Return what compiles transformer layers and the loss; None for none."""
+    if plan.kernels.compile == "none":
+        return None
+    # A loss in chunks calls autograd itself, which torch.compile does not take.
+    in_chunks = plan.kernels.loss_chunk_tokens > 0
+    return Compiler(
+        mode=plan.kernels.compile,
+        compiles_loss=kernels.cross_entropy is COMPILED and not in_chunks,
+        backend=backend,
+    )
 
 
 def _layers(

@@ -19,6 +19,15 @@ _MOST_FEATURES = 8192  # of a program of `_split`
 
 
 @triton.jit
+def _load_angles(cos, sin, first, half, HALF: tl.constexpr):
+    """Return cosines and sines of the angles from `first` on, [1, HALF]."""
+    feature = tl.arange(0, HALF)[None, :]
+    c = tl.load(cos + first + feature, mask=feature < half, other=0.0)
+    s = tl.load(sin + first + feature, mask=feature < half, other=0.0)
+    return c, s
+
+
+@triton.jit
 def _turn(
     x,
     cos,
@@ -46,9 +55,8 @@ def _turn(
     # int64: a head's offset within a sample may pass 2^31 elements.
     head = tl.arange(0, HEADS)[:, None].to(tl.int64)
     feature = tl.arange(0, HALF)[None, :]
-    angle = sample * angle_b + position * angle_s + feature
-    c = tl.load(cos + angle, mask=feature < half, other=0.0)
-    s = tl.load(sin + angle, mask=feature < half, other=0.0) * SIGN
+    c, s = _load_angles(cos, sin, sample * angle_b + position * angle_s, half, HALF)
+    s *= SIGN
     here = (head < heads) & (feature < half)
     start = x + sample * x_b + head * x_a + position * x_s
     goal = out + sample * out_b + head * out_a + position * out_s
@@ -60,6 +68,84 @@ def _turn(
         other = 2 * half + tl.arange(0, REST)[None, :]
         left = (head < heads) & (other < width)
         tl.store(goal + other, tl.load(start + other, mask=left, other=0.0), mask=left)
+
+
+@triton.jit
+def _split_heads(
+    start,
+    to_query,
+    to_key,
+    of_query,
+    of_key,
+    c,
+    s,
+    half,
+    width,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """Turn the queries and keys of the fused heads at `start`, and write them to their places."""
+    feature = tl.arange(0, HALF)[None, :]
+    paired = feature < half
+    here = (of_query | of_key) & paired
+    first = tl.load(start + feature, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(start + half + feature, mask=here, other=0.0).to(tl.float32)
+    turned = first * c - second * s
+    tl.store(to_query + feature, turned, mask=of_query & paired)
+    tl.store(to_key + feature, turned, mask=of_key & paired)
+    turned = second * c + first * s
+    tl.store(to_query + half + feature, turned, mask=of_query & paired)
+    tl.store(to_key + half + feature, turned, mask=of_key & paired)
+    if REST > 0:
+        other = 2 * half + tl.arange(0, REST)[None, :]
+        left = other < width
+        rest = tl.load(start + other, mask=(of_query | of_key) & left, other=0.0)
+        tl.store(to_query + other, rest, mask=of_query & left)
+        tl.store(to_key + other, rest, mask=of_key & left)
+
+
+@triton.jit
+def _load_gradients(to_query, to_key, to_value, of_query, of_key, of_value, feature, here):
+    """Return some features of the gradients of all heads, each from the part that it belongs to."""
+    found = tl.load(to_query + feature, mask=of_query & here, other=0.0).to(tl.float32)
+    found += tl.load(to_key + feature, mask=of_key & here, other=0.0).to(tl.float32)
+    found += tl.load(to_value + feature, mask=of_value & here, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _gather_heads(
+    start,
+    to_query,
+    to_key,
+    to_value,
+    of_query,
+    of_key,
+    of_value,
+    c,
+    s,
+    half,
+    width,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """Turn back the gradients of queries and keys, and write those of all heads to `start`."""
+    feature = tl.arange(0, HALF)[None, :]
+    paired, known = feature < half, of_query | of_key | of_value
+    first = _load_gradients(to_query, to_key, to_value, of_query, of_key, of_value, feature, paired)
+    second = _load_gradients(
+        to_query, to_key, to_value, of_query, of_key, of_value, half + feature, paired
+    )
+    # The inverse of a turn is the turn by the opposite angle. Values are not turned.
+    turned = tl.where(of_value, first, first * c + second * s)
+    tl.store(start + feature, turned, mask=known & paired)
+    turned = tl.where(of_value, second, second * c - first * s)
+    tl.store(start + half + feature, turned, mask=known & paired)
+    if REST > 0:
+        other = 2 * half + tl.arange(0, REST)[None, :]
+        left = other < width
+        rest = _load_gradients(to_query, to_key, to_value, of_query, of_key, of_value, other, left)
+        tl.store(start + other, rest, mask=known & left)
 
 
 @triton.jit
@@ -93,8 +179,7 @@ def _split(
     REST: tl.constexpr,
 ):
     """Turn queries and keys out of the fused heads; backward turns and gathers their gradients."""
-    program = tl.program_id(0).to(tl.int64)
-    row, chunk = program // chunks, (program % chunks).to(tl.int32)
+    row, chunk = tl.program_id(0).to(tl.int64) // chunks, tl.program_id(0) % chunks
     position, sample = row // samples, row % samples
     head = chunk * HEADS + tl.arange(0, HEADS)[:, None]
     group, part = (head // (queries + 2)).to(tl.int64), head % (queries + 2)
@@ -104,47 +189,25 @@ def _split(
     to_query = query + sample * query_b + position * query_s + (group * queries + part) * query_a
     to_key = key + sample * key_b + position * key_s + group * key_a
     to_value = value + sample * value_b + position * value_s + group * value_a
-
-    feature = tl.arange(0, HALF)[None, :]
-    paired = feature < half
-    angle = sample * angle_b + position * angle_s + feature
-    c = tl.load(cos + angle, mask=paired, other=0.0)
-    s = tl.load(sin + angle, mask=paired, other=0.0)
-    other = 2 * half + tl.arange(0, REST if REST else 1)[None, :]
-    left = other < width
+    c, s = _load_angles(cos, sin, sample * angle_b + position * angle_s, half, HALF)
     if BACKWARD:
-        first = tl.load(to_query + feature, mask=of_query & paired, other=0.0).to(tl.float32)
-        first += tl.load(to_key + feature, mask=of_key & paired, other=0.0).to(tl.float32)
-        first += tl.load(to_value + feature, mask=of_value & paired, other=0.0).to(tl.float32)
-        feature += half
-        second = tl.load(to_query + feature, mask=of_query & paired, other=0.0).to(tl.float32)
-        second += tl.load(to_key + feature, mask=of_key & paired, other=0.0).to(tl.float32)
-        second += tl.load(to_value + feature, mask=of_value & paired, other=0.0).to(tl.float32)
-        feature -= half
-        # The inverse of a turn is the turn by the opposite angle. Values are not turned.
-        here = (head < heads) & paired
-        tl.store(start + feature, tl.where(of_value, first, first * c + second * s), mask=here)
-        turned = tl.where(of_value, second, second * c - first * s)
-        tl.store(start + half + feature, turned, mask=here)
-        if REST > 0:
-            rest = tl.load(to_query + other, mask=of_query & left, other=0.0).to(tl.float32)
-            rest += tl.load(to_key + other, mask=of_key & left, other=0.0).to(tl.float32)
-            rest += tl.load(to_value + other, mask=of_value & left, other=0.0).to(tl.float32)
-            tl.store(start + other, rest, mask=(head < heads) & left)
+        _gather_heads(
+            start,
+            to_query,
+            to_key,
+            to_value,
+            of_query,
+            of_key,
+            of_value,
+            c,
+            s,
+            half,
+            width,
+            HALF,
+            REST,
+        )
     else:
-        here = (of_query | of_key) & paired
-        first = tl.load(start + feature, mask=here, other=0.0).to(tl.float32)
-        second = tl.load(start + half + feature, mask=here, other=0.0).to(tl.float32)
-        turned = first * c - second * s
-        tl.store(to_query + feature, turned, mask=of_query & paired)
-        tl.store(to_key + feature, turned, mask=of_key & paired)
-        turned = second * c + first * s
-        tl.store(to_query + half + feature, turned, mask=of_query & paired)
-        tl.store(to_key + half + feature, turned, mask=of_key & paired)
-        if REST > 0:
-            rest = tl.load(start + other, mask=(of_query | of_key) & left, other=0.0)
-            tl.store(to_query + other, rest, mask=of_query & left)
-            tl.store(to_key + other, rest, mask=of_key & left)
+        _split_heads(start, to_query, to_key, of_query, of_key, c, s, half, width, HALF, REST)
 
 
 def _split_or_gather(

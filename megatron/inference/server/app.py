@@ -5,7 +5,6 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,6 +29,7 @@ from megatron.inference.server.errors import (
 from megatron.inference.server.megatron_api import add_megatron_api
 from megatron.inference.server.metrics import Metrics
 from megatron.inference.server.openai.completions import add_openai_api
+from megatron.inference.server.pages import GENERATION_PAGE
 from megatron.inference.server.schemas import HealthAnswer
 from megatron.inference.server.served_model import ServedModel
 
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = ("/", "/health")
 """Paths that need no API key."""
 
-_PAGE = Path(__file__).with_name("page.html")
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
@@ -59,21 +58,21 @@ def build_app(
     *,
     api_key: str | None,
     interfaces: Sequence[Interface] = INTERFACES,
-    page: str | None = None,
+    page: str = GENERATION_PAGE,
 ) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         api_key: required in the Authorization header; None: no key.
         interfaces: to the model; the page, /health and /metrics are added to them.
-        page: HTML of the page (default: that of a language model).
+        page: HTML of the page.
     """
     app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = Metrics(served.engine_thread)
     for add_interface in interfaces:
         add_interface(app, served)
     _add_error_handlers(app, _names(app.routes))
-    _add_views(app, served, metrics, page or _PAGE.read_text(encoding="utf-8"))
+    _add_views(app, served, metrics, page)
     remove_framework_errors(app)
     return RequestMiddleware(
         app,

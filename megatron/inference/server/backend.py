@@ -17,11 +17,10 @@ from megatron.inference.loading.model_source import ModelSource
 from megatron.inference.loading.text_to_text import load_text_to_text
 from megatron.inference.server.app import INTERFACES, Interface
 from megatron.inference.server.encoder_api import (
-    FILL_MASK_PAGE,
-    TEXT_TO_TEXT_PAGE,
     fill_mask_interface,
     text_to_text_interface,
 )
+from megatron.inference.server.pages import FILL_MASK_PAGE, GENERATION_PAGE, TEXT_TO_TEXT_PAGE
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -32,7 +31,7 @@ class Backend:
 
     Args:
         is_first: whether this process serves; the others call `engine.follow`.
-        page: HTML; None for that of a language model.
+        page: HTML.
         chat: encodes conversations; None without a chat template.
         fim: special tokens of fill-in-the-middle; None if the model was not trained for it.
     """
@@ -41,7 +40,7 @@ class Backend:
     tokenizer: Tokenizer
     is_first: bool
     interfaces: Sequence[Interface] = INTERFACES
-    page: str | None = None
+    page: str = GENERATION_PAGE
     chat: ChatPrompts | None = None
     fim: FimTokens | None = None
 

@@ -1,9 +1,6 @@
-"""Interfaces of BERT (POST /fill-mask, POST /embeddings) and T5 (POST /text-to-text), and their page."""
+"""Interfaces of BERT (POST /fill-mask, POST /embeddings) and T5 (POST /text-to-text)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from html import escape
-from pathlib import Path
-from string import Template
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -16,12 +13,12 @@ from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.encoder_decoder import Generated
 from megatron.inference.loading.masked_lm import Assessment, MaskedLM, MaskedLMRequest, mask_notice
 from megatron.inference.loading.text_to_text import TextToText
+from megatron.inference.server.app import Interface
 from megatron.inference.server.engine_thread import PendingRequests, while_connected
 from megatron.inference.server.errors import megatron_responses
 from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Text
 from megatron.inference.server.served_model import ServedModel
 
-Interface = Callable[[FastAPI, ServedModel], None]
 Record = dict[str, Any]
 Result = TypeVar("Result")
 
@@ -197,43 +194,3 @@ def _text_to_text_problems(
     sampled = {"temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
     if given := [name for name, value in sampled.items() if value is not None]:
         yield f"beam_width: does not go with {', '.join(given)}"
-
-
-_FORM = Template(Path(__file__).with_name("form_page.html").read_text(encoding="utf-8"))
-_KEY = '<label>API key <input id="key" type="password" autocomplete="off"></label>'
-
-
-def _page(title: str, path: str, hint: str, fields: Sequence[tuple[str, str, str]]) -> str:
-    """Return a page with a form for the texts and number fields of a path.
-
-    Args:
-        fields: name, label and HTML attributes of each.
-    """
-    inputs = [
-        f'<label>{label} <input data-field="{name}" type="number" {attributes}></label>'
-        for name, label, attributes in fields
-    ]
-    return _FORM.substitute(
-        title=escape(title), path=path, hint=escape(hint), fields="\n    ".join([*inputs, _KEY])
-    )
-
-
-FILL_MASK_PAGE = _page(
-    "Fill-mask",
-    "fill-mask",
-    "Texts, one a line: with [MASK], or without to score them",
-    [("top", "Candidates", 'min="1" max="1000" value="5"')],
-)
-TEXT_TO_TEXT_PAGE = _page(
-    "Text to text",
-    "text-to-text",
-    "Texts, one a line; <extra_id_0>, <extra_id_1> and so on stand for spans to fill in",
-    [
-        ("max_new_tokens", "New tokens", 'min="1"'),
-        ("temperature", "Temperature", 'min="0" max="100" step="any"'),
-        ("top_k", "Top k", 'min="0" max="1000"'),
-        ("top_p", "Top p", 'min="0" max="1" step="any"'),
-        ("seed", "Seed", 'min="0" placeholder="none"'),
-        ("beam_width", "Beams", 'min="1" placeholder="none"'),
-    ],
-)

@@ -67,10 +67,6 @@ def read_batches(
         batch = collate(**{name: torch.from_numpy(v) for name, v in samples.items()})
         return copies.start(pack_batch(batch, fields, sizes(s), pinned=copies.pins))
 
-    def cut(samples: Sample, s: int) -> Sample:
-        # The token behind the last input is the last label.
-        return {name: values[..., : s + 1] for name, values in samples.items()}
-
     def prefetched() -> Iterator[Any]:
         rows = _checked_rows(dataset, token_fields, vocab_size, consumed_samples, batch, groups)
         return rows if length else (collated(samples, letters["s"]) for samples in rows)
@@ -80,13 +76,18 @@ def read_batches(
         for read in ahead or repeat(None):
             s = length() if length else letters["s"]
             if read is not None and length:
-                read = collated(cut(read, s), s)
+                read = collated(_cut(read, s), s)
             packed = None if read is None else copies.finish(read)
             full = broadcast_batch(packed, fields, sizes(s), groups, device)
             yield sequence_shard(full, fields, groups.sequence_rank, groups.topology.sequence)
     finally:
         if ahead:
             ahead.close()
+
+
+def _cut(samples: Sample, s: int) -> Sample:
+    """Return the first `s` positions of samples, with the token behind them: the last label."""
+    return {name: values[..., : s + 1] for name, values in samples.items()}
 
 
 def _checked_rows(

@@ -12,11 +12,10 @@ from megatron.config.inference.server import ServingConfig, encoder_problems
 from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.encoder_api import (
-    FILL_MASK_PAGE,
-    TEXT_TO_TEXT_PAGE,
     fill_mask_interface,
     text_to_text_interface,
 )
+from megatron.inference.server.pages import FILL_MASK_PAGE, TEXT_TO_TEXT_PAGE
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,19 @@ import pytest
 from browser import CHROMIUM, browser
 from servers import serving
 
-from megatron.inference.server.app import _PAGE
+from megatron.inference.server.pages import GENERATION_PAGE
 
 ARTIFACTS = Path(os.environ.get("TEST_ARTIFACTS") or Path(__file__).parents[3] / "artifacts")
 
 
 def test_the_page_needs_nothing_of_other_servers():
-    text = _PAGE.read_text()
+    text = GENERATION_PAGE
     assert "http:" not in text and "https:" not in text and "//" not in text
     assert "src=" not in text and "href=" not in text and "innerHTML" not in text
 
 
 def test_every_element_that_the_script_uses_is_there():
-    text = _PAGE.read_text()
+    text = GENERATION_PAGE
     used = set(re.findall(r'at\("(\w+)"\)', text))
     assert used <= set(re.findall(r'id="(\w+)"', text)) and "model" in used
     assert "color-scheme: light dark" in text
