@@ -16,7 +16,7 @@ from megatron.common import logging as log
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.tasks import TaskConfig, name_problems, stride_of, task_problems
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 from megatron.inference.loading.model_source import ModelSource, read_model_source
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank

@@ -16,7 +16,7 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_conversion
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 from megatron.config.tools.checkpoint_tools import ARCHITECTURES, PartitionsConfig
 
 

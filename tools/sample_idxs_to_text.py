@@ -23,7 +23,7 @@ from megatron.config.data.objective import (
     declaration_of,
     objective_tokenizer_arguments,
 )
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig
 from megatron.data.datasets.datasets import build_datasets

@@ -16,7 +16,7 @@ from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets

@@ -27,7 +27,8 @@ from megatron.config.config import (
     parse_config_for_checkpoint,
 )
 from megatron.config.data.objective import objective_tokenizer_arguments
-from megatron.config.parsing.flags import options_of, value_in
+from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.views import view_of

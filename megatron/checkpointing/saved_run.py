@@ -15,7 +15,8 @@ from megatron.common.errors import (
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.flags import options_of, value_in
+from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import missing_plugins, modules_in
 
 _NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")

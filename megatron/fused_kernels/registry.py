@@ -184,8 +184,8 @@ def _choose(
         flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
         return kernels, Choice(operation, "PyTorch", flag)
     if plan.source == "apex" and operation == "norm":
-        norm = {"layer_norm": apex_norms.layer_norm, "rms_norm": apex_norms.rms_norm}
-        return replace(kernels, **norm), Choice(operation, "apex", "--kernels apex")
+        kernels = replace(kernels, layer_norm=apex_norms.layer_norm, rms_norm=apex_norms.rms_norm)
+        return kernels, Choice(operation, "apex", "--kernels apex")
     if why := no_triton or _unsupported(operation, work):
         return kernels, Choice(operation, "PyTorch", why, unmet=True)
     return _with_triton(kernels, operation), Choice(operation, "Triton", "its limits are met")

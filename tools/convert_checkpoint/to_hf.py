@@ -17,7 +17,8 @@ from megatron.common.registry import EXPORTERS
 from megatron.config.config import plugins_in
 from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.parsing.flags import parse_sections, value_in
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import PluginModulesConfig, load_plugins, missing_plugins
 from megatron.config.tools.hugging_face import ExportConfig
 from megatron.tokenizer.build import build_tokenizer

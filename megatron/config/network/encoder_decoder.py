@@ -6,8 +6,9 @@ from typing import Any
 
 from megatron.config.data.masks import MaskConfig
 from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.layer_pattern import window_of
 from megatron.config.network.lora import LoraConfig
-from megatron.config.network.model import ModelConfig, position_of, window_of
+from megatron.config.network.model import ModelConfig, position_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 

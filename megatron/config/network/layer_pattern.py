@@ -1,4 +1,4 @@
-"""Layer patterns: a number or an expression of lists, as Megatron-LM writes them."""
+"""Attention windows and layer patterns (numbers, expressions of lists) as Megatron-LM writes them."""
 
 import ast
 from typing import Any
@@ -25,6 +25,40 @@ def is_of_layers(pattern: Any, num_layers: int) -> bool:
         and len(pattern) == num_layers
         and all(each in (0, 1) for each in pattern)
     )
+
+
+def window_of(text: str | None) -> int:
+    """Return the attention window in tokens, the token itself included; 0 for no limit.
+
+    Takes Megatron's pair "(LEFT, RIGHT)", with or without parentheses, and LEFT alone: how many
+    on each side of the token, -1 for all.
+
+    Raises:
+        ValueError: it is none of that, or RIGHT lets a token see what it has to predict.
+    """
+    if text is None:
+        return 0
+    left, comma, right = text.strip().removeprefix("(").removesuffix(")").partition(",")
+    if int(left) < -1 or (comma and int(right) != 0):
+        raise ValueError(text)
+    return int(left) + 1
+
+
+def windowless_layers(freq: str, num_layers: int) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers without a window by --window-attn-skip-freq.
+
+    Raises:
+        ValueError: `freq` does not fit the layers.
+    """
+    pattern = pattern_of(freq)
+    if isinstance(pattern, int) and pattern > 0:
+        return tuple(range(pattern, num_layers + 1, pattern))
+    if not is_of_layers(pattern, num_layers):
+        raise ValueError(
+            f"--window-attn-skip-freq {freq} is neither a number of at least 1 nor a list of "
+            f"{num_layers} times 1 (a layer with the window) or 0, such as [1]*3+[0]"
+        )
+    return tuple(number for number, windowed in enumerate(pattern, 1) if not windowed)
 
 
 def _evaluate(node: ast.AST) -> Any:

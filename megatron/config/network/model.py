@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
 from megatron.config.network.experts import ExpertConfig, experts_of_layers
-from megatron.config.network.layer_pattern import is_of_layers, pattern_of
+from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_targets
 from megatron.config.network.model_spec import Architecture, ModelSpec
 from megatron.config.parsing.flags import Names, Spelling
@@ -432,38 +432,12 @@ def gelu_forms(model: ModelConfig) -> dict[str, str]:
     return forms
 
 
-def window_of(text: str | None) -> int:
-    """Return the attention window in tokens, the token itself included; 0 for no limit.
-
-    Takes Megatron's pair "(LEFT, RIGHT)", with or without parentheses, and LEFT alone: how many
-    on each side of the token, -1 for all.
-
-    Raises:
-        ValueError: it is none of that, or RIGHT lets a token see what it has to predict.
-    """
-    if text is None:
-        return 0
-    left, comma, right = text.strip().removeprefix("(").removesuffix(")").partition(",")
-    if int(left) < -1 or (comma and int(right) != 0):
-        raise ValueError(text)
-    return int(left) + 1
-
-
 def full_attention_layers_of(model: ModelConfig) -> tuple[int, ...]:
     """Return the numbers, from 1 on, of the layers without the window; () where all are alike.
 
     Raises:
         ValueError: --window-attn-skip-freq does not fit the layers.
     """
-    freq = model.window_attn_skip_freq
-    if freq is None or not window_of(model.window_size):
+    if model.window_attn_skip_freq is None or not window_of(model.window_size):
         return ()
-    pattern, layers = pattern_of(freq), model.num_layers
-    if isinstance(pattern, int) and pattern > 0:
-        return tuple(range(pattern, layers + 1, pattern))
-    if not is_of_layers(pattern, layers):
-        raise ValueError(
-            f"--window-attn-skip-freq {freq} is neither a number of at least 1 nor a list of {layers} "
-            "times 1 (a layer with the window) or 0, such as [1]*3+[0]"
-        )
-    return tuple(number for number, windowed in enumerate(pattern, 1) if not windowed)
+    return windowless_layers(model.window_attn_skip_freq, model.num_layers)

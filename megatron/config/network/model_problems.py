@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from megatron.config.data.masks import MaskConfig
+from megatron.config.network.layer_pattern import window_of
 from megatron.config.network.model import (
     ModelConfig,
     ffn_hidden_size_of,
@@ -12,7 +13,6 @@ from megatron.config.network.model import (
     num_query_groups_of,
     position_of,
     turns_of,
-    window_of,
 )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError
-from megatron.config.parsing.flags import FileWord, switch_words, value_in
+from megatron.config.parsing.flags import switch_words
+from megatron.config.parsing.parser import FileWord, value_in
 
 
 def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:

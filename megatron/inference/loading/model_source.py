@@ -14,7 +14,7 @@ from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, r
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
 from megatron.config.inference.generation import LAYOUT
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 
 if TYPE_CHECKING:
     from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint

@@ -8,13 +8,8 @@ import pytest
 from megatron.common.errors import ConfigError
 from megatron.common.version import VERSION
 from megatron.config.config import parse_config
-from megatron.config.parsing.flags import (
-    Legacy,
-    Spelling,
-    field_docstrings,
-    parse_sections,
-    value_in,
-)
+from megatron.config.parsing.flags import Legacy, Spelling, field_docstrings, parse_sections
+from megatron.config.parsing.parser import value_in
 
 
 @dataclass(frozen=True, kw_only=True)

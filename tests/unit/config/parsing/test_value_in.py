@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 
 
 @pytest.mark.parametrize(

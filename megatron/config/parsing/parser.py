@@ -1,0 +1,172 @@
+"""Parser of command lines: all problems at once, with locations in files of flags and near misses."""
+
+import difflib
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any, NoReturn
+
+from megatron.common.cli import ToolParser
+from megatron.common.errors import ConfigError, raise_if_any
+
+
+class FileWord(str):
+    """A word of a command line that comes from a file of flags."""
+
+    __slots__ = ("key", "location")
+
+    key: str  # as the file has it
+    location: str  # the file and the line, for messages
+
+    def __new__(cls, word: str, key: str, location: str) -> "FileWord":
+        """Return `word` with its key and its location."""
+        made = super().__new__(cls, word)
+        made.key, made.location = key, location
+        return made
+
+
+def value_in(argv: Sequence[str], option: str) -> str | None:
+    """Return the last value of `option` in `argv`, without parsing the rest; None if there is none."""
+    found: str | None = None
+    for index, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == option:
+            found = value if equals else "".join(argv[index + 1 : index + 2]) or None
+    return found
+
+
+class FlagParser(ToolParser):
+    """Parser of flags that raises instead of exiting, so that one rank of many can print the message."""
+
+    def has_option(self, option: str) -> bool:
+        """Whether a flag is spelled `option`."""
+        return option in self._option_string_actions
+
+    def has_field(self, name: str) -> bool:
+        """Whether a flag sets the field `name`."""
+        return any(action.dest == name for action in self._actions)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError with argparse's message."""
+        # argparse's message about a switch with a value.
+        clear = "takes no value (in a file: true or false), not"
+        raise ConfigError(message.replace("ignored explicit argument", clear))
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words `args` into `namespace`.
+
+        Raises:
+            ConfigError: lists every problem of the words.
+        """
+        required = [action for action in self._actions if action.required]
+        for action in required:
+            # Listed below, beside what may be a misspelling of it.
+            action.required = False
+        words, problems = self._without_problems(list(args))
+        try:
+            given, unknown = self.parse_known_args(words, namespace)
+        except ConfigError as error:
+            # argparse stops at its first error: the others are found flag by flag.
+            words, more = self._without_errors(words)
+            if not more:
+                raise ConfigError(*problems, *error.problems) from error
+            problems += more
+            given, unknown = self.parse_known_args(words, Namespace(notices=[], refusals=[]))
+        present = {word.partition("=")[0] for word in args}
+        missing = [
+            action.option_strings[0]
+            for action in required
+            if getattr(given, action.dest) is None and present.isdisjoint(action.option_strings)
+        ]
+        raise_if_any(
+            [
+                *problems,
+                *dict.fromkeys(given.refusals),
+                *self._contradictions(args),
+                *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
+                *(
+                    [f"the following arguments are required: {', '.join(missing)}"]
+                    if missing
+                    else []
+                ),
+            ]
+        )
+        return given
+
+    def _contradictions(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield flags given under two spellings with different values; files are overridden."""
+        typed = [word for word in words if not isinstance(word, FileWord)]
+        for action in self._actions:
+            if action.nargs is not None or len(action.option_strings) == 1:
+                continue
+            found = {option: value_in(typed, option) for option in action.option_strings}
+            given = {option: value for option, value in found.items() if value is not None}
+            if len(set(given.values())) > 1:
+                flags = [f"{option} {value}" for option, value in given.items()]
+                yield f"{' and '.join(flags)} are one flag: give one of them"
+
+    def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return `words` without those of a file that are wrong, and what is wrong with these."""
+        kept, problems = [], []
+        for (location, _), group in groupby(words, key=_entry_of):
+            entry = list(group)
+            found = [*self._file_problems(location, entry)] if location else []
+            problems += found
+            kept += [] if found else entry
+        return kept, problems
+
+    def _without_errors(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return `words` without the flags that argparse refuses, and its messages."""
+        starts = [i for i, word in enumerate(words) if word.startswith("--")]
+        kept = words[: starts[0]] if starts else []
+        problems: list[str] = []
+        for start, stop in pairwise([*starts, len(words)]):
+            entry = words[start:stop]
+            try:
+                self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
+            except ConfigError as error:
+                problems += error.problems
+            else:
+                kept += entry
+        return kept, problems
+
+    def _file_problems(self, location: str, entry: Sequence[Any]) -> Iterator[str]:
+        """Yield what is wrong with the words at `location` of a file."""
+        key = entry[0].key
+        try:
+            given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
+        except ConfigError as error:
+            wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
+            yield f"{location}: {key}: {wrong}"
+            return
+        yield from (f"{location}: {refusal}" for refusal in given.refusals)
+        option = entry[0].partition("=")[0]
+        if unknown and self.has_option(option):
+            yield f"{location}: {key} takes fewer values; {' '.join(unknown)} is too many"
+        elif unknown:
+            near = self._nearest(option)
+            hint = f"; did you mean {near.removeprefix('--')}?" if near else ""
+            yield f"{location}: unknown key {key}{hint}"
+
+    def _nearest(self, word: str) -> str | None:
+        known = [option for action in self._actions for option in action.option_strings]
+        near = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
+        return near[0] if near else None
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("--"):
+            flag = "; write it as a flag: --NAME VALUE" if "=" in word else ""
+            return f"{word} is a value without a flag{flag}"
+        near = self._nearest(word)
+        hint = f"; did you mean {near}?" if near else "; --help lists all flags"
+        return f"unknown flag {word}{hint}"
+
+
+def _entry_of(word: str) -> tuple[str, str]:
+    """Return the location and the key of `word` in a file of flags; ("", "") without a file."""
+    return (word.location, word.key) if isinstance(word, FileWord) else ("", "")
+
+
+def _flags_of(unknown: Sequence[str]) -> list[str]:
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    return flags or list(unknown[:1])
