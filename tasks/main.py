@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Evaluate a trained GPT: perplexity of WikiText, accuracy on LAMBADA.
+"""Downstream tasks: finetune a BERT on RACE or GLUE; evaluate a GPT on WikiText or LAMBADA.
 
-The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must
-agree.
+Of WikiText and LAMBADA the network's sizes and the tokenizer are those of the checkpoint; flags that
+repeat them must agree.
 """
 
 import sys
@@ -14,12 +14,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import raise_if_any
+from megatron.config.data.downstream import is_finetuned, objective_of
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.tasks import TaskConfig, name_problems, stride_of, task_problems
 from megatron.config.parsing.parser import value_in
 from megatron.inference.loading.model_source import ModelSource, read_model_source
+from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
-from megatron.training.process.launch import run_tool_or_rank
+from megatron.training.process.launch import run_rank, run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
@@ -27,8 +29,30 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
     from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the evaluation of the command line `argv`."""
+def main(argv: Sequence[str]) -> int:
+    """Finetune or evaluate on the task of the command line `argv`; return the exit code."""
+    if is_finetuned(value_in(argv, "--task")):
+        return finetune(argv)
+    evaluate(argv)
+    return 0
+
+
+def finetune(argv: Sequence[str]) -> int:
+    """Finetune a BERT on a task, or evaluate it with 0 epochs; return the exit code."""
+    words = with_kept_batch(argv)
+    return train_from(words, objective_of(value_in(words, "--task")), description=__doc__)
+
+
+def with_kept_batch(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with --keep-last-batch for Megatron's --keep-last, which has no number."""
+    return [
+        "--keep-last-batch" if word == "--keep-last" and not number.isdecimal() else word
+        for word, number in zip(argv, [*argv[1:], ""], strict=True)
+    ]
+
+
+def evaluate(argv: Sequence[str]) -> None:
+    """Evaluate a GPT on a text."""
     log.configure(read_launch(None).rank)
     raise_if_any(name_problems(value_in(argv, "--task")))
     source = read_model_source(argv, {"task": TaskConfig}, description=__doc__)
@@ -44,10 +68,11 @@ def main(argv: Sequence[str]) -> None:
     if not loaded.is_first:
         evaluator.follow()
         return
-    measure = {"WIKITEXT103": measure_text, "LAMBADA": measure_passages}[options.task]
+    task = source.config.downstream.task
+    measure = measure_passages if task == "LAMBADA" else measure_text
     result = measure(source, options, loaded.tokenizer, evaluator)
     evaluator.close()
-    print(f"validation results on {options.task} | {result}")
+    print(f"validation results on {task} | {result}")
 
 
 def measure_text(
@@ -60,7 +85,7 @@ def measure_text(
     from megatron.inference.evaluation.perplexity import perplexity, read_text
     from megatron.inference.evaluation.scoring import sliding_windows
 
-    text = read_text(Path(options.valid_data[0]), tokenizer)
+    text = read_text(_valid_file(source), tokenizer)
     windows = sliding_windows(
         text.tokens,
         length=source.config.model.seq_length,
@@ -82,7 +107,7 @@ def measure_passages(
     """Return the result line of the accuracy of predicted last words."""
     from megatron.inference.evaluation.cloze import passage_windows, read_passages
 
-    texts = read_passages(Path(options.valid_data[0]))
+    texts = read_passages(_valid_file(source))
     windows = passage_windows(
         texts, tokenizer, length=source.config.model.seq_length, strict=options.strict_lambada
     )
@@ -93,6 +118,10 @@ def measure_passages(
         f"number correct: {correct:.4E} | total examples: {len(texts):.4E} | "
         f"avg accuracy: {correct / len(texts):.4E}"
     )
+
+
+def _valid_file(source: ModelSource) -> Path:
+    return Path((source.config.downstream.valid_data or [""])[0])
 
 
 def reported(
@@ -107,4 +136,6 @@ def reported(
 
 
 if __name__ == "__main__":
-    run_tool_or_rank(main)
+    if is_finetuned(value_in(sys.argv[1:], "--task")):
+        run_rank(finetune, sys.argv[1:])
+    run_tool_or_rank(evaluate)

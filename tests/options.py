@@ -94,6 +94,11 @@ _SENTENCES = _TRANSFER | {
     "on": "--vocab-file {files}/bert.txt --data-path {files}/sentences",
     "objective": "bert",
 }
+_LABELLED = _TRANSFER | {
+    "on": "--task QNLI --train-data {files}/train.tsv --valid-data {files}/dev.tsv "
+    "--vocab-file {files}/bert.txt",
+    "objective": "classification",
+}
 _WEIGHTED = "--train-weighted-split-paths 'a: 1 0:1 {files}/corpus'"
 
 MODEL = {
@@ -429,6 +434,18 @@ OBJECTIVE = {
     "prefixlm": Turned("--prefixlm", "losses", **_PAIRS),
 }
 
+DOWNSTREAM = {
+    "task": Turned("--task MNLI", "error", **_LABELLED, says="MNLI"),
+    "train_data": Turned("--train-data {files}/dev.tsv", "batches", **_LABELLED),
+    "valid_data": Turned("--valid-data {files}/train.tsv", "log", **_LABELLED),
+    "epochs": Turned("--epochs 2", "sizes", **_LABELLED),
+    "pretrained_checkpoint": Turned(
+        "--pretrained-checkpoint {files}/none", "error", **_LABELLED, says="no such directory"
+    ),
+    "keep_last_batch": Turned(
+        "--keep-last-batch", "sizes", **(_LABELLED | {"on": f"{_LABELLED['on']} --epochs 2"})
+    ),
+}
 MASKED_LM = {
     "mask_prob": Turned("--mask-prob 0.5", "batches", **_SENTENCES),
     "short_seq_prob": Turned("--short-seq-prob 1", "batches", **_SENTENCES),
@@ -662,6 +679,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **MASKS,
     **OBJECTIVE,
     **MASKED_LM,
+    **DOWNSTREAM,
     **FIM,
     **MASKED_LM,
     **ENCODER_DECODER,

@@ -70,6 +70,9 @@ _OF_LAYOUT = ("padded_vocab_size",)
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
 """Fields that decide which LoRA weights there are."""
 
+_HEADS = ("binary_head", "num_outputs", "num_choices", "num_token_types")
+"""Fields that decide which heads there are, and what they need of a text."""
+
 _DEFAULTS = {each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING}
 """Values of fields that checkpoints of older versions do not have."""
 
@@ -127,9 +130,12 @@ def require_same(
         WrongCheckpointError: lists every difference.
     """
     same_optimizer = ("name", "biases_only")
-    adapters = _ADAPTERS if adds_adapters(then, now) and not with_optimizer else ()
+    added: tuple[str, ...] = ()
+    if not with_optimizer:
+        added += _ADAPTERS if adds_adapters(then, now) else ()
+        added += _HEADS if replaces_head(then, now) else ()
     found = [
-        *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *adapters)),
+        *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *added)),
         # Weights alone are cast.
         *(_differences(then, now, "precision", only=("dtype",)) if with_optimizer else ()),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
@@ -204,6 +210,12 @@ def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
 def adds_adapters(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether this run adds LoRA adapters to a checkpoint without any."""
     return bool(now["model"]["lora_rank"]) and not then["model"].get("lora_rank")
+
+
+def replaces_head(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether this run has the head of a downstream task and the checkpoint another one or none."""
+    outputs = now["model"]["num_outputs"]
+    return bool(outputs) and outputs != then["model"].get("num_outputs", 0)
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -37,7 +37,7 @@ class ParameterNames:
 
     Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
     final_layernorm.weight, output_layer.weight of an untied embedding; of BERT also pooler.dense,
-    lm_head and binary_head, and of T5 decoder.layers, decoder.final_layernorm and lm_head.bias.
+    lm_head and binary_head, or classification_head, and of T5 decoder.layers, decoder.final_layernorm and lm_head.bias.
 
     Args:
         tied: whether the embedding is the output layer too.
@@ -101,6 +101,7 @@ class ParameterNames:
         yield f"{behind + 2}.layernorm.", "lm_head.layernorm."
         yield f"{behind + 2}.pooler.", "pooler.dense."
         yield f"{behind + 2}.binary_head.", "binary_head."
+        yield f"{behind + 2}.classification_head.", "classification_head."
         yield f"{behind + 3}.word_embeddings.", "output_layer."
         yield f"{behind + 4}.output_bias", "lm_head.bias"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.data.corpora import DataConfig
+from megatron.config.data.downstream import DownstreamConfig
 from megatron.config.data.masked_lm import MaskedLMConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
@@ -61,6 +62,7 @@ class Config:
     objective: ObjectiveConfig
     fim: FimConfig
     masked_lm: MaskedLMConfig
+    downstream: DownstreamConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     guards: GuardsConfig

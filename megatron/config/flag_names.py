@@ -27,6 +27,8 @@ _NAMED = {
     "model.rope_scaling": "--rope-scaling-factor",
     "model.query_scalar": "--query-pre-attn-scalar",
     "model.architecture": "--objective",
+    "model.num_outputs": "--task",
+    "model.num_choices": "--task",
     "model.attention": "--attention-impl",
     "model.attention_softcap": "--attn-logit-softcapping",
     "model.logit_softcap": "--final-logit-softcapping",

@@ -19,6 +19,12 @@ from megatron.common.registry import (
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
+from megatron.config.data.downstream import (
+    LABELLED,
+    DownstreamPlan,
+    plan_downstream,
+    with_classes,
+)
 from megatron.config.data.masked_lm import plan_sentences
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import (
@@ -91,6 +97,7 @@ class Plan:
     data: DataPlan
     masks: MaskPlan
     objective: ObjectivePlan
+    downstream: DownstreamPlan
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
@@ -176,6 +183,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         data=_plan_data(config, valid.objective, steps, evaluation),
         masks=plan_masks(config.masks),
         objective=replace(objective, own_flags=OBJECTIVES.flags_of(valid.objective, own_flags)),
+        downstream=plan_downstream(config.downstream),
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
@@ -234,6 +242,8 @@ def plan_model(
         architecture=architecture,
         binary_head=architecture == "bert" and config.masked_lm.bert_binary_head,
     )
+    if declaration_of(objective).kind == LABELLED:
+        spec = with_classes(spec, config.downstream)
     if architecture == "t5":
         spec = with_decoder(
             spec,
@@ -261,6 +271,8 @@ def fewest_processes(config: Config) -> int:
 
 def with_some_data(config: Config) -> Config:
     """Return `config`, with a meaningless prefix where it names no data: to plan, not to train."""
+    if config.downstream.task:
+        return config
     return replace(config, data=_with_some_data(config.data))
 
 
@@ -294,7 +306,7 @@ def plan_samples(
     raise_if_any(
         chain(
             length_problems(config, user, data=replicas),
-            data_problems(config.data),
+            data_problems(config.data, declaration_of(objective).kind),
             objective_problems(
                 config.objective,
                 config.fim,
@@ -348,7 +360,8 @@ def _plan_data(
 def _notices(valid: Validated, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
     config = valid.config
     yield from parallel_notices(config.parallel)
-    yield from checkpoint_notices(config.checkpoint)
+    if declaration_of(valid.objective).kind != LABELLED:  # which saves after every epoch
+        yield from checkpoint_notices(config.checkpoint)
     yield from precision_notices(config.precision, valid.deepspeed)
     yield from zero_notices(valid.zero, config.optimizer)
     yield from recompute_notices(

@@ -9,6 +9,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
+from megatron.config.data.downstream import LABELLED, downstream_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
 from megatron.config.network.encoder_decoder import (
     decoder_flag_problems,
@@ -116,6 +117,7 @@ def validate(
         world_size=world_size,
         device=device,
         num_layers=num_layers,
+        kind=declaration_of(objective).kind,
     )
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
     problems += [*_objective_problems(config, user, objective), *others]
@@ -151,6 +153,7 @@ def _problems(
     world_size: int,
     device: str,
     num_layers: int,
+    kind: str,
 ) -> Iterator[str]:
     zero_stage, changes_length = zero.given_stage, has_curriculum(user)
     yield from _network_problems(
@@ -158,6 +161,7 @@ def _problems(
     )
     yield from _kernels_problems(config, zero_stage, changes_length, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
+    yield from data_problems(config.data, kind)
     yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
     yield from recompute_problems(config.recompute)
     yield from storage.problems
@@ -231,9 +235,8 @@ def _kernels_problems(
 def _run_problems(
     config: Config, user: dict[str, Any], zero_stage: int, *, world_size: int, device: str
 ) -> Iterator[str]:
-    """Yield what is wrong with data, evaluation, checkpoints, logging and guards."""
+    """Yield what is wrong with evaluation, checkpoints, logging and guards."""
     parallel = config.parallel
-    yield from data_problems(config.data)
     yield from evaluation_problems(config.evaluation, config.checkpoint, zero_stage=zero_stage)
     yield from checkpoint_problems(config.checkpoint, user, zero_stage=zero_stage)
     yield from logging_problems(
@@ -410,6 +413,17 @@ def _objective_problems(
             f"objective ({objective}) gets all logits at once: leave it out"
         )
     declared = declaration_of(objective)
+    if config.kernels.loss_chunk_tokens and declared.kind == LABELLED:
+        yield (
+            f"--loss-chunk-tokens {config.kernels.loss_chunk_tokens}: a downstream task has no logits "
+            "of tokens: leave it out"
+        )
+    yield from downstream_problems(
+        config.downstream,
+        objective,
+        labelled=declared.kind == LABELLED,
+        loads=config.checkpoint.load is not None,
+    )
     yield from _architecture_problems(config, declared.architecture)
     if config.plugins.dataset and declared.kind != "documents":
         yield f"--dataset {config.plugins.dataset} reads documents, not {declared.kind}"

@@ -293,6 +293,7 @@ class Engine(ABC):
         optimizer: bool = True,
         buffer_bytes: int = BUFFER_BYTES,
         copies_padding: bool = False,
+        new_head: bool = False,
     ) -> None:
         """Restore what a run of another layout saved; see megatron.engine.deepspeed.universal.load_full."""
         optimizer = optimizer and bool(self._engine.optimizer)
@@ -302,6 +303,7 @@ class Engine(ABC):
             optimizer=optimizer,
             buffer_bytes=buffer_bytes,
             copies_padding=copies_padding,
+            new_head=new_head,
         )
 
     def load_streams(self, folder: Path) -> None:

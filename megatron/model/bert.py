@@ -1,6 +1,6 @@
 """BERT as a list of layers: bidirectional blocks, masked-LM head, pooler and sentence-order head."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -68,6 +68,39 @@ def bert_layers(
         arXiv:1909.11942, section 3.1, for the order of segments.
     """
     shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+    encoder = encoder_layers(
+        spec,
+        rng=rng,
+        core_attention=core_attention,
+        kernels=kernels,
+        build_mixture=build_mixture,
+        **shared,
+    )
+    return [
+        take_tokens,
+        *encoder,
+        Layer(BertHeadPipe, {"spec": spec, "kernels": kernels, **shared}),
+        _logits(spec, shared, loss_chunk_tokens),
+        Layer(MaskedLMBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
+        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
+    ]
+
+
+def encoder_layers(
+    spec: ModelSpec,
+    *,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    core_attention: CoreAttention,
+    kernels: Kernels,
+    build_mixture: MixtureBuilder | None,
+    sequence_parallel: bool,
+) -> list[Step]:
+    """Return the layers of BERT's encoder, from the embedding to the final norm.
+
+    Shapes: a batch with fields [b, s] -> [b, s, h].
+    """
+    shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
     positions = ["positions"] if spec.layers_read_positions else []
     embedding = Layer(
         EmbeddingPipe,
@@ -90,18 +123,8 @@ def bert_layers(
         )
         for number in range(1, spec.num_layers + 1)
     ]
-    return [
-        take_tokens,
-        embedding,
-        to_sequence_first,
-        *blocks,
-        to_batch_first,
-        norm_layer(spec, kernels=kernels),
-        Layer(BertHeadPipe, {"spec": spec, "kernels": kernels, **shared}),
-        _logits(spec, shared, loss_chunk_tokens),
-        Layer(MaskedLMBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
-        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
-    ]
+    norm = norm_layer(spec, kernels=kernels)
+    return [embedding, to_sequence_first, *blocks, to_batch_first, norm]
 
 
 def _logits(spec: ModelSpec, shared: dict[str, Any], chunk_tokens: int) -> Layer:
@@ -164,15 +187,38 @@ class BertHeadPipe(nn.Module):
         return BertOutput(self.layernorm(transformed_bsh), order_b2)
 
     def _order(self, x_bsh: Tensor) -> Tensor:
-        first_bh = x_bsh[:, 0]
-        if not self.sequence_parallel:
-            return self.binary_head(self.pooler(first_bh).tanh())
-        # The first token is on rank 0, and all ranks compute the same with it. Gradients of
-        # replicated weights are summed over the ranks: only those of rank 0 count.
-        is_first = self.group.rank() == 0
-        first_bh = reduce_from_tensor_parallel(first_bh * is_first, self.group)
-        order_b2 = self.binary_head(self.pooler(first_bh).tanh())
-        return order_b2 if is_first else order_b2.detach() + 0 * order_b2
+        return on_first_token(
+            lambda first_bh: self.binary_head(self.pooler(first_bh).tanh()),
+            x_bsh,
+            group=self.group,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+
+def on_first_token(
+    head: Callable[[Tensor], Tensor],
+    x_bsh: Tensor,
+    *,
+    group: dist.ProcessGroup,
+    sequence_parallel: bool,
+) -> Tensor:
+    """Return the output of a head on the first token of each sample, on every tensor-parallel rank.
+
+    Args:
+        head: of weights that all ranks of `group` have.
+        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+
+    Shapes: x_bsh [b, s, h] -> that of `head` for [b, h].
+    Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
+    """
+    first_bh = x_bsh[:, 0]
+    if not sequence_parallel:
+        return head(first_bh)
+    # The first token is on rank 0, and all ranks compute the same with it. Gradients of
+    # replicated weights are summed over the ranks: only those of rank 0 count.
+    is_first = group.rank() == 0
+    output = head(reduce_from_tensor_parallel(first_bh * is_first, group))
+    return output if is_first else output.detach() + 0 * output
 
 
 class MaskedLMLogitsPipe(nn.Module):

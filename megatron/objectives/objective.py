@@ -7,7 +7,8 @@ from typing import Any
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.data.datasets.datasets import View
+from megatron.config.plan import Plan
+from megatron.data.datasets.datasets import Datasets, View
 from megatron.data.datasets.views import view_of
 from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss
@@ -37,6 +38,14 @@ class Objective(ABC):
             DataError: the tokenizer lacks a special token that is needed.
         """
         return view_of(plan, masks, tokenizer, seed)
+
+    def datasets(self, plan: Plan, tokenizer: Tokenizer) -> Datasets | None:
+        """Return data sets of this objective's own; None if samples are cut from token files.
+
+        Raises:
+            DataError: a file is missing or malformed.
+        """
+        return None
 
     @abstractmethod
     def batch_fields(self, masks: MaskPlan) -> Fields:

@@ -7,16 +7,19 @@ from torch import nn
 
 from megatron.config.optimization.optimizer import OptimizerPlan
 
+_HEAD = "classification_head."
+"""Part of the names of a classification head's weights, which are trained in any case."""
+
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
     """Freeze parameters that the plan does not train; return the others in groups.
 
-    A network with LoRA adapters trains only these.
+    A network with LoRA adapters trains only these, and the head of a downstream task.
     """
     if plan.biases_only:
-        freeze_all_but(model, lambda name: name.endswith("bias"))
+        freeze_all_but(model, lambda name: name.endswith("bias") or _HEAD in name)
     elif any("lora_" in name for name, _ in model.named_parameters()):
-        freeze_all_but(model, lambda name: "lora_" in name)
+        freeze_all_but(model, lambda name: "lora_" in name or _HEAD in name)
     return param_groups(model, plan.weight_decay, muon=plan.name == "muon")
 
 

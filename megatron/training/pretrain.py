@@ -18,18 +18,27 @@ from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets
+from megatron.data.datasets.epoch_order import ShuffledEpochs
+from megatron.data.downstream.tasks import TASKS
 from megatron.engine.engine import Engine
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
+from megatron.objectives.classification import Classification
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import common_chat_template, describe, require_same
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training import setup
-from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint, with_saved_softmax
+from megatron.training.checkpoints.checkpoint_choice import (
+    choose_checkpoint,
+    with_saved_softmax,
+    with_weights_of,
+)
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
+from megatron.training.downstream import TaskSets
+from megatron.training.epochs import with_steps_of_epochs
 from megatron.training.guards.stop import build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
@@ -69,6 +78,8 @@ def pretrain(
         MegatronError: something that the user can mend.
     """
     started_at = time.perf_counter()
+    if not valid:
+        config = with_steps_of_epochs(config, world_size=launch.world_size)
     tokenizer, decided = _decide(config, launch, device, objective, valid)
     setup.use_device(device, launch, deterministic=decided.training.deterministic)
     kernels, choices = setup.choose(decided, device)
@@ -136,6 +147,7 @@ class _Job:
     plan: Plan
     engine: Engine
     groups: Groups
+    objective: Objective
     state: TrainState
     sets: Datasets
     batches: Callable[..., Iterator[Any]]  # of a set, from a sample on
@@ -168,6 +180,20 @@ class _Job:
             test=test,
             watchdog=watchdog,
             hooks=hooks,
+            tasks=self.tasks(),
+        )
+
+    def tasks(self) -> TaskSets | None:
+        """Return the labelled data of a downstream task, if one is learned."""
+        train = self.sets.train
+        if not isinstance(self.objective, Classification) or not isinstance(train, ShuffledEpochs):
+            return None
+        return TaskSets(
+            task=TASKS[self.plan.downstream.task],
+            steps=train.plan.steps,
+            sets=self.sets.labelled,
+            batches=self.batches,
+            predictions=self.objective.predictions,
         )
 
 
@@ -190,6 +216,10 @@ def _build(
     # Before anything slow: a checkpoint of another run is refused at once.
     watchdog.starts("choosing a checkpoint")
     chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
+    pretrained = None
+    if plan.downstream.pretrained and not chosen:
+        weights = with_weights_of(plan, plan.downstream.pretrained)
+        pretrained = choose_checkpoint(weights)
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
     if plan.model.padded_vocab_in_softmax:
@@ -201,8 +231,10 @@ def _build(
     groups = setup.build_process_groups(plan)
     watchdog.starts("reading index maps")
     with before_the_first_step():
-        view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
-        sets = setup.read_datasets(plan, view)
+        sets = objective.datasets(plan, tokenizer)
+        if sets is None:
+            view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
+            sets = setup.read_datasets(plan, view)
     log_phase("after dataloaders are built")
     watchdog.starts("building the engine")
     engine = setup.build_engine(plan, groups, objective, kernels)
@@ -212,6 +244,9 @@ def _build(
         watchdog.starts("loading")
         uses = sets.uses["train", plan.data.train.name]
         plan = resume(engine, plan, state, chosen, uses=uses)
+    elif pretrained:
+        watchdog.starts("loading")
+        resume(engine, weights, TrainState(), pretrained)
     watchdog.starts("starting to train")
     batches = partial(
         setup.batches_of,
@@ -221,7 +256,15 @@ def _build(
         groups=groups,
         device=device,
     )
-    return _Job(plan=plan, engine=engine, groups=groups, state=state, sets=sets, batches=batches)
+    return _Job(
+        plan=plan,
+        engine=engine,
+        groups=groups,
+        objective=objective,
+        state=state,
+        sets=sets,
+        batches=batches,
+    )
 
 
 def _decide(

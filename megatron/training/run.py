@@ -16,6 +16,7 @@ from megatron.engine.engine import Engine
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.downstream import TaskEvaluation, TaskSets
 from megatron.training.evaluate import Evaluation
 from megatron.training.guards.fault_injection import build_chaos
 from megatron.training.guards.loss_spikes import Spike, SpikeGuard, go_back, steps_before
@@ -52,6 +53,7 @@ class Run:
         test: test sets by name.
         watchdog: notified of the run's progress.
         hooks: act around steps behind those of the run and of --hook.
+        tasks: labelled data of a downstream task, if one is learned.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Run:
         test: Mapping[str, Batches],
         watchdog: Watchdog,
         hooks: Sequence[Hook] = (),
+        tasks: TaskSets | None = None,
     ):
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
@@ -88,10 +91,24 @@ class Run:
             tensorboard=self.tensorboard,
             after_batch=watchdog.moves,
         )
+        self.tasks = tasks and TaskEvaluation(
+            engine,
+            plan,
+            config,
+            groups,
+            tasks,
+            journal=self.journal,
+            tensorboard=self.tensorboard,
+            after_call=watchdog.moves,
+        )
 
     def evaluate(self) -> None:
-        """Evaluate on the validation and test sets, and do nothing else."""
-        self._evaluate_at_end()
+        """Evaluate on the validation and test sets or a downstream task, and do nothing else."""
+        if self.tasks:
+            with self.watchdog.during("evaluation"):
+                self.tasks.predict(self.state)
+        else:
+            self._evaluate_at_end()
         if self.tensorboard:
             self.tensorboard.close()
 
@@ -127,7 +144,13 @@ class Run:
             from_rank_0(lambda: tidy(Path(plan.checkpoint.save), saved))
         saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
         if plan.checkpoint.save:
-            self._checkpoints = Checkpoints(saving, plan, self.config, saved=saved or -1)
+            self._checkpoints = Checkpoints(
+                saving,
+                plan,
+                self.config,
+                saved=saved or -1,
+                epoch=self.tasks.steps if self.tasks else 0,
+            )
             self.watchdog.before_leaving = self._checkpoints.rescue
         checkpoints = self._checkpoints
         stream = Stream(batches, state.samples)
@@ -246,6 +269,8 @@ class Run:
             *self._guards(checkpoints),
             WatchedHook(self.evaluation, watchdog, "evaluation") if self.valid else None,
             WatchedHook(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
+            # Behind the save of an epoch, so that an error in it loses no step.
+            WatchedHook(self.tasks, watchdog, "evaluation", longer=True) if self.tasks else None,
             self.chaos,
             *self._own_hooks,
         ]

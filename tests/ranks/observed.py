@@ -75,7 +75,7 @@ _TIMES = (
         ),
         r"\1",
     ),
-    (re.compile(r"(datetime|\(seconds\)): .*"), r"\1"),
+    (re.compile(r"(datetime|\(sec(?:onds)?\)): .*"), r"\1"),
     (re.compile(r"(?<=: )\d+\.\d\d(?= \||$)"), "T"),
     (re.compile(r"\d+\.\d+ s\b|\d+\.\d+ ms\b"), "T"),
     (re.compile(r"after \d+\.\d+ minutes"), "after T minutes"),

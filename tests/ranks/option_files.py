@@ -44,9 +44,18 @@ def write_files(folder: Path) -> None:
     )
     write_vocabulary(folder / "bert.txt")
     write_sentences(folder / "sentences", [4] * 400, [*range(0, 401, 4)])
+    for name, count in (("train.tsv", 10), ("dev.tsv", 7)):
+        _write_qnli(folder / name, count)
     (folder / "flags.yaml").write_text("adam-beta1: 0.5\n")
     (folder / "kill").touch()
     (folder / "paths.txt").write_text(f'"b: 1 0:1 {folder}/other"\n')
+
+
+def _write_qnli(file: Path, count: int) -> None:
+    """Write labelled pairs of texts, which depend on how many they are."""
+    labels = ("entailment", "not_entailment")
+    lines = [f"{i}\tw{5 + i}\tw{count} w7\t{labels[i % 2]}" for i in range(count)]
+    file.write_text("\n".join(["index\tquestion\tsentence\tlabel", *lines]) + "\n")
 
 
 def write_tokens(prefix: Path, documents: Iterable[list[int]]) -> None:

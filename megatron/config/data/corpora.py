@@ -7,6 +7,7 @@ from typing import Literal
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import OwnFlags
+from megatron.config.data.downstream import LABELLED
 from megatron.config.data.masked_lm import NO_SENTENCES, SentencePlan
 from megatron.config.data.split_paths import (
     SplitGroup,
@@ -78,6 +79,7 @@ SUFFIXES = {
     "pairs": ("_inputs_document", "_targets_document"),
     "conversations": ("_tokens_document", "_loss_mask_document"),
     "sentences": ("",),
+    LABELLED: (),
 }
 """Suffixes of the token files of each kind, after their prefix."""
 
@@ -150,6 +152,8 @@ def plan_data(
     iters = evaluation.iters
     evaluations = evaluation.number_in(training.train_iters)
     groups = _groups(data)
+    if kind == LABELLED:
+        groups["train"] = [SplitGroup("train", ())]
     weighted = len(data.data_path or []) > 1
     (train,) = _datasets(groups["train"], training.train_samples, weighted)
     return DataPlan(
@@ -167,9 +171,12 @@ def plan_data(
     )
 
 
-def data_problems(data: DataConfig) -> Iterator[str]:
-    """Yield every reason why the flags do not name the token files."""
+def data_problems(data: DataConfig, kind: str = "documents") -> Iterator[str]:
+    """Yield every reason why the flags do not name the token files of a kind."""
     yield from _surplus_problems(data)
+    if kind == LABELLED:
+        yield from _token_file_problems(data)
+        return
     weighted = [_flag(paths) + ("" if paths.texts else "-path") for paths in _weighted_paths(data)]
     if data.data_path and weighted:
         yield f"--data-path and {weighted[0]} both name the data: give one of them"
@@ -204,6 +211,13 @@ def prefixes_of(data: DataConfig, kind: str) -> list[str]:
     groups = (group for of_role in _groups(data).values() for group in of_role)
     prefixes = {part.prefix for group in groups for part in group.parts}
     return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[kind]]
+
+
+def _token_file_problems(data: DataConfig) -> Iterator[str]:
+    """Yield the flags that name token files, of a run that learns labelled texts."""
+    given = ["--data-path"] if data.data_path else []
+    for flag in (*given, *map(_flag, _weighted_paths(data))):
+        yield f"{flag} is for token files; a downstream task learns those of --train-data"
 
 
 def _surplus_problems(data: DataConfig) -> Iterator[str]:

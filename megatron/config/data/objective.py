@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from megatron.common.registry import OBJECTIVES, OwnFlags
+from megatron.config.data.downstream import LABELLED
 from megatron.config.data.masked_lm import (
     MaskedLMConfig,
     MaskedLMPlan,
@@ -80,7 +81,7 @@ UNMASKED = "micro-batches without masked tokens"
 """Names of the terms of a loss in logs; a loss with one term is the first."""
 
 ObjectiveName = str
-"""gpt, prefix-lm, multitask, sft, bert, t5, or the name of a plugin's objective."""
+"""gpt, prefix-lm, multitask, sft, bert, t5, classification, multiple-choice, or the name of a plugin's objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,17 @@ _declare(
         extra_ids=100,
     ),
 )
+for _name in ("classification", "multiple-choice"):
+    _declare(
+        _name,
+        "classification",
+        Declaration(
+            script="tasks/main.py",
+            architecture="bert",
+            kind=LABELLED,
+            tokenizer="BertWordPieceLowerCase",
+        ),
+    )
 
 
 def declaration_of(name: ObjectiveName) -> Declaration:

@@ -82,12 +82,6 @@ CHECKPOINT_LEGACY = (
     Legacy("--load-tag", "write --ckpt-step with the iteration", takes=1, refused=True),
     Legacy("--reset-iteration", "write --reset-progress instead", refused=True),
     Legacy("--no-load-lr-state", "write --override-lr-scheduler instead", refused=True),
-    Legacy(
-        "--pretrained-checkpoint",
-        "write --load with that directory, and --finetune",
-        takes=1,
-        refused=True,
-    ),
     Legacy("--ckpt-format", "DeepSpeed writes the checkpoints of every run", takes=1),
     Legacy(
         "--stagger_checkpoint_save_load_group_size",
@@ -96,11 +90,7 @@ CHECKPOINT_LEGACY = (
     ),
 )
 
-_NOTHING_TRAINED = "tasks/main.py evaluates a GPT as it is: nothing is trained for a task"
-
 RUN_LEGACY = (
-    Legacy("--train-data", _NOTHING_TRAINED, takes="*", refused=True),
-    Legacy("--epochs", _NOTHING_TRAINED, takes=1, refused=True),
     Legacy(
         "--adaptive_seq_len",
         "evaluation reads texts beside each other that are about as long, and pads no further",

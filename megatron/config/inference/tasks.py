@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from megatron.config.config import Config
 from megatron.config.parsing.flags import Spelling
@@ -11,13 +11,6 @@ from megatron.config.parsing.flags import Spelling
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """Zero-shot evaluation; --micro-batch-size is the number of windows in a batch."""
-
-    task: Literal["WIKITEXT103", "LAMBADA"]
-    """What is measured: the perplexity of the words of a text, or how often the last word of a
-    passage is predicted."""
-
-    valid_data: list[str]
-    """The file: raw text of WIKITEXT103, JSON lines with a text each of LAMBADA."""
 
     overlapping_eval: int | None = None
     """Tokens from one window to the next, at most --seq-length, which is the window's length: fewer
@@ -84,18 +77,8 @@ class HarnessConfig:
     tokenizer's)."""
 
 
-_TRAINED = "trains a BERT for it, and here are GPTs that are evaluated as they are"
-
-_RETRIEVAL = "needs a retriever over an index of passages, which is not here"
-
-_ELSEWHERE = {
-    **dict.fromkeys(("MNLI", "QQP", "RACE"), _TRAINED),
-    **dict.fromkeys(("QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"), _TRAINED),
-    "ICT-ZEROSHOT-NQ": _RETRIEVAL,
-    "RETRIEVER-EVAL": _RETRIEVAL,
-    "RET-FINETUNE-NQ": _RETRIEVAL,
-}
-"""Tasks of Megatron's."""
+_ELSEWHERE = ("ICT-ZEROSHOT-NQ", "RETRIEVER-EVAL", "RET-FINETUNE-NQ")
+"""Tasks of Megatron's that are not here."""
 
 _STRIDE = 32
 
@@ -112,18 +95,30 @@ def name_problems(task: str | None) -> Iterator[str]:
     """Yield why there is no task of this name here."""
     if task in _ELSEWHERE:
         yield (
-            f"--task {task} {_ELSEWHERE[task]}: write WIKITEXT103 or LAMBADA, or evaluate on tasks "
-            "of lm_eval with tasks/eval_harness/evaluate.py"
+            f"--task {task} needs a retriever over an index of passages, which is not here: write "
+            "WIKITEXT103 or LAMBADA, or evaluate on tasks of lm_eval with "
+            "tasks/eval_harness/evaluate.py"
         )
 
 
 def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
     """Yield every problem of the flags of a task."""
     yield from _shared_problems(config)
-    if len(task.valid_data) != 1:
-        yield f"--valid-data takes one file for {task.task}; found {len(task.valid_data)}"
-    if task.strict_lambada and task.task != "LAMBADA":
-        yield f"--strict-lambada is for --task LAMBADA, not for {task.task}"
+    downstream = config.downstream
+    files, name = downstream.valid_data or [], downstream.task
+    if name is None:
+        yield "--task is missing: write what is measured, such as WIKITEXT103 or MNLI"
+    elif len(files) != 1:
+        yield f"--valid-data takes one file for {name}; found {len(files)}"
+    for flag, value in (
+        ("--train-data", downstream.train_data),
+        ("--epochs", downstream.epochs),
+        ("--pretrained-checkpoint", downstream.pretrained_checkpoint),
+    ):
+        if value is not None:
+            yield f"{flag} is for tasks that a BERT is finetuned on; of {name} nothing is trained"
+    if task.strict_lambada and name != "LAMBADA":
+        yield f"--strict-lambada is for --task LAMBADA, not for {name}"
     length, stride = config.model.seq_length, task.overlapping_eval
     if stride is not None and not 1 <= stride <= length:
         yield (

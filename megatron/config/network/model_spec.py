@@ -86,6 +86,8 @@ class ModelSpec:
     architecture: Architecture = "gpt"
     num_token_types: int = 0  # rows of BERT's table of segments; 0: there is none
     binary_head: bool = False  # BERT's pooler and classifier of the order of two segments
+    num_outputs: int = 0  # of a classification head on the first token; 0: heads of pretraining
+    num_choices: int = 1  # rows of a sample, which have a sequence each
     head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
 
     @property
@@ -121,7 +123,7 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Weights of the full network without adapters; a tied embedding is counted once."""
-        tables = 1 if self.tied_embeddings else 2
+        tables = 1 if self.tied_embeddings or self.num_outputs else 2
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
         embedding_norm = self._norm_parameters(self.hidden_size) if self.embed_layernorm else 0
         rows = tables * self.padded_vocab_size + positions + self.num_token_types
@@ -130,8 +132,9 @@ class ModelSpec:
     @property
     def num_padding_parameters(self) -> int:
         """Weights of the token tables, and of the bias of the logits, that are padding."""
-        tables = 1 if self.tied_embeddings else 2
-        row = tables * self.hidden_size + (0 if self.architecture == "gpt" else 1)
+        tables = 1 if self.tied_embeddings or self.num_outputs else 2
+        has_bias = self.architecture != "gpt" and not self.num_outputs
+        row = tables * self.hidden_size + has_bias
         return (self.padded_vocab_size - self.vocab_size) * row
 
     @property
@@ -156,6 +159,8 @@ class ModelSpec:
         if self.architecture != "bert":
             return 0
         dense = self.hidden_size**2 + self.hidden_size
+        if self.num_outputs:
+            return dense + self.num_outputs * (self.hidden_size + 1)
         masked_lm = dense + self._norm_parameters(self.hidden_size) + self.padded_vocab_size
         return masked_lm + (dense + 2 * self.hidden_size + 2 if self.binary_head else 0)
 
@@ -205,6 +210,8 @@ class ModelSpec:
         layers = (3 + recompute.share) * forward
         if recompute.granularity == "selective":
             layers += attention
+        if self.num_outputs:
+            return float(2 * s * layers * self.num_choices)
         head = self.padded_vocab_size * self.hidden_size
         if self.architecture == "bert":
             head += self.hidden_size**2

@@ -43,6 +43,7 @@ TITLES = {
     "MegatronConfig": "To Megatron-LM",
     "FillMaskConfig": "Use of a BERT",
     "TextToTextConfig": "Use of a T5",
+    "DownstreamConfig": "Downstream tasks",
     "TaskConfig": "Zero-shot tasks",
     "HarnessConfig": "Tasks of lm_eval",
 }

@@ -122,7 +122,7 @@ class TaskDataset:
         self._texts = EncodedTexts([*texts], tokenizer)
         dtype = np.float32 if task.is_regression else np.int64
         self.labels: NDArray = np.array([e.label for e in examples], dtype)
-        self._uids = np.array([e.uid for e in examples])
+        self.uids = np.array([e.uid for e in examples])
 
     @property
     def num_classes(self) -> int:
@@ -142,4 +142,4 @@ class TaskDataset:
             item = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         else:
             (item,) = rows
-        return item | {"label": self.labels[i, ...], "uid": self._uids[i, ...]}
+        return item | {"label": self.labels[i, ...], "uid": self.uids[i, ...]}

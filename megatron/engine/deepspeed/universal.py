@@ -1,6 +1,6 @@
 """Whole tensors into a running engine, whatever its layout: each rank takes its own elements."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ def load_full(
     optimizer: bool,
     buffer_bytes: int,
     copies_padding: bool,
+    new_head: bool = False,
 ) -> None:
     """Fill the weights of DeepSpeed's `engine`, and the states of its optimizer.
 
@@ -71,6 +72,8 @@ def load_full(
         optimizer: whether to take its states and counters; otherwise it starts anew.
         buffer_bytes: of memory beside what is filled.
         copies_padding: whether further rows of padding are copies of the last one; else zeros.
+        new_head: whether the head of a downstream task keeps its initial weights, and those of
+            other heads are not used.
 
     Raises:
         CheckpointError: the checkpoint has not the parameters of this network.
@@ -81,7 +84,9 @@ def load_full(
     if not any(map(is_adapter, checkpoint.parameters)):
         # Of a network without adapters, which go on as they are.
         names = {name: p for name, p in names.items() if not is_adapter(name)}
-    _require_same_names(set(names), set(checkpoint.parameters))
+    if new_head:
+        names = {n: p for n, p in names.items() if not _is_of_head(n, checkpoint.parameters)}
+    _require_same_names(set(names), set(checkpoint.parameters), may_hold_others=new_head)
     zero = engine.optimizer
     divides_weights = engine.zero_optimization_partition_weights()
     if divides_weights:
@@ -115,12 +120,19 @@ def load_full(
         zero.update_lp_params()
 
 
-def _require_same_names(own: set[str], stored: set[str]) -> None:
+def _is_of_head(name: str, stored: Container[str]) -> bool:
+    """Whether a parameter is of a task's head, or of the pooler and segments if none are stored."""
+    if "classification_head." in name:
+        return True
+    return name not in stored and (".pooler." in name or "tokentype_embeddings." in name)
+
+
+def _require_same_names(own: set[str], stored: set[str], *, may_hold_others: bool) -> None:
     """Refuse a checkpoint that lacks a parameter, or holds one that no rank has."""
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, own)
     wanted = set().union(*everyones)
-    if wanted != stored:
+    if wanted - stored or (stored - wanted and not may_hold_others):
         raise CheckpointError(
             "the checkpoint holds other parameters than this network has: missing "
             f"{sorted(wanted - stored)}, unexpected {sorted(stored - wanted)}"

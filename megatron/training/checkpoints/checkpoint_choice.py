@@ -126,6 +126,20 @@ def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> No
         )
 
 
+def with_weights_of(plan: Plan, directory: str) -> Plan:
+    """Return `plan` for loading the weights of another run alone (--pretrained-checkpoint)."""
+    checkpoint = replace(
+        plan.checkpoint,
+        load=directory,
+        step=0,
+        must_exist=True,
+        loads_optimizer=False,
+        loads_streams=False,
+        loads_progress=False,
+    )
+    return replace(plan, checkpoint=checkpoint)
+
+
 def going_on(plan: Plan, chosen: Chosen) -> Plan:
     """Return `plan` for the resumed run, with the checkpoint's learning rate if so configured."""
     if plan.schedule.on_resume != "checkpoint":

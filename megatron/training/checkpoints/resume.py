@@ -9,6 +9,7 @@ from megatron.checkpointing.compare import (
     adds_adapters,
     has_same_ranks,
     layout_changes,
+    replaces_head,
     require_reshapable,
     table,
 )
@@ -102,7 +103,8 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer
     )
     adds = adds_adapters(manifest.plan, now)
-    if not changes and not universal and not adds:
+    new_head = replaces_head(manifest.plan, now)
+    if not changes and not universal and not adds and not new_head:
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
             folder.parent,
@@ -118,7 +120,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
     if adds:
         log.info("%s has no adapters: they begin as nothing beside its weights", folder)
-    _load_resharded(engine, plan, chosen, is_universal=universal)
+    if new_head:
+        log.info("%s has no head of this task, which begins with initial weights", folder)
+    _load_resharded(engine, plan, chosen, is_universal=universal, new_head=new_head)
     if not requested.loads_streams:
         return
     if has_same_ranks(manifest.plan, now) and not universal:
@@ -132,7 +136,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
 
 
-def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, is_universal: bool) -> None:
+def _load_resharded(
+    engine: Engine, plan: Plan, chosen: Chosen, *, is_universal: bool, new_head: bool
+) -> None:
     """Load the full weights and optimizer state of `chosen`, this rank's shards of them."""
     folder, manifest, requested = chosen.folder, chosen.manifest, plan.checkpoint
     rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
@@ -153,6 +159,7 @@ def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, is_universal:
         optimizer=requested.loads_optimizer,
         buffer_bytes=requested.reshape_buffer_bytes,
         copies_padding=counts,
+        new_head=new_head,
     )
 
 

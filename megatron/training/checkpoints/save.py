@@ -63,12 +63,16 @@ class Checkpoints(Hook):
 
     Args:
         saved: the iteration whose checkpoint is in --save already; -1 for none.
+        epoch: iterations of an epoch, at whose end there is a save too; 0 for none.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, config: Config, *, saved: int = -1):
+    def __init__(
+        self, engine: Engine, plan: Plan, config: Config, *, saved: int = -1, epoch: int = 0
+    ):
         self._engine = engine
         self._plan = plan
         self._config = config
+        self._intervals = [each for each in (plan.checkpoint.interval, epoch) if each]
         self._directory = Path(plan.checkpoint.save)
         self._seeks_scale = plan.precision.dtype == "fp16"
         self._has_lock = (self._directory / LOCK).exists()
@@ -104,8 +108,7 @@ class Checkpoints(Hook):
             self._proven, self._may_prune = self._saved, True
             if not self.is_under_way:
                 self._start(self._prune())
-        interval = self._plan.checkpoint.interval
-        if self._is_due or (interval and state.iteration % interval == 0):
+        if self._is_due or any(state.iteration % each == 0 for each in self._intervals):
             self.save(state)
         elif self._futures is not None:
             # An error on one rank ends the run at once, also while other ranks still write.

@@ -133,10 +133,10 @@ def _require_vocabulary(
     wrong = tokens.view(np.uint64) >= vocab_size
     if not wrong.any():
         return
-    row, column = np.argwhere(wrong)[0]
-    where = described(dataset.origin(first + int(row)))
+    place = tuple(np.argwhere(wrong)[0])
+    where = described(dataset.origin(first + int(place[0])))
     raise DataError(
-        f"token {tokens[row, column]} is not in the vocabulary of {vocab_size} tokens (0 to "
+        f"token {tokens[place]} is not in the vocabulary of {vocab_size} tokens (0 to "
         f"{vocab_size - 1}): {where}; the file is damaged, or was made with another tokenizer than "
         "the one of this run"
     )

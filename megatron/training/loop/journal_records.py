@@ -14,6 +14,7 @@ COMPLETE = {
         *("loss_scale", "skipped", "seconds"),
     ),
     "evaluation": ("set", "lm_loss", "ppl"),
+    "task": ("set", "epoch"),
 }
 """Required fields of an event's records, for readers that go on from them."""
 

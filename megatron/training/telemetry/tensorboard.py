@@ -79,6 +79,14 @@ class TensorBoard(Hook):
             self._over_flops(f"{tag} ppl", ppl, state)
         self._writer.flush()
 
+    def after_task(
+        self, task: str, name: str, metrics: Mapping[str, float], state: TrainState
+    ) -> None:
+        """Write the metrics of a downstream task on its validation file `name`."""
+        for metric, value in metrics.items():
+            self._over_all(f"{task}-validation/{name}/{metric}", value, state)
+        self._writer.flush()
+
     def close(self) -> None:
         """Flush and close the writer."""
         close_writer(self._writer, self._plan.logging)

@@ -51,7 +51,7 @@ MISTAKES = [
     ("tools/generate_samples_gpt.py", "--prompt a --load none", "none"),
     ("tools/run_text_generation_server.py", "--load none", "none"),
     ("tasks/main.py", "--task LAMBADA --valid-data none --load none", "none"),
-    ("tasks/main.py", "--task RACE --valid-data none --load none", "RACE"),
+    ("tasks/main.py", "--task RACE --valid-data none --load none", "--num-layers"),
     ("tasks/eval_harness/evaluate.py", "--task_list lambada --load none", "none"),
 ]
 

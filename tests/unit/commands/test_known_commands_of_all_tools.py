@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 from ds_json import PIPELINE_AND_ZERO_JSON
+from labelled_files import write_mnli, write_race
 from packaging.requirements import Requirement
 
 from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
+from megatron.config.data.downstream import is_finetuned, objective_of
+from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
+from megatron.training.epochs import with_steps_of_epochs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = yaml.safe_load(Path(__file__).with_name("known_commands.yaml").read_text("utf-8"))
@@ -55,6 +59,17 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "bert-vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     (tmp_path / "ds.json").write_text(json.dumps(PIPELINE_AND_ZERO_JSON))
     (tmp_path / "ds_zero2.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    write_mnli(tmp_path / "MNLI" / "train.tsv", 8)
+    write_race(tmp_path / "RACE" / "train", 32)
+    for task, columns in (
+        ("QQP", ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")),
+        ("QNLI", ("index", "question", "sentence", "label")),
+    ):
+        label = "0" if task == "QQP" else "entailment"
+        example = ["1"] * (len(columns) - 3) + ["a", "b", label]
+        lines = ["\t".join(each) for each in (columns, *[example] * 8)]
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "train.tsv").write_text("\n".join(lines) + "\n")
     (tmp_path / "t5").mkdir()
     for name, content in HF_TOKENIZER.items():
         (tmp_path / "t5" / name).write_text(json.dumps(content))
@@ -118,6 +133,17 @@ def run(script, words, processes):
         )
         return
     tool = tool_at(script)
+    if is_finetuned(task := value_in(words, "--task")):
+        config, _ = parse_config(tool.with_kept_batch(words))
+        config = with_steps_of_epochs(config, world_size=processes)
+        plan(
+            config,
+            world_size=processes,
+            vocab_size=VOCAB_SIZE,
+            device="cuda",
+            objective=objective_of(task),
+        )
+        return
     if hasattr(tool, "preprocess"):
         tool.preprocess = lambda conversion: []
     tool.main(words)

@@ -48,6 +48,7 @@ def test_what_may_surprise_is_told(name, flags, notice):
 
 def test_every_objective_reads_its_kind_of_token_files():
     own = {"t5": ("--decoder-seq-length", "4")}
+    labelled = {"classification", "multiple-choice"}
     decided = {
         name: plan(
             tiny_config(*own.get(name, ())),
@@ -56,7 +57,7 @@ def test_every_objective_reads_its_kind_of_token_files():
             device="cpu",
             objective=name,
         ).data.prefixes
-        for name in OBJECTIVES.built_in
+        for name in {*OBJECTIVES.built_in} - labelled
     }
     assert decided["gpt"] == decided["prefix-lm"] == ["corpus"]
     assert decided["bert"] == decided["t5"] == ["corpus"]

@@ -132,10 +132,10 @@ def test_a_checkpoint_of_any_layout_is_measured(tool, group, tmp_path, capsys):
         assert "token ratio: 1.0 |" in out
 
 
-@pytest.mark.parametrize("name", ["MNLI", "QQP", "RACE", "ICT-ZEROSHOT-NQ", "RET-FINETUNE-NQ"])
-def test_a_task_that_trains_or_retrieves_is_refused_by_name(tool, name):
+@pytest.mark.parametrize("name", ["ICT-ZEROSHOT-NQ", "RET-FINETUNE-NQ"])
+def test_a_task_that_retrieves_is_refused_by_name(tool, name):
     with pytest.raises(ConfigError, match=rf"--task {name} .* write WIKITEXT103 or LAMBADA"):
-        tool("--task", name, "--train-data", "a", "--epochs", "3", "--qa-data-dev", "b")
+        tool("--task", name, "--qa-data-dev", "b")
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_a_task_that_trains_or_retrieves_is_refused_by_name(tool, name):
         (["--task", "LAMBADA", "--valid-data", "a", "--log-interval", "0"], "at least 1"),
         (["--task", "LAMBADA", "--valid-data", "a", "--epochs", "3"], "nothing is trained"),
         (["--task", "COPA", "--valid-data", "a"], "invalid choice: 'COPA'"),
-        (["--task", "LAMBADA"], "required: --valid-data"),
-        (["--valid-data", "a"], "required: --task"),
+        (["--task", "LAMBADA"], "takes one file for LAMBADA; found 0"),
+        (["--valid-data", "a"], "--task is missing"),
     ],
 )
 def test_a_contradiction_is_reported(tool, theirs, flags, reported):

@@ -1,0 +1,142 @@
+"""Downstream tasks (RACE, GLUE; WikiText and LAMBADA): flags of their data, resolution and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from megatron.config.network.model_spec import ModelSpec
+
+LABELLED = "labelled"
+"""Kind of the labelled texts of a downstream task, which are no token files."""
+
+_ZERO_SHOT = ("WIKITEXT103", "LAMBADA")
+"""Tasks on which a GPT is evaluated as it is."""
+
+_CHOICES = {"RACE": 4}
+"""Rows of a sample of the multiple-choice tasks: the choices of a question."""
+
+_OUTPUTS = {"RACE": 1, "MNLI": 3, "STS-B": 1}
+"""Outputs of the head for a row, where it is not 2: the classes; 1 for a choice or a score."""
+
+Task = Literal[
+    "WIKITEXT103",
+    "LAMBADA",
+    "RACE",
+    "MNLI",
+    "QQP",
+    "QNLI",
+    "RTE",
+    "SST-2",
+    "CoLA",
+    "STS-B",
+    "MRPC",
+]
+"""Tasks of tasks/main.py."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownstreamConfig:
+    """Labelled texts of a downstream task, to finetune on and to evaluate on (tasks/main.py)."""
+
+    task: Task | None = None
+    """What is measured: of a GPT the perplexity of a text (WIKITEXT103) or the accuracy of last words
+    (LAMBADA); of a BERT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
+
+    train_data: list[str] | None = None
+    """Files of a GLUE task, or folders of RACE, to finetune on."""
+
+    valid_data: list[str] | None = None
+    """Files to evaluate on: the raw text of WIKITEXT103; JSON lines of LAMBADA; of the other tasks
+    files or folders, each evaluated by itself after every epoch."""
+
+    epochs: int | None = None
+    """Passes through --train-data, in place of --train-iters; 0 evaluates, and writes the
+    predictions to a file."""
+
+    pretrained_checkpoint: str | None = None
+    """Directory of a pretrained BERT, whose weights a run begins with that has no checkpoint in
+    --load yet."""
+
+    keep_last_batch: bool = False
+    """Train on the last samples of each epoch too where they are less than a global batch (in
+    tasks/main.py also --keep-last without a number)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownstreamPlan:
+    """Labelled texts of a downstream task, resolved; an empty task means none."""
+
+    task: str = ""
+    train_data: tuple[str, ...] = ()
+    valid_data: tuple[str, ...] = ()
+    keeps_last: bool = False
+    pretrained: str = ""  # directory of the weights that a run begins with
+
+
+def plan_downstream(downstream: DownstreamConfig) -> DownstreamPlan:
+    """Return the files of the task."""
+    return DownstreamPlan(
+        task=downstream.task or "",
+        train_data=tuple(downstream.train_data or ()),
+        valid_data=tuple(downstream.valid_data or ()),
+        keeps_last=downstream.keep_last_batch,
+        pretrained=downstream.pretrained_checkpoint or "",
+    )
+
+
+def with_classes(spec: ModelSpec, downstream: DownstreamConfig) -> ModelSpec:
+    """Return the network of `spec` with the classification head of a task instead of its own heads."""
+    task = downstream.task or ""
+    return replace(
+        spec,
+        binary_head=False,
+        num_outputs=_OUTPUTS.get(task, 2),
+        num_choices=_CHOICES.get(task, 1),
+    )
+
+
+def is_finetuned(task: str | None) -> bool:
+    """Whether a task is one that a BERT is finetuned on."""
+    return task in get_args(Task) and task not in _ZERO_SHOT
+
+
+def objective_of(task: str | None) -> str:
+    """Return the name of the objective that a task is finetuned with."""
+    return "multiple-choice" if task in _CHOICES else "classification"
+
+
+def downstream_problems(
+    downstream: DownstreamConfig, objective: str, *, labelled: bool, loads: bool
+) -> Iterator[str]:
+    """Yield every problem of the flags of downstream tasks.
+
+    Args:
+        labelled: whether the objective learns labelled texts.
+        loads: whether there is a --load.
+    """
+    given = {
+        "--task": downstream.task,
+        "--train-data": downstream.train_data,
+        "--valid-data": downstream.valid_data,
+        "--epochs": downstream.epochs is not None,
+        "--pretrained-checkpoint": downstream.pretrained_checkpoint,
+        "--keep-last-batch": downstream.keep_last_batch,
+    }
+    if not labelled:
+        for flag in (flag for flag, value in given.items() if value):
+            yield f"{flag} is for tasks/main.py; this program has no use for it"
+        return
+    task, epochs = downstream.task, downstream.epochs
+    if not is_finetuned(task):
+        yield f"--task {task}: write the task whose labelled texts are learned, such as MNLI"
+    elif objective_of(task) != objective:
+        yield f"--task {task} is learned with --objective {objective_of(task)}, not {objective}"
+    if epochs is not None and epochs < 0:
+        yield f"--epochs {epochs} must be at least 0"
+    if epochs == 0:
+        if not downstream.valid_data:
+            yield "--epochs 0 needs --valid-data: the files to evaluate on"
+        if not (loads or downstream.pretrained_checkpoint):
+            yield "--epochs 0 needs --load: the directory of a finetuned model"
+    elif not downstream.train_data:
+        yield f"--train-data is missing: the files of {task} to finetune on"

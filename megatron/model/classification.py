@@ -1,0 +1,97 @@
+"""Classification and multiple-choice heads: BERT's encoder, pooler, dropout and a linear layer."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.bert import ReplicatedLinear, encoder_layers, on_first_token
+from megatron.model.gpt import take_tokens, to_float32
+from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.layer_list import Layer, Step
+from megatron.model.layers.mlp import MixtureBuilder
+from megatron.tensor_parallel.broadcast import Batch
+from megatron.tensor_parallel.rng import RngTracker
+
+
+def classification_layers(
+    spec: ModelSpec,
+    *,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    mixed: bool,
+    core_attention: CoreAttention,
+    batch_fields: Collection[str],
+    kernels: Kernels = REFERENCE,
+    build_mixture: MixtureBuilder | None = None,
+    sequence_parallel: bool = False,
+) -> list[Step]:
+    """Return the layers of a classifier: a batch of BERT's inputs in, logits [b, C] out.
+
+    The encoder and the pooler have the numbers and names of `bert_layers`, whose checkpoints they
+    open. With several choices a batch has fields [b, n, s], and there is a row of logits for each.
+
+    The arguments are those of `bert_layers`.
+    """
+    encoder = encoder_layers(
+        spec,
+        group=group,
+        rng=rng,
+        core_attention=core_attention,
+        kernels=kernels,
+        build_mixture=build_mixture,
+        sequence_parallel=sequence_parallel,
+    )
+    head = {"spec": spec, "group": group, "sequence_parallel": sequence_parallel}
+    return [
+        take_tokens if spec.num_choices == 1 else rows_of_choices,
+        *encoder,
+        Layer(ClassificationHeadPipe, head),
+        *([to_float32] if mixed else []),
+    ]
+
+
+def rows_of_choices(batch: Batch) -> Batch:
+    """Return the inputs of a batch of questions with a row for each choice.
+
+    Shapes: [b, n, s] -> [b * n, s], of the attention span [b, n, 2] -> [b * n, 1, 2].
+    """
+    inputs = ("tokens", "token_types", "positions")
+    rows = {name: batch[name].flatten(0, 1) for name in inputs}
+    return {**rows, "attention_span": batch["attention_span"].flatten(0, 1)[:, None]}
+
+
+class ClassificationHeadPipe(nn.Module):
+    """Pooler (tanh of a dense layer) on the first token, dropout and a linear layer.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+
+    Shapes: x_bsh [b, s, h] -> [b, C].
+    Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
+    Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
+    """
+
+    def __init__(
+        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
+    ):
+        super().__init__()
+        self.dropout, self.group = spec.hidden_dropout, group
+        self.sequence_parallel = sequence_parallel
+        self.pooler = ReplicatedLinear(spec.hidden_size, spec.hidden_size)
+        self.classification_head = ReplicatedLinear(spec.hidden_size, spec.num_outputs)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        return on_first_token(
+            self._logits, x_bsh, group=self.group, sequence_parallel=self.sequence_parallel
+        )
+
+    def _logits(self, first_bh: Tensor) -> Tensor:
+        pooled_bh: Any = self.pooler(first_bh).tanh()
+        return self.classification_head(F.dropout(pooled_bh, self.dropout, self.training))

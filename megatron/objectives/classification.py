@@ -1,0 +1,192 @@
+"""Classification, regression and multiple choice: the loss of a head on the first token of a text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron.common.registry import OBJECTIVES
+from megatron.config.data.masks import MaskPlan
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.plan import Plan
+from megatron.data.datasets.datasets import Datasets
+from megatron.data.datasets.task_datasets import task_datasets
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.classification import classification_layers
+from megatron.model.layers.layer_list import Step
+from megatron.model.loss import Loss
+from megatron.objectives.objective import Collate, Objective
+from megatron.tensor_parallel.broadcast import Batch, Field, Fields
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+CLASSIFICATION_FIELDS: Fields = {
+    "tokens": Field("bs"),
+    "token_types": Field("bs"),
+    "positions": Field("bs"),
+    "attention_span": Field("b12"),
+    "label": Field("b", torch.float32),
+    "weight": Field("b", torch.float32),
+    "index": Field("b"),
+}
+"""A batch in which each token sees the real tokens of its text; `index` is the sample's number."""
+
+CHOICE_FIELDS: Fields = {
+    **CLASSIFICATION_FIELDS,
+    "tokens": Field("b4s"),
+    "token_types": Field("b4s"),
+    "positions": Field("b4s"),
+    "attention_span": Field("b42"),
+}
+"""A batch of questions with a row for each of their choices."""
+
+
+class Predictions:
+    """Logits of the samples that are evaluated, recorded where the loss is computed."""
+
+    def __init__(self) -> None:
+        self._is_on = False
+        self._rows: list[tuple[Tensor, Tensor]] = []
+
+    def start(self) -> None:
+        """Record from now on; what was recorded is dropped."""
+        self._is_on, self._rows = True, []
+
+    def add(self, logits_bc: Tensor, batch: Batch) -> None:
+        """Record the logits of a micro-batch, without its padding, while recording is on."""
+        if self._is_on:
+            counts = batch["weight"] > 0
+            self._rows.append((batch["index"][counts], logits_bc[counts].detach()))
+
+    def stop(self) -> list[tuple[int, list[float]]]:
+        """Return the sample numbers and logits recorded on this rank, and stop recording."""
+        self._is_on = False
+        rows = [
+            (index, logits)
+            for indices, logits_bc in self._rows
+            for index, logits in zip(indices.tolist(), logits_bc.tolist(), strict=True)
+        ]
+        self._rows = []
+        return rows
+
+
+@OBJECTIVES.register("classification")
+class Classification(Objective):
+    """Cross-entropy of the class of a text or a pair of texts; of a single output squared error.
+
+    Its samples are not cut from token files; `predictions` records the logits of evaluations.
+    """
+
+    name: ObjectiveName = "classification"
+    token_fields = ("text",)
+
+    def __init__(self) -> None:
+        self.predictions = Predictions()
+
+    def datasets(self, plan: Plan, tokenizer: Tokenizer) -> Datasets:
+        """Return the labelled texts of a task; samples of each epoch are shuffled."""
+        return task_datasets(plan, tokenizer)
+
+    def batch_fields(self, masks: MaskPlan) -> Fields:
+        """Return the fields of a batch, with their shapes and dtypes."""
+        return CLASSIFICATION_FIELDS
+
+    def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
+        """Return `labelled_batch`."""
+        return labelled_batch
+
+    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
+        """Return the layers of an encoder with a classification head."""
+        return classification_layers(spec, **parts)
+
+    def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
+        """Return the builder of the loss, which also records predictions."""
+
+        def build(
+            group: dist.ProcessGroup,
+            kernels: Kernels = REFERENCE,
+            *,
+            vocab_size: int | None = None,
+            sequence_group: dist.ProcessGroup | None = None,
+        ) -> Loss:
+            return class_loss(self.predictions, sequence_group=sequence_group)
+
+        return build
+
+
+@OBJECTIVES.register("multiple-choice")
+class MultipleChoice(Classification):
+    """Cross-entropy of the right one of four choices, each of which is a row with one logit."""
+
+    name: ObjectiveName = "multiple-choice"
+
+    def batch_fields(self, masks: MaskPlan) -> Fields:
+        """Return the fields of a batch, with their shapes and dtypes."""
+        return CHOICE_FIELDS
+
+
+def labelled_batch(
+    text: Tensor,
+    types: Tensor,
+    padding_mask: Tensor,
+    label: Tensor,
+    uid: Tensor,
+    weight: Tensor,
+    index: Tensor,
+) -> Batch:
+    """Return a batch of packed texts with their labels.
+
+    Args:
+        types: any value at padding.
+        uid: number of the sample in its file; not used.
+        weight: factor of a sample in the mean loss; 0 for what only fills up a batch.
+        index: number of the sample in its data set.
+
+    Shapes: text, types, padding_mask [b, s] or [b, n, s]; others [b] -> CLASSIFICATION_FIELDS or
+        CHOICE_FIELDS.
+    """
+    lengths = padding_mask.sum(-1)
+    span = torch.stack([torch.zeros_like(lengths), lengths], -1)
+    return {
+        "tokens": text,
+        "token_types": types * padding_mask,
+        "positions": torch.arange(text.size(-1)).expand_as(text).contiguous(),
+        "attention_span": span if text.dim() == 3 else span[:, None],
+        "label": label.float(),
+        "weight": weight.float(),
+        "index": index,
+    }
+
+
+def class_loss(
+    predictions: Predictions, *, sequence_group: dist.ProcessGroup | None = None
+) -> Loss:
+    """Return the mean cross-entropy of labels; of networks with one output the mean squared error.
+
+    Logits of the choices of a question are put in one row first.
+
+    Args:
+        predictions: records the logits of evaluations.
+        sequence_group: ranks that have parts of the same sequences; the mean of their results is
+            the loss, and the first of them has the first tokens.
+
+    Shapes: logits [b, C] or [b * n, 1], label, weight [b] -> scalar float32.
+    """
+    parts = sequence_group.size() if sequence_group else 1
+    is_first = parts == 1 or sequence_group.rank() == 0  # type: ignore[union-attr]
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        labels_b, weights_b = batch["label"], batch["weight"]
+        logits_bc = logits.float().view(len(labels_b), -1)
+        if is_first and not torch.is_grad_enabled():
+            predictions.add(logits_bc, batch)
+        if logits_bc.size(1) == 1:
+            losses_b = (logits_bc[:, 0] - labels_b) ** 2
+        else:
+            losses_b = F.cross_entropy(logits_bc, labels_b.long(), reduction="none")
+        return (losses_b * weights_b).mean() * (parts if is_first else 0)
+
+    return loss

@@ -1,0 +1,324 @@
+"""Downstream tasks in a run: metrics of each validation file after every epoch, best checkpoint, predictions."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megatron.checkpointing.manifest import published_tags, tag_of
+from megatron.checkpointing.publish import prune
+from megatron.common.atomic_files import replace_text, replacing
+from megatron.common.errors import CheckpointError, TrainingError, reason
+from megatron.config.config import Config
+from megatron.config.plan import Plan
+from megatron.data.datasets.epoch_order import EachOnce
+from megatron.data.downstream.metrics import METRICS, confusion_matrix, confusion_table
+from megatron.data.downstream.task_dataset import ClassificationTask, TaskDataset
+from megatron.engine.engine import Engine
+from megatron.objectives.classification import Predictions
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.loop.collectives import all_gather_items, from_rank_0
+from megatron.training.loop.journal import Journal
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.tensorboard import TensorBoard
+
+log = logging.getLogger(__name__)
+
+BEST = "best"
+"""Folder in --save of the checkpoint with the best score so far."""
+
+_RECORD = "best.json"
+
+_CALL = 16  # micro-batches between two signs of life for the watchdog
+
+
+@dataclass(frozen=True)
+class TaskSets:
+    """Labelled data of a run, and what reads and predicts them.
+
+    Args:
+        task: what is learned.
+        steps: optimizer steps of an epoch.
+        sets: validation files by name.
+        batches: yields this replica's micro-batches of samples.
+        predictions: records logits of the engine's evaluations.
+    """
+
+    task: ClassificationTask
+    steps: int
+    sets: Mapping[str, TaskDataset]
+    batches: Callable[[EachOnce, int], Iterator[Any]]
+    predictions: Predictions
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Outputs and labels of one validation file, in its order.
+
+    Args:
+        outputs: logits [n, C] of all samples.
+    """
+
+    name: str
+    data: TaskDataset
+    outputs: NDArray[np.float64]
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Predicted classes; predicted scores of a regression."""
+        return self.outputs[:, 0] if self.data.task.is_regression else self.outputs.argmax(1)
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """Softmax of the logits; the outputs of a regression."""
+        if self.data.task.is_regression:
+            return self.outputs
+        return torch.from_numpy(self.outputs).softmax(-1).numpy()
+
+
+class TaskEvaluation(Hook):
+    """Evaluate a downstream task after every epoch, and keep the best checkpoint. For all ranks.
+
+    Args:
+        journal: rank 0's, None elsewhere.
+        tensorboard: rank 0's, None elsewhere.
+        after_call: called now and then, as a sign of life.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        config: Config,
+        groups: Groups,
+        tasks: TaskSets,
+        *,
+        journal: Journal | None,
+        tensorboard: TensorBoard | None,
+        after_call: Callable[[], None],
+    ):
+        self._engine, self._plan, self._groups, self._tasks = engine, plan, groups, tasks
+        self._journal, self._tensorboard, self._after_call = journal, tensorboard, after_call
+        self.steps = tasks.steps
+        saves = plan.checkpoint.save and not plan.evaluation.only
+        self._best = BestCheckpoint(engine, plan, config) if saves else None
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Evaluate at the end of an epoch, and of the run.
+
+        Communication: every rank must call this, in step.
+        """
+        is_last = state.iteration == self._plan.training.train_iters
+        if state.iteration % self.steps and not is_last:
+            return
+        epoch = (state.iteration - 1) // self.steps
+        predicted = self._evaluate(epoch, state)
+        labelled = [each for each in predicted if each.data.has_labels]
+        if labelled and self._best:
+            self._best.offer(state, epoch, self._score(labelled))
+        if is_last:
+            self._log_confusion(labelled)
+
+    def predict(self, state: TrainState) -> None:
+        """Evaluate without training, and write the predictions to files.
+
+        Communication: every rank must call this, in step.
+        """
+        predicted = self._evaluate(-1, state)
+        self._log_confusion([each for each in predicted if each.data.has_labels])
+        directory = Path(self._plan.checkpoint.save or self._plan.checkpoint.load)
+        from_rank_0(lambda: write_predictions(directory, predicted))
+
+    def _evaluate(self, epoch: int, state: TrainState) -> list[Predicted]:
+        """Predict all files and log their metrics."""
+        started_at = time.perf_counter()
+        self._engine.set_seq_length(self._plan.model.seq_length)
+        predicted = []
+        for name, data in self._tasks.sets.items():
+            file_started_at = time.perf_counter()
+            predicted.append(Predicted(name, data, self._outputs(data)))
+            if data.has_labels:
+                self._report(epoch, state, f"metrics for {name}", predicted[-1:], file_started_at)
+        labelled = [each for each in predicted if each.data.has_labels]
+        if labelled:
+            self._report(epoch, state, "overall", labelled, started_at)
+        return predicted
+
+    def _outputs(self, data: TaskDataset) -> NDArray[np.float64]:
+        """Return the logits of all samples, each predicted once by one of the replicas.
+
+        Communication: that of the engine, and one all-gather.
+        """
+        batch = self._plan.batch
+        turn = batch.micro_batch_size * batch.data_parallel_size
+        source = EachOnce(data, turn=turn)
+        batches = self._tasks.batches(source, 0)
+        self._tasks.predictions.start()
+        left = len(source) // turn
+        while left:
+            count = min(_CALL, left)
+            self._engine.evaluate(batches, count)
+            left -= count
+            self._after_call()
+        rows = self._tasks.predictions.stop()
+        # Tensor-parallel ranks have the same; of other pipeline stages there are none.
+        own = rows if self._groups.tensor_rank == 0 else []
+        outputs = dict(all_gather_items(own))
+        if sorted(outputs) != list(range(len(data))):
+            raise TrainingError(f"{len(outputs)} of {len(data)} samples were predicted")
+        return np.array([outputs[i] for i in range(len(data))])
+
+    def _metrics(self, predicted: list[Predicted]) -> dict[str, float]:
+        """Return the official metrics of the task over several files together."""
+        labels = np.concatenate([each.data.labels for each in predicted])
+        values = np.concatenate([each.values for each in predicted])
+        return {name: METRICS[name](values, labels) for name in self._tasks.task.metrics}
+
+    def _score(self, predicted: list[Predicted]) -> float:
+        return float(np.mean([*self._metrics(predicted).values()]))
+
+    def _report(
+        self,
+        epoch: int,
+        state: TrainState,
+        what: str,
+        predicted: list[Predicted],
+        started_at: float,
+    ) -> None:
+        sign = ">>" if what == "overall" else ">"
+        head = f" {sign} |epoch: {epoch}| {what}"
+        metrics = self._metrics(predicted)
+        if not self._tasks.task.is_regression:
+            total = sum(len(each.data) for each in predicted)
+            correct = sum(int((each.values == each.data.labels).sum()) for each in predicted)
+            seconds = time.perf_counter() - started_at
+            line = f"{head}: correct / total = {correct} / {total} = {100 * correct / total:.4f} %"
+            log.info("%s, elapsed time (sec): %.3f", line, seconds)
+        others = [f"{name} = {value:.6f}" for name, value in metrics.items() if name != "accuracy"]
+        if others:
+            log.info("%s: %s", head, ", ".join(others))
+        name = what.removeprefix("metrics for ")
+        if self._journal:
+            record = {"iteration": state.iteration, "epoch": epoch, "set": name, **metrics}
+            self._journal.write("task", record)
+        if self._tensorboard:
+            self._tensorboard.after_task(self._tasks.task.name, name, metrics, state)
+
+    def _log_confusion(self, predicted: list[Predicted]) -> None:
+        """Log how often each class was predicted as which."""
+        task = self._tasks.task
+        if task.is_regression or not predicted:
+            return
+        labels = np.concatenate([each.data.labels for each in predicted])
+        values = np.concatenate([each.values for each in predicted])
+        matrix = confusion_matrix(values, labels, len(task.classes))
+        log.info("confusion matrix\n%s", confusion_table(matrix, task.classes))
+
+
+class BestCheckpoint:
+    """The weights with the best score so far, as a checkpoint in --save/best. For all ranks."""
+
+    def __init__(self, engine: Engine, plan: Plan, config: Config):
+        self._directory = Path(plan.checkpoint.save) / BEST
+        needs_optimizer = plan.parallel.zero_stage == 3  # which has the weights
+        checkpoint = replace(
+            plan.checkpoint,
+            save=str(self._directory),
+            keep_last=0,
+            in_background=False,
+            saves_optimizer=needs_optimizer,
+            saves_streams=False,
+        )
+        self._engine, self._config = engine, config
+        self._plan = replace(plan, checkpoint=checkpoint)
+
+    def offer(self, state: TrainState, epoch: int, value: float) -> None:
+        """Save `state` in place of the one before if its score is better.
+
+        Raises:
+            CheckpointError: it cannot be written.
+
+        Communication: every rank must call this, in step.
+        """
+        best = from_rank_0(lambda: self._read(state.iteration))
+        if best is not None and not value > best:
+            return
+        if not Checkpoints(self._engine, self._plan, self._config).save(state):
+            return
+        from_rank_0(lambda: self._replace(state.iteration, epoch, value))
+        log.info("best score so far: %.6f; its weights are in %s", value, self._directory)
+
+    def _read(self, iteration: int) -> float | None:
+        """Return the best score of the iterations before; None if there is none."""
+        try:
+            record = json.loads((self._directory / _RECORD).read_text(encoding="utf-8"))
+            return float(record["score"]) if record["iteration"] < iteration else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _replace(self, iteration: int, epoch: int, value: float) -> None:
+        """Record the best score, and remove the checkpoint before."""
+        record = {"iteration": iteration, "epoch": epoch, "score": value}
+        try:
+            replace_text(self._directory / _RECORD, json.dumps(record) + "\n", has_one_writer=True)
+        except OSError as error:
+            raise CheckpointError(f"{self._directory}: {reason(error)}") from error
+        tags = [tag for tag in published_tags(self._directory) if tag != tag_of(iteration)]
+        prune(self._directory, tags)
+
+
+def write_predictions(directory: Path, predicted: list[Predicted]) -> None:
+    """Write all predictions to predictions_NAME_NAME.pt, and those of each file to a TSV.
+
+    The former is a list of (name, (probabilities, labels, ids)), as Megatron-LM writes it.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    names = "_".join(each.name for each in predicted)
+    rows = [
+        (
+            each.name,
+            (each.probabilities.tolist(), each.data.labels.tolist(), each.data.uids.tolist()),
+        )
+        for each in predicted
+    ]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / f"predictions_{names}.pt") as file:
+            torch.save(rows, file)
+        for each in predicted:
+            replace_text(directory / f"predictions_{each.name}.tsv", _table(each))
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: the predictions cannot be written ({reason(error)}); give another --save"
+        ) from error
+    log.info("predictions are in %s", directory / f"predictions_{names}.pt and .tsv")
+
+
+def _table(predicted: Predicted) -> str:
+    """Return the predictions as text: a line for each sample, separated by tabs."""
+    data, classes = predicted.data, predicted.data.task.classes
+    scores = [f"probability of {name}" for name in classes]
+    lines = [["id", "prediction", "label", *scores]]
+    for uid, value, label, row in zip(
+        data.uids.tolist(),
+        predicted.values.tolist(),
+        data.labels.tolist(),
+        predicted.probabilities.tolist(),
+        strict=True,
+    ):
+        words = [classes[value], classes[label]] if classes else [f"{value:.6g}", f"{label:.6g}"]
+        if not data.has_labels:
+            words[1] = ""
+        lines.append([str(uid), *words, *(f"{each:.6g}" for each in row[: len(classes)])])
+    return "".join("\t".join(line) + "\n" for line in lines)

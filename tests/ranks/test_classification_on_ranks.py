@@ -1,0 +1,219 @@
+"""Finetuning on MNLI and RACE over tensor, pipeline and data parallel ranks; all metrics are exact."""
+
+import json
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from functools import cache
+from pathlib import Path
+from tempfile import gettempdir
+
+import pytest
+import torch
+import torch.distributed as dist
+from labelled_files import CLASSES, write_mnli, write_race, write_vocabulary
+from ranks import outcomes_on_ranks, require_passed
+from sentence_corpora import write_sentences
+from stood_in import stood_in
+
+from megatron.checkpointing.manifest import published_tags, read_manifest
+from megatron.checkpointing.resharding.layouts import read_sharded
+from megatron.common.errors import WrongCheckpointError
+from megatron.common.registry import OBJECTIVES
+from megatron.config.config import parse_config
+from megatron.engine.deepspeed import distributed
+from megatron.training import pretrain
+from megatron.training.process.device import prepare_process
+
+TENSOR, PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+NETWORK = """
+    --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --device cpu
+    --init-method-std 0.1 --hidden-dropout 0 --attention-dropout 0
+    --make-vocab-size-divisible-by 8 --log-interval 100 --eval-interval 30 --eval-iters 1
+    --lr 0.003 --lr-warmup-fraction 0.1
+"""
+
+
+@cache
+def folder():
+    """Return the directory that both ranks share, with labelled files in it."""
+    shared = [None]
+    if dist.get_rank() == 0:
+        path = Path(gettempdir()) / f"classification-{os.getppid()}-{os.getpid()}"
+        path.mkdir()
+        write_vocabulary(path / "vocab.txt")
+        write_mnli(path / "MNLI" / "train.tsv", 161)
+        write_mnli(path / "MNLI" / "dev_matched.tsv", 21, seed=1)
+        write_mnli(path / "MNLI" / "dev_mismatched.tsv", 14, seed=2)
+        write_race(path / "RACE" / "train", 120)
+        write_race(path / "RACE" / "dev" / "middle", 13, seed=1)
+        write_race(path / "RACE" / "dev" / "high", 7, seed=2)
+        write_sentences(path / "sentences", [4] * 80, [*range(0, 81, 4)], [9] * 320)
+        shared = [path]
+    dist.broadcast_object_list(shared)
+    return shared[0]
+
+
+def train(words, *flags, objective="classification"):
+    """Train by the command line, as a program does, in this process."""
+    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    distributed.start("gloo")
+    with stood_in(as_gpu=False):
+        command = f"{NETWORK} --vocab-file {folder()}/vocab.txt {words}".split()
+        config, notices = parse_config([*command, *flags])
+        launch, device = prepare_process(config.parallel)
+        pretrain.pretrain(config, notices, launch, device, OBJECTIVES.get(objective)())
+    dist.barrier()
+
+
+def finetune(task, words, *flags):
+    """Finetune on a task in three epochs, with a global batch of 8."""
+    of_task = {
+        "MNLI": "--train-data MNLI/train.tsv --valid-data MNLI/dev_matched.tsv MNLI/dev_mismatched.tsv",
+        "RACE": "--train-data RACE/train --valid-data RACE/dev/middle RACE/dev/high",
+    }[task]
+    paths = " ".join(
+        str(folder() / word) if word.startswith(task) else word for word in of_task.split()
+    )
+    objective = "multiple-choice" if task == "RACE" else "classification"
+    train(f"--task {task} {paths} {words}", *flags, objective=objective)
+
+
+def records(save, event):
+    lines = (folder() / save / "journal.jsonl").read_text().splitlines()
+    return [record for line in lines if (record := json.loads(line))["event"] == event]
+
+
+def scores(save):
+    return [(r["epoch"], r["set"], r["accuracy"]) for r in records(save, "task")]
+
+
+def losses(save):
+    return {r["iteration"]: r["lm_loss"] for r in records(save, "step")}
+
+
+def weights(directory):
+    """Return the full weights of the newest checkpoint."""
+    tag = directory / published_tags(directory)[0]
+    full = read_sharded(tag, read_manifest(tag), optimizer=False)
+    return {name: state.weight for name, state in full.parameters.items()}
+
+
+def tables(directory):
+    """Return the lines of the tables of predictions, without their headers, by file."""
+    files = sorted(directory.glob("predictions_*.tsv"))
+    return {f.stem: [line.split("\t") for line in f.read_text().splitlines()[1:]] for f in files}
+
+
+def every_layout_learns_mnli_alike(rank):
+    batch = "--epochs 3 --keep-last-batch --global-batch-size 8"
+    finetune("MNLI", f"{batch} --micro-batch-size 4 --save {folder()}/data")
+    steps = losses("data")
+    assert len(steps) == 3 * 21
+    for name, words in (
+        ("tensor", f"{TENSOR} 2 --sequence-parallel --micro-batch-size 8"),
+        ("pipeline", f"{PIPELINE} 2 --micro-batch-size 4"),
+        ("zero", "--zero-stage 3 --micro-batch-size 2"),
+    ):
+        finetune("MNLI", f"{batch} {words} --save {folder()}/{name}")
+        # Behind the first 20 batches two replicas get one of the 161 samples twice.
+        found = losses(name)
+        assert [found[i] for i in range(1, 21)] == pytest.approx(
+            [steps[i] for i in range(1, 21)], rel=1e-2
+        )
+        assert scores(name)[-1][2] > 0.9
+    assert scores("data")[-1][2] > 0.9
+    # All 35 samples count, and none of them twice.
+    assert {each[1] for each in scores("data")} == {"dev-matched", "dev-mismatched", "overall"}
+    assert all((each[2] * 35) % 1 == pytest.approx(0) for each in scores("data")[2::3])
+
+
+def predictions_of_any_layout_are_the_same(rank):
+    found = []
+    for number, words in enumerate(("--micro-batch-size 4", f"{PIPELINE} 2 --micro-batch-size 3")):
+        best = folder() / "data" / "best"
+        save = folder() / f"predicted{number}"
+        finetune("MNLI", f"--epochs 0 {words} --load {best} --save {save}")
+        found.append(tables(save))
+        (_, (chances, labels, ids)), _ = torch.load(
+            save / "predictions_dev-matched_dev-mismatched.pt"
+        )
+        assert ids == list(range(21))
+        assert [len(row) for row in chances] == [3] * 21
+        assert [CLASSES[label] for label in labels] == [
+            line[2] for line in tables(save)["predictions_dev-matched"]
+        ]
+    assert [*found[0]] == ["predictions_dev-matched", "predictions_dev-mismatched"]
+    best = json.loads((folder() / "data" / "best" / "best.json").read_text())
+    rows = [row for lines in found[0].values() for row in lines]
+    assert sum(row[1] == row[2] for row in rows) / len(rows) == pytest.approx(best["score"])
+    assert best["score"] == max(each[2] for each in scores("data")[2::3])
+    for one, other in zip(rows, [row for lines in found[1].values() for row in lines], strict=True):
+        assert one[:3] == other[:3]
+        assert [*map(float, one[3:])] == pytest.approx([*map(float, other[3:])], abs=1e-5)
+
+
+def race_counts_questions(rank):
+    words = "--epochs 3 --micro-batch-size 4 --global-batch-size 8"
+    finetune("RACE", f"{words} --save {folder()}/race")
+    assert len(losses("race")) == 3 * 15
+    assert scores("race")[-1][2] > 0.7
+    assert all((each[2] * 20) % 1 == pytest.approx(0) for each in scores("race")[2::3])
+    finetune("RACE", f"{words} {PIPELINE} 2 --save {folder()}/race-pipeline")
+    assert losses("race-pipeline") == pytest.approx(losses("race"), rel=5e-2)
+
+
+def a_run_resumed_within_an_epoch_is_the_uninterrupted_one(rank):
+    words = "--epochs 2 --micro-batch-size 2 --hidden-dropout 0.1"
+    once, twice = folder() / "once", folder() / "twice"
+    finetune("MNLI", f"{words} --save {once} --load {once}")
+    for stop in ("--exit-interval 47", ""):
+        finetune("MNLI", f"{words} --save {twice} --load {twice} {stop}")
+    assert losses("twice") == losses("once")
+    assert scores("twice") == scores("once")
+    final, resumed = weights(once), weights(twice)
+    assert all(torch.equal(final[name].all(), resumed[name].all()) for name in final)
+
+
+def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
+    bert = folder() / "bert"
+    train(
+        f"--data-path {folder()}/sentences --train-iters 2 --micro-batch-size 2 --save {bert}",
+        objective="bert",
+    )
+    words = f"--train-iters 1 --lr 0 --weight-decay 0 --micro-batch-size 4 {TENSOR} 2"
+    finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --save {folder()}/begun")
+    pretrained, begun = weights(bert), weights(folder() / "begun")
+    shared = {*pretrained} & {*begun}
+    assert {*begun} - shared == {"7.classification_head.weight", "7.classification_head.bias"}
+    assert {*pretrained} - shared == {
+        *(f"7.{layer}.{kind}" for layer in ("dense", "layernorm") for kind in ("weight", "bias")),
+        *("7.binary_head.weight", "7.binary_head.bias", "9.output_bias"),
+    }
+    for name in shared:
+        weight = pretrained[name].all()
+        # Two tensor-parallel ranks need more padding of the vocabulary.
+        assert torch.equal(weight, begun[name].all()[: len(weight)]), name
+    with pytest.raises(WrongCheckpointError, match="--hidden-size"):
+        finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --hidden-size 16")
+
+
+CHECKS = [
+    every_layout_learns_mnli_alike,
+    predictions_of_any_layout_are_the_same,
+    race_counts_questions,
+    a_run_resumed_within_an_epoch_is_the_uninterrupted_one,
+    pretrained_weights_begin_a_run_that_has_no_checkpoint,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_downstream_tasks(check, outcomes):
+    require_passed(check, outcomes)

@@ -1,0 +1,153 @@
+"""Classification, regression and multiple choice: batches, loss, head, recorded predictions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_plan
+
+from megatron.config.data.downstream import Task, is_finetuned, objective_of
+from megatron.data.downstream.tasks import TASKS
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.model.bert import bert_layers
+from megatron.model.initialization import initialise
+from megatron.model.layers.attention_kernels import attention_of
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.objectives.classification import (
+    Classification,
+    MultipleChoice,
+    Predictions,
+    class_loss,
+    labelled_batch,
+)
+from megatron.tensor_parallel.rng import OrdinaryStream
+
+NAMES = [name for name in Task.__args__ if is_finetuned(name)]
+
+
+def spec_of(task, *flags):
+    words = ("--task", task, "--train-data", "a", "--hidden-dropout", "0", *flags)
+    return tiny_plan(*words, without=("--data-path",), objective=objective_of(task)).model
+
+
+def model_of(group, task, *flags):
+    spec = spec_of(task, *flags)
+    objective = (MultipleChoice if objective_of(task) == "multiple-choice" else Classification)()
+    layers = objective.layers(
+        spec,
+        group=group,
+        rng=OrdinaryStream(),
+        mixed=False,
+        core_attention=lambda number: attention_of(spec, REFERENCE),
+        batch_fields=(),
+    )
+    model = SequentialModel(layers)
+    initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
+    return model
+
+
+def batch_of(*shape, label=(0, 1), weight=(1, 1)):
+    length = torch.full(shape[:-1], 4)
+    return labelled_batch(
+        text=torch.randint(1, 11, shape),
+        types=torch.zeros(shape, dtype=torch.int64),
+        padding_mask=(torch.arange(shape[-1]) < length[..., None]).long(),
+        label=torch.tensor(label),
+        uid=torch.arange(shape[0]),
+        weight=torch.tensor(weight),
+        index=torch.tensor([7, 3]),
+    )
+
+
+def test_the_tasks_of_flags_and_of_readers_are_the_same():
+    assert {*NAMES} == {*TASKS}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_network_has_the_outputs_of_the_task(name, group):
+    task, spec = TASKS[name], spec_of(name)
+    assert (spec.num_outputs, spec.num_choices) == (task.num_outputs, task.num_choices or 1)
+    model = model_of(group, name)
+    assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
+
+
+def test_pooler_and_encoder_have_the_names_of_a_pretrained_bert(group):
+    spec = tiny_plan(objective="bert").model
+    bert = SequentialModel(
+        bert_layers(
+            spec,
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=lambda number: attention_of(spec, REFERENCE),
+            batch_fields=(),
+        )
+    )
+    theirs = {name: p.shape for name, p in bert.named_parameters()}
+    own = {name: p.shape for name, p in model_of(group, "MNLI").named_parameters()}
+    head = {name: shape for name, shape in own.items() if "classification_head" in name}
+    assert own.items() - head.items() <= theirs.items()
+    assert {*head.values()} == {(3, 8), (3,)}
+
+
+def test_padding_changes_no_logits(group):
+    model = model_of(group, "MNLI").eval()
+    batch = batch_of(2, 6)
+    changed = batch | {"tokens": batch["tokens"].clone()}
+    changed["tokens"][:, 4:] = 0
+    assert torch.equal(model(batch), model(changed))
+
+
+def test_the_choices_of_a_question_are_rows_of_their_own(group):
+    model = model_of(group, "RACE").eval()
+    batch = batch_of(2, 4, 6)
+    logits = model(batch)
+    assert logits.shape == (8, 1)
+    one = {name: batch[name][1:, 2:3] for name in ("tokens", "token_types", "positions")}
+    alone = model({**one, "attention_span": batch["attention_span"][1:, 2:3]})
+    torch.testing.assert_close(alone[0], logits[6])
+    loss = class_loss(Predictions())(logits, batch)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.view(2, 4), torch.tensor([0, 1])))
+
+
+def test_the_loss_is_a_weighted_mean():
+    logits = torch.tensor([[1.0, 2.0, 0.5], [0.3, -1.0, 2.0]])
+    loss = class_loss(Predictions())
+    full = F.cross_entropy(logits, torch.tensor([0, 1]), reduction="none")
+    torch.testing.assert_close(loss(logits, batch_of(2, 6)), full.mean())
+    # Of a smaller last batch the second row is padding.
+    last = batch_of(2, 6, weight=(2, 0))
+    torch.testing.assert_close(loss(logits, last), full[0])
+
+
+def test_a_single_output_is_a_regression():
+    logits = torch.tensor([[1.0], [4.5]])
+    loss = class_loss(Predictions())(logits, batch_of(2, 6, label=(0.0, 5.0)))
+    torch.testing.assert_close(loss, torch.tensor((1.0 + 0.25) / 2))
+
+
+def test_predictions_are_recorded_in_evaluations_that_are_recorded_alone():
+    predictions = Predictions()
+    loss, batch = class_loss(predictions), batch_of(2, 6, weight=(1, 0))
+    logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    with torch.no_grad():
+        loss(logits, batch)
+    predictions.start()
+    loss(logits.requires_grad_(), batch)
+    assert predictions.stop() == []
+    predictions.start()
+    with torch.no_grad():
+        loss(logits, batch)
+    assert predictions.stop() == [(7, [1.0, 2.0])]
+    assert predictions.stop() == []
+
+
+def test_the_dropout_of_the_head_is_that_of_hidden_layers(group):
+    torch.manual_seed(0)
+    model = model_of(group, "MNLI", "--hidden-dropout", "0.5", "--attention-dropout", "0")
+    batch = batch_of(2, 6)
+    pooled = model.get_submodule("7")
+    x_bsh = torch.ones(2, 6, 8)
+    assert not torch.equal(pooled(x_bsh), pooled(x_bsh))
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
