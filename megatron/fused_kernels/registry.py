@@ -273,7 +273,7 @@ def _unsupported(operation: str, work: Workload) -> str | None:
 
 
 def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tuple[Kernels, Choice]:
-    """Return the kernels with linear layers in fp8, and the line of the table that says so.
+    """Return the kernels with linear layers in fp8, and their line of the table.
 
     Raises:
         ConfigError: `device` has no fp8.

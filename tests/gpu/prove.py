@@ -62,7 +62,7 @@ VARIANTS = {
     "compile": "--compile",
     "loss_chunk_tokens": "--loss-chunk-tokens 2048",
 }
-"""Flags of further rows of the benchmark, by the field of the config that knows them."""
+"""Flags of further rows of the benchmark, by the field of the config that they set."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -216,8 +216,8 @@ def _keys(
         layers, stages = model["num_layers"], encoder_stages
         if stack:
             layers, stages = model["num_decoder_layers"], pipeline - first
-        place, local = divmod(number, layers // stages)
-        own = {place + first if stack else place}
+        index, local = divmod(number, layers // stages)
+        own = {index + first if stack else index}
         module = f"{stack}layers.{local}.{rest}"
     if stage in own:
         yield (*parents, *module.split(".", levels))

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from megatron.common.atomic_files import flush
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.block_encoder import EncodingRules
+from megatron.data.preprocessing.join_shards import JOINED, staged_digests, write_pair
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec, differences
 from megatron.data.preprocessing.report import key_report, readable, retry_first_documents
 from megatron.data.preprocessing.shard_writer import (
     ShardState,
-    existing_files,
     finished_shards,
     intact_shards,
     new_state,
@@ -26,14 +23,7 @@ from megatron.data.preprocessing.shard_writer import (
     write_json,
 )
 from megatron.data.preprocessing.shards import Shard
-from megatron.data.token_files.block_digests import write_digests
-from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end
-from megatron.data.token_files.index_files import (
-    INDEX_WRITERS,
-    IndexContent,
-    counting,
-    pieces_of_file,
-)
+from megatron.data.token_files.copying import copy_extents, lay_end_to_end
 from megatron.data.token_files.publish import (
     publish_pair,
     report_of,
@@ -42,8 +32,6 @@ from megatron.data.token_files.publish import (
 )
 
 _PUBLISH = "publish.json"
-_JOINED = ".joined"  # added to a key: how many bytes of its tokens are joined
-_COPYING = 4  # threads; more do not copy faster
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ def _read_assembled(staging: Path) -> dict[str, Any]:
 def forget_assembled(staging: Path) -> None:
     """Begin again: do not publish what is assembled. Called before shards change."""
     with write_errors_name(staging):
-        for path in (staging / _PUBLISH, *staging.glob(f"*{_JOINED}")):
+        for path in (staging / _PUBLISH, *staging.glob(f"*{JOINED}")):
             path.unlink(missing_ok=True)
 
 
@@ -173,7 +161,7 @@ def assemble(
     with staged_record(spec.prefixes, spec.record, is_kept=lambda: was_assembled(staging)):
         pairs, of_keys = [], {}
         for k, key in enumerate(rules.keys):
-            pairs.append(_write_pair(spec, rules, states, k, total.written[k]))
+            pairs.append(write_pair(spec, rules, states, k, total.written[k]))
             of_keys[key] = key_report(
                 folders,
                 k,
@@ -210,7 +198,7 @@ def publish_assembled(staging: Path) -> list[Written]:
     """Rename the assembled files to their names. If killed, the next run continues here."""
     assembled = _read_assembled(staging)
     for k, (bin_path, idx_path, prefix) in enumerate(assembled["pairs"]):
-        publish_pair(Path(bin_path), Path(idx_path), _staged_digests(staging, k), prefix)
+        publish_pair(Path(bin_path), Path(idx_path), staged_digests(staging, k), prefix)
     for source, target in assembled["moves"]:
         with write_errors_name(Path(target)):
             if Path(source).exists():
@@ -306,110 +294,6 @@ def _total(states: Iterable[ShardState], num_keys: int) -> ShardState:
         total.bad += state.bad
         total.input_bytes += state.input_bytes
     return total
-
-
-def _write_pair(
-    spec: PreprocessSpec,
-    rules: EncodingRules,
-    states: Mapping[str, ShardState],
-    key: int,
-    documents: int,
-) -> list[str]:
-    """Write tokens, digests and index of a key; return their paths and the prefix."""
-    staging, prefix = spec.staging, spec.prefix_of(rules.keys[key])
-    bin_path, idx_path = staging / f"{key}.bin", staging / f"{key}.idx"
-    with write_errors_name(Path(prefix + ".bin")):
-        workers = min(spec.workers, _COPYING)
-        _join_tokens(staging, states, bin_path, workers=workers, batch_bytes=spec.join_bytes)
-        write_digests(bin_path, _staged_digests(staging, key))
-    with write_errors_name(Path(prefix + ".idx")), idx_path.open("wb") as file:
-        folders = [staging / name for name in states]
-        INDEX_WRITERS[spec.dataset_impl](file, _content(folders, key, rules, documents))
-    return [str(bin_path), str(idx_path), prefix]
-
-
-def _join_tokens(
-    staging: Path,
-    states: Mapping[str, ShardState],
-    target: Path,
-    *,
-    workers: int,
-    batch_bytes: int,
-) -> None:
-    """Move the tokens of all shards into one file.
-
-    The file of a shard is removed once its tokens are on disk in `target`, so that no disk need
-    hold all of them twice. A file beside it records up to which byte that is so, for a run that
-    goes on after a kill.
-    """
-    target.touch()
-    record = target.with_suffix(_JOINED)
-    joined = min(_read_joined(record), target.stat().st_size)
-    left, end = [], 0
-    for name, state in states.items():
-        num_bytes = state.lengths.get(target.name, 0)
-        extent = Extent(staging / name / target.name, 0, end, num_bytes)
-        end += num_bytes
-        if extent.source.exists():
-            left.append(extent)
-        elif num_bytes and end > joined:
-            raise DataError(
-                f"tokens of finished shards are missing in {staging}; run without --resume to "
-                "convert all again"
-            )
-    os.truncate(target, end)
-    while left:
-        batch, num_bytes = [], 0
-        while left and num_bytes < batch_bytes:
-            batch.append(left.pop(0))
-            num_bytes += batch[-1].num_bytes
-        copy_extents(batch, target, workers=workers if num_bytes >= batch_bytes else 1)
-        flush(target)
-        write_json(record, batch[-1].target_offset + batch[-1].num_bytes)
-        for each in batch:
-            each.source.unlink()
-
-
-def _read_joined(record: Path) -> int:
-    """Return up to which byte the joined tokens are on disk; 0 where nothing is recorded."""
-    try:
-        return int(record.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
-def _content(
-    folders: Sequence[Path], key: int, rules: EncodingRules, documents: int
-) -> IndexContent:
-    all_sizes = existing_files(folders, key, "sizes")
-
-    def sizes() -> Iterator[NDArray]:
-        for path in all_sizes:
-            yield from pieces_of_file(path, np.dtype("<i4"))
-
-    def document_starts() -> Iterator[NDArray]:
-        if not rules.counts_sequences:
-            yield from counting(documents + 1)
-            return
-        end = np.zeros(1, "<i8")
-        yield end
-        for path in existing_files(folders, key, "counts"):
-            for counts in pieces_of_file(path, np.dtype("<i4")):
-                ends = end[-1] + np.cumsum(counts, dtype="<i8")
-                yield ends
-                end = ends
-
-    return IndexContent(
-        dtype=rules.dtype,
-        num_sequences=sum(path.stat().st_size // 4 for path in all_sizes),
-        num_documents=documents,
-        sizes=sizes,
-        document_starts=document_starts,
-    )
-
-
-def _staged_digests(staging: Path, key: int) -> Path:
-    return staging / f"{key}.bin.xxh3"
 
 
 def _staged_report(spec: PreprocessSpec, report: Mapping[str, Any]) -> list[str]:

@@ -146,8 +146,8 @@ def _glu_backward(
         of_up += d_up
         tl.store(grad + 2 * first + pair, tl.interleave(d_gate, d_up), mask=both)
     if BIASED:
-        place = sums + 2 * chunk * columns + pair
-        tl.store(place, tl.interleave(of_gate, of_up), mask=both)
+        target = sums + 2 * chunk * columns + pair
+        tl.store(target, tl.interleave(of_gate, of_up), mask=both)
 
 
 class _Activation(torch.autograd.Function):

@@ -137,12 +137,12 @@ def _backward(
             of_bias += dy
         if Y_BIASED:
             of_y += dx
-    place, size = sums + program * columns, programs * columns
-    tl.store(place + features, of_weight, mask=here)
+    target, size = sums + program * columns, programs * columns
+    tl.store(target + features, of_weight, mask=here)
     if BIASED:
-        tl.store(place + size + features, of_bias, mask=here)
+        tl.store(target + size + features, of_bias, mask=here)
     if Y_BIASED:
-        tl.store(place + (2 if BIASED else 1) * size + features, of_y, mask=here)
+        tl.store(target + (2 if BIASED else 1) * size + features, of_y, mask=here)
 
 
 @triton.jit
@@ -202,12 +202,12 @@ def _column_sums(
             of_bias += dy
         if Y_BIASED:
             of_y += tl.load(grad + first + column, mask=here, other=0.0).to(tl.float32)
-    place, size = sums + chunk * columns, tl.cdiv(rows, ROWS) * columns
-    tl.store(place + column, of_weight, mask=here)
+    target, size = sums + chunk * columns, tl.cdiv(rows, ROWS) * columns
+    tl.store(target + column, of_weight, mask=here)
     if BIASED:
-        tl.store(place + size + column, of_bias, mask=here)
+        tl.store(target + size + column, of_bias, mask=here)
     if Y_BIASED:
-        tl.store(place + (2 if BIASED else 1) * size + column, of_y, mask=here)
+        tl.store(target + (2 if BIASED else 1) * size + column, of_y, mask=here)
 
 
 class _Norm(torch.autograd.Function):

@@ -84,7 +84,7 @@ def _split_heads(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Turn the queries and keys of the fused heads at `start`, and write them to their places."""
+    """Turn the queries and keys of the fused heads at `start`, and write them to their tensors."""
     feature = tl.arange(0, HALF)[None, :]
     paired = feature < half
     here = (of_query | of_key) & paired

@@ -19,7 +19,7 @@ _LENGTH_BYTES = 8
 def broadcast_object(value: Value, *, source: int, group: dist.ProcessGroup) -> Value:
     """Return the `value` of the global rank `source` on every rank of `group`.
 
-    Communication: one broadcast of a packet from host memory over `group`, which must know gloo; a
+    Communication: one broadcast of a packet from host memory over `group`, which must include gloo; a
         second one of the rest if the pickled value does not fit.
     """
     is_source = dist.get_rank() == source

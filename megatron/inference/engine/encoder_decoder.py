@@ -180,7 +180,7 @@ class CachedSelfAttention:
 
     Args:
         attend: the attention kernel.
-        cache: knows the position of the new token.
+        cache: has the position of the new token.
 
     Shapes: query [b, a, 1, d], key and value [b, g, 1, d] -> [b, a, 1, d].
     """

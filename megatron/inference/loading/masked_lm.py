@@ -74,9 +74,9 @@ class MaskedLM:
     def fill(self, text: str, top: int) -> list[list[Candidate]]:
         """Return the likeliest tokens of each [MASK] in `text`, in order."""
         batch = self._batch(text)
-        places = batch["tokens"][0] == self._mask
+        is_mask = batch["tokens"][0] == self._mask
         chances, ids = (
-            self._log_probabilities(batch)[0, places]
+            self._log_probabilities(batch)[0, is_mask]
             .exp()
             .topk(min(top, self.tokenizer.vocab_size))
         )
@@ -95,13 +95,13 @@ class MaskedLM:
         batch = self._batch(text)
         tokens = batch["tokens"][0]
         total, count = 0.0, 0
-        for place in range(1, len(tokens) - 1):
-            if tokens[place] == self._sep:
+        for position in range(1, len(tokens) - 1):
+            if tokens[position] == self._sep:
                 continue
             masked = tokens.clone()
-            masked[place] = self._mask
+            masked[position] = self._mask
             chances = self._log_probabilities({**batch, "tokens": masked[None]})
-            total, count = total + float(chances[0, place, tokens[place]]), count + 1
+            total, count = total + float(chances[0, position, tokens[position]]), count + 1
         return total, count
 
     @torch.no_grad()

@@ -151,7 +151,7 @@ class PluginMetrics:
         """Return the numbers of all metrics after a step.
 
         Raises:
-            ConfigError: a name is taken, or a value is no number.
+            ConfigError: a name is taken, or a value is neither an int nor a float.
         """
         found: dict[str, float] = {}
         for metric, meter in self._meters.items():

@@ -175,6 +175,6 @@ def test_no_side_begins_when_the_budget_is_spent():
     assert train_gpu.measure(job, time.monotonic() - 1) == {"error": "not run: no time left"}
 
 
-def test_a_batch_that_is_no_number_is_refused():
+def test_a_batch_that_is_not_a_number_is_refused():
     with pytest.raises(ConfigError, match="--batch many"):
         train_gpu.parse(["--batch", "8", "many"])
