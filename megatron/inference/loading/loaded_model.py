@@ -23,6 +23,7 @@ from megatron.config.inference.generation import (
     Dtype,
     GenerationConfig,
     batch_problems,
+    candidate_problems,
     dtype_problems,
     inference_dtype,
     layout_problems,
@@ -149,7 +150,7 @@ def prepare_encoder(
 
     Args:
         name: its architecture.
-        options: name the dtype; None for fp32.
+        options: of decoding, and the dtype; None for fp32.
 
     Raises:
         ConfigError: flags do not fit the network or the machine.
@@ -162,9 +163,11 @@ def prepare_encoder(
     require_architecture(source, spec, name)
     launch, device = prepare_process(parallel)
     dtype: Dtype = "fp32"
+    problems: list[str] = []
     if options is not None:
         dtype = inference_dtype(options, source.config.precision, device=device.type)
-    problems = [
+        problems += candidate_problems(options, vocab_size=spec.vocab_size)
+    problems += [
         *layout_problems(parallel, spec, world_size=launch.world_size),
         *batch_problems(source.config.training.micro_batch_size),
         *dtype_problems(dtype, device=device.type),

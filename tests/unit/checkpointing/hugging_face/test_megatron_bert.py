@@ -20,6 +20,7 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, ConfigError
+from megatron.config.inference.generation import GenerationConfig
 from megatron.config.plan import plan
 from megatron.inference.loading.masked_lm import load_masked_lm
 from megatron.inference.loading.model_source import read_model_source
@@ -133,7 +134,10 @@ def test_the_export_fills_masks_by_transformers_alone(kind, group, tmp_path):
     load = ["--load", str(tmp_path / "saved")]
     with pytest.raises(ConfigError, match="--micro-batch-size -1 must be at least 1"):
         load_masked_lm(read_model_source([*load, "--micro-batch-size", "-1"], {}, description=""))
-    ours, _ = load_masked_lm(read_model_source(load, {}, description=""))
+    source = read_model_source(load, {}, description="")
+    with pytest.raises(ConfigError, match="--top_k 99 is more than the vocabulary's"):
+        load_masked_lm(source, GenerationConfig(top_k=99))
+    ours, _ = load_masked_lm(source)
     for text in ("Rivers [MASK].", "zE é [MASK] fall"):
         (candidates,) = ours.fill(text, 3)
         found = fill(text, top_k=3)
