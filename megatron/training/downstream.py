@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -250,7 +251,8 @@ class BestCheckpoint:
         Communication: every rank must call this, in step.
         """
         best = from_rank_0(lambda: self._read(state.iteration))
-        if best is not None and not value > best:
+        # Correlations are NaN where all predictions are equal.
+        if math.isnan(value) or (best is not None and value <= best):
             return
         if not Checkpoints(self._engine, self._plan, self._config).save(state):
             return

@@ -219,7 +219,7 @@ def _build(
     pretrained = None
     if plan.downstream.pretrained and not chosen:
         weights = with_weights_of(plan, plan.downstream.pretrained)
-        pretrained = choose_checkpoint(weights)
+        pretrained = choose_checkpoint(weights, flag="--pretrained-checkpoint")
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
     if plan.model.padded_vocab_in_softmax:

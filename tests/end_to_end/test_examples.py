@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from jobs import REPOSITORY, Corpus, Finished, clean_environment, journal, start
+from labelled_files import write_mnli, write_race
+from labelled_files import write_vocabulary as write_labelled_vocabulary
 from ports import free_port
 from quick_python import write_python
 from sentence_corpora import write_sentences, write_vocabulary
@@ -60,6 +62,8 @@ RUN_ALONE = {
     "evaluate_zeroshot_gpt.sh",
     "pretrain_multilingual.sh",
     "pretrain_gpt3_175B.sh",
+    "finetune_mnli_distributed.sh",
+    "finetune_race_distributed.sh",
 }
 
 
@@ -167,6 +171,22 @@ def test_a_t5_is_divided_over_processes(tmp_path: Path) -> None:
     example("pretrain_t5_distributed_with_mp.sh", tmp_path, **own, DATA_PATH=data)
     steps = journal(tmp_path / "checkpoints", "train")
     assert [step["iteration"] for step in steps] == [1, 2]
+
+
+@pytest.mark.parametrize(("task", "processes"), [("mnli", "2"), ("race", "1")])
+def test_a_bert_is_finetuned(tmp_path: Path, task: str, processes: str) -> None:
+    write_labelled_vocabulary(tmp_path / "bert-vocab.txt")
+    for name, seed in (("train.tsv", 0), ("dev_matched.tsv", 1), ("dev_mismatched.tsv", 2)):
+        write_mnli(tmp_path / "MNLI" / name, 33, seed=seed)
+    for name, seed in (("train/middle", 0), ("dev/middle", 1), ("dev/high", 2)):
+        write_race(tmp_path / "RACE" / name, 16, seed=seed)
+    own = {**SMALL, "GPUS_PER_NODE": processes, "PRECISION": "--bf16", "EPOCHS": "1"}
+    own["PRETRAINED_CHECKPOINT"] = "none"
+    flags = ["--pretrained-checkpoint", ""]  # from initial weights
+    example(f"finetune_{task}_distributed.sh", tmp_path, *flags, **own)
+    sets = {record["set"] for record in journal(tmp_path / "checkpoints", "task")}
+    expected = {"mnli": {"dev-matched", "dev-mismatched"}, "race": {"dev-middle", "dev-high"}}
+    assert sets == expected[task] | {"overall"}
 
 
 def test_a_bert_is_planned(tmp_path: Path) -> None:

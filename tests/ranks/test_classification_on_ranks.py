@@ -157,10 +157,13 @@ def predictions_of_any_layout_are_the_same(rank):
 
 def race_counts_questions(rank):
     words = "--epochs 3 --micro-batch-size 4 --global-batch-size 8"
-    finetune("RACE", f"{words} --save {folder()}/race")
+    finetune("RACE", f"{words} --save {folder()}/race --tensorboard-dir {folder()}/tensorboard")
     assert len(losses("race")) == 3 * 15
     assert scores("race")[-1][2] > 0.7
     assert all((each[2] * 20) % 1 == pytest.approx(0) for each in scores("race")[2::3])
+    (events,) = (folder() / "tensorboard").glob("*tfevents*")
+    for name in ("dev-middle", "dev-high", "overall"):
+        assert f"RACE-validation/{name}/accuracy".encode() in events.read_bytes()
     finetune("RACE", f"{words} {PIPELINE} 2 --save {folder()}/race-pipeline")
     assert losses("race-pipeline") == pytest.approx(losses("race"), rel=5e-2)
 
@@ -198,6 +201,16 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
         assert torch.equal(weight, begun[name].all()[: len(weight)]), name
     with pytest.raises(WrongCheckpointError, match="--hidden-size"):
         finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --hidden-size 16")
+    with pytest.raises(WrongCheckpointError, match=r"--pretrained-checkpoint none.* no such dir"):
+        finetune("MNLI", f"{words} --pretrained-checkpoint none")
+    lora = f"--epochs 1 --micro-batch-size 8 --pretrained-checkpoint {bert} --lora-rank 2"
+    finetune("MNLI", f"{lora} --save {folder()}/lora")
+    adapted = weights(folder() / "lora")
+    moved = {
+        name for name in shared if not torch.equal(adapted[name].all(), pretrained[name].all())
+    }
+    assert moved == set()
+    assert bool(adapted["7.classification_head.bias"].all().any())
 
 
 CHECKS = [

@@ -53,17 +53,20 @@ class Chosen:
     passed_over: int = 0
 
 
-def choose_checkpoint(plan: Plan) -> Chosen | None:
+def choose_checkpoint(plan: Plan, *, flag: str = "--load") -> Chosen | None:
     """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
 
     One whose manifest is damaged is passed over for the next older one, with a warning.
+
+    Args:
+        flag: that the directory comes from.
 
     Raises:
         WrongCheckpointError: there is none to go on from, or it is of another run.
 
     Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
     """
-    return from_rank_0(lambda: _newest(plan, _find(plan)))
+    return from_rank_0(lambda: _newest(plan, _find(plan), flag=flag))
 
 
 def next_older(plan: Plan, damaged: Chosen) -> Chosen:
@@ -200,7 +203,9 @@ def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) 
     return None
 
 
-def _newest(plan: Plan, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
+def _newest(
+    plan: Plan, tags: Sequence[str], passed_over: int = 0, *, flag: str = "--load"
+) -> Chosen | None:
     directory = Path(plan.checkpoint.load)
     if chosen := newest_readable(directory, tags, passed_over):
         _require_fit(plan, chosen)
@@ -210,10 +215,10 @@ def _newest(plan: Plan, tags: Sequence[str], passed_over: int = 0) -> Chosen | N
     if plan.checkpoint.must_exist:
         if not directory.exists():
             raise WrongCheckpointError(
-                f"--load {directory}: there is no such directory{near(directory)}"
+                f"{flag} {directory}: there is no such directory{near(directory)}"
             )
         raise WrongCheckpointError(
-            f"--load {directory} holds no complete checkpoint; give the directory that a run "
+            f"{flag} {directory} holds no complete checkpoint; give the directory that a run "
             "saved to with --save"
         )
     log.info("no checkpoint in %s yet: training starts from the beginning", directory)
