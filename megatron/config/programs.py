@@ -25,6 +25,13 @@ from megatron.config.tools.data_tools import (
     SampleTextConfig,
     StepSamplesConfig,
 )
+from megatron.config.tools.detoxification import (
+    AnnotationConfig,
+    ContinuationsConfig,
+    ScorerConfig,
+    SelectionConfig,
+    ToxicityConfig,
+)
 from megatron.config.tools.diagnostics import DoctorConfig, WatchConfig
 from megatron.config.tools.hugging_face import (
     AdapterConfig,
@@ -97,4 +104,15 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),
     "tasks/main.py": (*_TRAINING, TaskConfig),
     "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),
+    "examples/detxoify_lm/generate_samples_gpt.py": (
+        *_TRAINING,
+        GenerationConfig,
+        ContinuationsConfig,
+    ),
+    "examples/detxoify_lm/annotations/perspective_api_annotate.py": (
+        AnnotationConfig,
+        ScorerConfig,
+    ),
+    "examples/detxoify_lm/annotations/filter-selfgeneration.py": (SelectionConfig,),
+    "examples/detxoify_lm/perspective_api.py": (ToxicityConfig, ScorerConfig),
 }

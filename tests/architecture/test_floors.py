@@ -95,7 +95,8 @@ def test_every_folder_of_the_package_is_a_package():
     ("library", "parts"),
     [
         ("deepspeed", {"engine"}),
-        ("transformers", {"tokenizer", "checkpointing"}),
+        ("transformers", {"tokenizer", "checkpointing", "inference.evaluation"}),
+        ("profanity_check", {"inference.evaluation"}),
         ("huggingface_hub", {"checkpointing"}),
         ("tokenizers", {"tokenizer"}),
         ("triton", {"fused_kernels"}),

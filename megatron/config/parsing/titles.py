@@ -46,6 +46,11 @@ TITLES = {
     "DownstreamConfig": "Downstream tasks",
     "TaskConfig": "Zero-shot tasks",
     "HarnessConfig": "Tasks of lm_eval",
+    "ScorerConfig": "Toxicity scorer",
+    "AnnotationConfig": "Annotation of toxicity",
+    "SelectionConfig": "Selection by toxicity",
+    "ContinuationsConfig": "Continuations of prompts",
+    "ToxicityConfig": "Toxicity of continuations",
 }
 """Headings of the sections whose class is not called what a reader would look for."""
 

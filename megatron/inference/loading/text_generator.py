@@ -49,8 +49,12 @@ class TextGenerator:
             prompt_logprobs=self.options.logprobs and not self.engine.runner.sees_prefix,
         )
 
-    def generate(self, texts: Iterable[str]) -> Iterator[Completion]:
+    def generate(self, texts: Iterable[str], *, skip: int = 0) -> Iterator[Completion]:
         """Return the completion of each text, in their order, as soon as it is finished.
+
+        Args:
+            skip: number of texts, from the first, that are not continued, as earlier attempts did;
+                the seeds of the others are the same.
 
         Raises:
             ConfigError: lists every text that is too long; nothing is generated.
@@ -63,8 +67,8 @@ class TextGenerator:
         )
         width = self.options.beam_width
         if width is None:
-            return self.engine.generate(requests)
-        return (self._best_beam(request, width) for request in requests)
+            return self.engine.generate(requests[skip:])
+        return (self._best_beam(request, width) for request in requests[skip:])
 
     def stream(self, text: str) -> Iterator[str]:
         """Yield the continuation of `text` in parts, as soon as they are stable.

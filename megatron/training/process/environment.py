@@ -399,6 +399,11 @@ def verbosity() -> str | None:
     return level or None
 
 
+def perspective_api_key() -> str:
+    """Return the key of the Perspective API; "" without one."""
+    return os.environ.get("PERSPECTIVE_API_KEY", "").strip()
+
+
 def export_determinism() -> None:
     """Export the variables of deterministic GPU libraries; keep set values that suffice.
 

@@ -53,6 +53,26 @@ MISTAKES = [
     ("tasks/main.py", "--task LAMBADA --valid-data none --load none", "none"),
     ("tasks/main.py", "--task RACE --valid-data none --load none", "--num-layers"),
     ("tasks/eval_harness/evaluate.py", "--task_list lambada --load none", "none"),
+    (
+        "examples/detxoify_lm/generate_samples_gpt.py",
+        "--load none --num-samples 1 --genfile f",
+        "none",
+    ),
+    (
+        "examples/detxoify_lm/annotations/perspective_api_annotate.py",
+        "--data-path none --scorer a:b",
+        "none",
+    ),
+    (
+        "examples/detxoify_lm/annotations/filter-selfgeneration.py",
+        "--data-path none --out-path f",
+        "none",
+    ),
+    (
+        "examples/detxoify_lm/perspective_api.py",
+        "--data-path a --prompt-path b --scorer none",
+        "none",
+    ),
 ]
 
 

@@ -86,6 +86,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "megatron.nemo").write_bytes(b"\x1f\x8b")
     (tmp_path / "mp_autoresume-last.ckpt").write_bytes(b"PK")
     (tmp_path / "prompts.txt").write_text("once\n")
+    monkeypatch.delenv("PERSPECTIVE_API_KEY", raising=False)
+    scored = [{"text": "A text.", "score": {"toxicity": share}} for share in (0.1, 0.9)]
+    (tmp_path / "annotated.out").write_text("".join(json.dumps(each) + "\n" for each in scored))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -121,6 +124,8 @@ def tool_at(script):
 
 def run(script, words, processes):
     """Do what the command asks for, but for steps of training and the conversion of texts."""
+    if script.endswith("finetune_gpt.py"):
+        script, words = "pretrain_gpt.py", tool_at(script).training_flags(words)
     if "/" not in script:
         config, _ = parse_config(words)
         objective = {"pretrain_bert.py": "bert", "pretrain_t5.py": "t5"}.get(script, "gpt")
