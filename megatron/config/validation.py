@@ -211,6 +211,7 @@ def _kernels_problems(
     Args:
         changes_length: whether the length of samples changes during the run.
     """
+    has_experts = max(config.experts.num_experts or [1]) > 1
     yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
     yield from compile_problems(
         config.kernels,
@@ -219,7 +220,7 @@ def _kernels_problems(
         parallel=config.parallel,
         lora_dropout=config.lora.lora_dropout,
         zero_stage=zero_stage,
-        has_experts=max(config.experts.num_experts or [1]) > 1,
+        has_experts=has_experts,
         has_curriculum=changes_length,
         device=device,
     )
@@ -228,7 +229,7 @@ def _kernels_problems(
         config.precision,
         device=device,
         zero_stage=zero_stage,
-        has_experts=config.experts.num_experts is not None,
+        has_experts=has_experts,
     )
 
 

@@ -381,7 +381,7 @@ def ffn_hidden_size_of(model: ModelConfig) -> int:
 
 def head_dim_of(model: ModelConfig) -> int:
     """Return the features per attention head."""
-    return model.kv_channels or model.hidden_size // model.num_attention_heads
+    return model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
 
 
 def num_query_groups_of(model: ModelConfig) -> int:

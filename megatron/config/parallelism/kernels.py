@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from megatron.common.registry import ATTENTIONS
-from megatron.config.network.model import ModelConfig
+from megatron.config.network.model import ModelConfig, head_dim_of
 from megatron.config.parallelism.kernels_plan import (
     NARROWEST_FLEX_HEAD,
     CompileMode,
@@ -133,7 +133,7 @@ def kernels_problems(
             yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
         if not (precision.fp16 or precision.bf16):
             yield f"{flag} computes in 16 bits: write --bf16 or --fp16, or leave the flag out"
-        width = _head_dim(model)
+        width = head_dim_of(model)
         if width > _WIDEST_FLASH_HEAD:
             yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
 
@@ -213,13 +213,9 @@ def _flex_problems(model: ModelConfig, device: str) -> Iterator[str]:
             f"{flag} has no dropout: write --attention-dropout 0 rather than "
             f"{model.attention_dropout:g}, or take sdpa"
         )
-    width = _head_dim(model)
+    width = head_dim_of(model)
     if width < NARROWEST_FLEX_HEAD:
         yield f"{flag} takes heads of {NARROWEST_FLEX_HEAD} features at least, not {width}"
-
-
-def _head_dim(model: ModelConfig) -> int:
-    return model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
 
 
 def _attention(kernels: KernelsConfig, model: ModelConfig) -> str:

@@ -49,6 +49,11 @@ def test_what_cannot_be_computed_in_fp8_is_refused(flags, device, why, capsys):
     assert re.search(why, message), message
 
 
+def test_a_single_expert_is_an_ordinary_mlp():
+    decided = tiny_plan(*FP8, "--num-experts", "1", device="cuda")
+    assert decided.kernels.fp8_format == "hybrid" and not decided.model.num_experts
+
+
 def test_torchao_must_be_installed(monkeypatch):
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     (problem,) = package_problems(tiny_config(*FP8))
