@@ -1,7 +1,9 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,8 @@ from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, master_address
+
+Runner = TypeVar("Runner")
 
 _COLLECTIVE_TIMEOUT = timedelta(days=365)  # other ranks wait until the next request
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
@@ -141,6 +145,21 @@ class PreparedProcess:
     dtype: torch.dtype
     device: torch.device
     is_first: bool
+
+    def build(self, runner: Callable[..., Runner], source: ModelSource) -> Runner:
+        """Build a runner of the network with the weights of `source`.
+
+        Raises:
+            CheckpointError: they are damaged, or not those of the network.
+        """
+        with source.weights() as full:
+            return runner(
+                self.spec,
+                full.parameters,
+                groups=self.groups,
+                dtype=self.dtype,
+                device=self.device,
+            )
 
 
 def prepare_encoder(

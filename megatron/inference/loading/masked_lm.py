@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -261,13 +262,5 @@ def load_masked_lm(
     Communication: every rank must call this, in step.
     """
     process = prepare_encoder(source, "bert", options)
-    with source.weights() as full:
-        runner = EncoderRunner(
-            process.spec,
-            full.parameters,
-            layers=bert_layers,
-            groups=process.groups,
-            dtype=process.dtype,
-            device=process.device,
-        )
+    runner = process.build(partial(EncoderRunner, layers=bert_layers), source)
     return MaskedLM(runner, process.tokenizer), process.is_first

@@ -154,14 +154,7 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
     Communication: every rank must call this, in step.
     """
     process = prepare_encoder(source, "t5", options)
-    with source.weights() as full:
-        runner = EncoderDecoderRunner(
-            process.spec,
-            full.parameters,
-            groups=process.groups,
-            dtype=process.dtype,
-            device=process.device,
-        )
+    runner = process.build(EncoderDecoderRunner, source)
     rows = source.config.training.micro_batch_size
     return TextToText(runner, process.tokenizer, rows=rows), process.is_first
 
