@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
 from megatron.config.data.downstream import is_finetuned, objective_of
-from megatron.config.parsing.flags import value_in
+from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.training.epochs import with_steps_of_epochs
