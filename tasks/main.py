@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
 def finetune(argv: Sequence[str]) -> int:
     """Finetune a BERT on a task, or evaluate it with 0 epochs; return the exit code."""
     words = with_kept_batch(argv)
+    if value_in(words, "--epochs") == "0" and value_in(words, "--lr") is None:
+        words += ["--lr", "0"]  # which training needs
     return train_from(words, objective_of(value_in(words, "--task")), description=__doc__)
 
 
