@@ -52,11 +52,12 @@ def write_checkpoint(
     *flags: str,
     vocab_size: int = VOCAB_SIZE,
     objective: str = "gpt",
+    without: tuple[str, ...] = (),
 ) -> Path:
     """Write weights as ranks of the layout in `flags` do, without an optimizer; return the folder."""
     folder = directory / "global_step3"
     folder.mkdir(parents=True)
-    config = tiny_config(*flags)
+    config = tiny_config(*flags, without=without)
     layout = config.parallel
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     decided = plan(

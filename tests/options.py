@@ -99,6 +99,18 @@ _LABELLED = _TRANSFER | {
     "--vocab-file {files}/bert.txt",
     "objective": "classification",
 }
+_TAGS = _TRANSFER | {
+    "on": "--task token-classification --train-data {files}/words.conll --head-dropout 0.1 "
+    "--vocab-file {files}/bert.txt",
+    "objective": "token-classification",
+}
+_SQUAD = "--task question-answering --train-data {files}/squad.json --vocab-file {files}/bert.txt"
+_SQUAD += " --valid-data {files}/squad.json --max-query-length 3 --doc-stride 4"
+_ANSWERS = _TRANSFER | {"on": _SQUAD, "objective": "question-answering"}
+_LONG_ANSWERS = _ANSWERS | {"on": f"{_SQUAD} --valid-data {{files}}/long.json"}
+_NO_ANSWERS = _ANSWERS | {
+    "on": f"{_SQUAD.replace('squad', 'squad2')} --version-2-with-negative",
+}
 _WEIGHTED = "--train-weighted-split-paths 'a: 1 0:1 {files}/corpus'"
 
 MODEL = {
@@ -446,6 +458,28 @@ DOWNSTREAM = {
         "--keep-last-batch", "sizes", **(_LABELLED | {"on": f"{_LABELLED['on']} --epochs 2"})
     ),
 }
+TEXT_TASK = {
+    "labels": Turned("--labels O B B-X B-Y", "shapes", **_TAGS),
+    "head_layers": Turned("--head-layers 3", "shapes", **_TAGS),
+    "head_dropout": Turned("--head-dropout 0", "losses", **_TAGS),
+    "ignore_extra_tokens": Turned("--ignore-extra-tokens", "batches", **_TAGS),
+    "ignore_start_end": Turned("--ignore-start-end", "batches", **_TAGS),
+    "class_balancing": Turned("--class-balancing weighted_loss", "batches", **_TAGS),
+    "version_2_with_negative": Turned(
+        "--version-2-with-negative",
+        "error",
+        **(_ANSWERS | {"on": _SQUAD.replace("squad", "squad2")}),
+        on_says="is this SQuAD 2.0?",
+    ),
+    "doc_stride": Turned("--doc-stride 2", "batches", **_ANSWERS),
+    "max_query_length": Turned("--max-query-length 2", "batches", **_ANSWERS),
+    "max_answer_length": Turned("--max-answer-length 1", "log", **_LONG_ANSWERS),
+    "n_best_size": Turned("--n-best-size 1", "log", **_LONG_ANSWERS),
+    "null_score_diff_threshold": Turned("--null-score-diff-threshold -1000", "log", **_NO_ANSWERS),
+    "output_prediction_file": Unseen("Written when a finetuned network is evaluated."),
+    "output_nbest_file": Unseen("Written when a finetuned network is evaluated."),
+}
+
 MASKED_LM = {
     "mask_prob": Turned("--mask-prob 0.5", "batches", **_SENTENCES),
     "short_seq_prob": Turned("--short-seq-prob 1", "batches", **_SENTENCES),
@@ -680,6 +714,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **OBJECTIVE,
     **MASKED_LM,
     **DOWNSTREAM,
+    **TEXT_TASK,
     **FIM,
     **MASKED_LM,
     **ENCODER_DECODER,

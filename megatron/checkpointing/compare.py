@@ -60,6 +60,7 @@ _NOT_IN_WEIGHTS = (
     "fp32_residual",
     "query_key_layer_scaling",
     "lora_dropout",
+    "head_dropout",
     "padded_vocab_in_softmax",
 )
 """Fields of the network that the shapes and meaning of weights do not depend on."""
@@ -70,7 +71,7 @@ _OF_LAYOUT = ("padded_vocab_size",)
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
 """Fields that decide which LoRA weights there are."""
 
-_HEADS = ("binary_head", "num_outputs", "num_choices", "num_token_types")
+_HEADS = ("binary_head", "num_outputs", "num_choices", "head_layers", "labels", "num_token_types")
 """Fields that decide which heads there are, and what they need of a text."""
 
 _DEFAULTS = {each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING}

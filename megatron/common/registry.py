@@ -288,7 +288,7 @@ SCHEDULES: Registry[Any] = Registry(
     "learning-rate schedule",
     "--lr-decay-style",
     dict.fromkeys(
-        ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+        ("constant", "linear", "cosine", "square-root", "inverse-square-root", "WSD"),
         "megatron.optimizer.schedule",
     ),
     call="consumed, plan",

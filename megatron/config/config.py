@@ -11,6 +11,7 @@ from megatron.config.data.downstream import DownstreamConfig
 from megatron.config.data.masked_lm import MaskedLMConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
+from megatron.config.data.text_tasks import TextTaskConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
@@ -63,6 +64,7 @@ class Config:
     fim: FimConfig
     masked_lm: MaskedLMConfig
     downstream: DownstreamConfig
+    text_task: TextTaskConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     guards: GuardsConfig

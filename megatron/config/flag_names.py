@@ -29,6 +29,7 @@ _NAMED = {
     "model.architecture": "--objective",
     "model.num_outputs": "--task",
     "model.num_choices": "--task",
+    "model.head_layers": "--head-layers",
     "model.attention": "--attention-impl",
     "model.attention_softcap": "--attn-logit-softcapping",
     "model.logit_softcap": "--final-logit-softcapping",

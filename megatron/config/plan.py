@@ -35,6 +35,7 @@ from megatron.config.data.objective import (
     objective_problems,
     plan_objective,
 )
+from megatron.config.data.text_tasks import TextTaskPlan, plan_text_task
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.network.encoder_decoder import with_decoder
 from megatron.config.network.experts import ExpertPlan, plan_experts
@@ -98,6 +99,7 @@ class Plan:
     masks: MaskPlan
     objective: ObjectivePlan
     downstream: DownstreamPlan
+    text_task: TextTaskPlan
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
@@ -184,6 +186,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         masks=plan_masks(config.masks),
         objective=replace(objective, own_flags=OBJECTIVES.flags_of(valid.objective, own_flags)),
         downstream=plan_downstream(config.downstream),
+        text_task=plan_text_task(config.text_task, config.downstream.task),
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
@@ -243,7 +246,8 @@ def plan_model(
         binary_head=architecture == "bert" and config.masked_lm.bert_binary_head,
     )
     if declaration_of(objective).kind == LABELLED:
-        spec = with_classes(spec, config.downstream)
+        text_task = plan_text_task(config.text_task, config.downstream.task)
+        spec = with_classes(spec, config.downstream, text_task)
     if architecture == "t5":
         spec = with_decoder(
             spec,

@@ -103,6 +103,9 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/text_to_text.py": (*_TRAINING, TextToTextConfig),
     "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),
     "tasks/main.py": (*_TRAINING, TaskConfig),
+    "tasks/token_classification.py": _TRAINING,
+    "tasks/text_classification.py": _TRAINING,
+    "tasks/question_answering.py": _TRAINING,
     "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),
     "examples/detxoify_lm/generate_samples_gpt.py": (
         *_TRAINING,

@@ -11,6 +11,7 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.downstream import LABELLED, downstream_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
+from megatron.config.data.text_tasks import TEXT_TASKS, text_task_problems
 from megatron.config.network.encoder_decoder import (
     decoder_flag_problems,
     encoder_decoder_problems,
@@ -425,6 +426,11 @@ def _objective_problems(
         labelled=declared.kind == LABELLED,
         loads=config.checkpoint.load is not None,
     )
+    task = config.downstream.task
+    yield from text_task_problems(config.text_task, task, seq_length=config.model.seq_length)
+    sequence = config.parallel.ds_sequence_parallel_size
+    if task in TEXT_TASKS and sequence > 1:
+        yield f"--ds-sequence-parallel-size {sequence}: --task {task} needs full sequences; write 1"
     yield from _architecture_problems(config, declared.architecture)
     if config.plugins.dataset and declared.kind != "documents":
         yield f"--dataset {config.plugins.dataset} reads documents, not {declared.kind}"

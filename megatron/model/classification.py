@@ -1,4 +1,4 @@
-"""Classification and multiple-choice heads: BERT's encoder, pooler, dropout and a linear layer."""
+"""Heads of downstream tasks on BERT's encoder: classification, multiple choice, each token."""
 
 from collections.abc import Collection
 from typing import Any
@@ -15,6 +15,7 @@ from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.layer_list import Layer, Step
 from megatron.model.layers.mlp import MixtureBuilder
 from megatron.tensor_parallel.broadcast import Batch
+from megatron.tensor_parallel.collectives import gather_sequence
 from megatron.tensor_parallel.rng import RngTracker
 
 
@@ -50,7 +51,7 @@ def classification_layers(
     return [
         take_tokens if spec.num_choices == 1 else rows_of_choices,
         *encoder,
-        Layer(ClassificationHeadPipe, head),
+        Layer(TokenHeadPipe if spec.head_layers else ClassificationHeadPipe, head),
         *([to_float32] if mixed else []),
     ]
 
@@ -95,3 +96,44 @@ class ClassificationHeadPipe(nn.Module):
     def _logits(self, first_bh: Tensor) -> Tensor:
         pooled_bh: Any = self.pooler(first_bh).tanh()
         return self.classification_head(F.dropout(pooled_bh, self.dropout, self.training))
+
+
+class TokenHeadPipe(nn.Module):
+    """Head on each token: dropout, and linear layers with ReLU between them.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, C].
+    Communication: none; with sequence parallelism one all-gather of [b, s, C] forward and one
+        reduce-scatter backward.
+    Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks, unless these
+        divide the sequence.
+    """
+
+    def __init__(
+        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
+    ):
+        super().__init__()
+        self.dropout, self.group = spec.head_dropout, group
+        self.sequence_parallel = sequence_parallel
+        width = spec.hidden_size
+        hidden = (ReplicatedLinear(width, width) for _ in range(spec.head_layers - 1))
+        self.classification_head = nn.ModuleList(
+            [*hidden, ReplicatedLinear(width, spec.num_outputs)]
+        )
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        x = F.dropout(x_bsh, self.dropout, self.training)
+        *hidden, last = self.classification_head
+        for layer in hidden:
+            x = F.relu(layer(x))
+        logits = last(x)
+        if not self.sequence_parallel:
+            return logits
+        # All ranks compute the same loss of all tokens, and the gather sums its gradients over
+        # them: only those of rank 0 count.
+        full = gather_sequence(logits, 1, self.group)
+        return full if self.group.rank() == 0 else full.detach() + 0 * full

@@ -89,6 +89,7 @@ def lr_decay(share: Callable[..., float]) -> Callable[..., float]:
 
 SCHEDULES.register("linear")(lr_decay(linear))
 SCHEDULES.register("cosine")(lr_decay(cosine))
+SCHEDULES.register("square-root")(lr_decay(lambda progress: math.sqrt(1 - progress)))
 
 
 @SCHEDULES.register("constant")

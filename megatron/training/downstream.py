@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from megatron.checkpointing.manifest import published_tags, tag_of
 from megatron.checkpointing.publish import prune
-from megatron.common.atomic_files import replace_text, replacing
+from megatron.common.atomic_files import replace_text
 from megatron.common.errors import CheckpointError, TrainingError, reason
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.data.datasets.epoch_order import EachOnce
-from megatron.data.downstream.metrics import METRICS, confusion_matrix, confusion_table
-from megatron.data.downstream.task_dataset import ClassificationTask, TaskDataset
+from megatron.data.downstream.task import LabelledData, Predicted, Task
 from megatron.engine.engine import Engine
 from megatron.objectives.classification import Predictions
 from megatron.tensor_parallel.process_groups import Groups
@@ -54,36 +52,11 @@ class TaskSets:
         predictions: records logits of the engine's evaluations.
     """
 
-    task: ClassificationTask
+    task: Task
     steps: int
-    sets: Mapping[str, TaskDataset]
+    sets: Mapping[str, LabelledData]
     batches: Callable[[EachOnce, int], Iterator[Any]]
     predictions: Predictions
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Outputs and labels of one validation file, in its order.
-
-    Args:
-        outputs: logits [n, C] of all samples.
-    """
-
-    name: str
-    data: TaskDataset
-    outputs: NDArray[np.float64]
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """Predicted classes; predicted scores of a regression."""
-        return self.outputs[:, 0] if self.data.task.is_regression else self.outputs.argmax(1)
-
-    @property
-    def probabilities(self) -> NDArray[np.float64]:
-        """Softmax of the logits; the outputs of a regression."""
-        if self.data.task.is_regression:
-            return self.outputs
-        return torch.from_numpy(self.outputs).softmax(-1).numpy()
 
 
 class TaskEvaluation(Hook):
@@ -125,9 +98,10 @@ class TaskEvaluation(Hook):
         predicted = self._evaluate(epoch, state)
         labelled = [each for each in predicted if each.data.has_labels]
         if labelled and self._best:
-            self._best.offer(state, epoch, self._score(labelled))
+            task = self._tasks.task
+            self._best.offer(state, epoch, task.score(task.metrics(labelled)))
         if is_last:
-            self._log_confusion(labelled)
+            self._log_table(labelled)
 
     def predict(self, state: TrainState) -> None:
         """Evaluate without training, and write the predictions to files.
@@ -135,9 +109,9 @@ class TaskEvaluation(Hook):
         Communication: every rank must call this, in step.
         """
         predicted = self._evaluate(-1, state)
-        self._log_confusion([each for each in predicted if each.data.has_labels])
+        self._log_table([each for each in predicted if each.data.has_labels])
         directory = Path(self._plan.checkpoint.save or self._plan.checkpoint.load)
-        from_rank_0(lambda: write_predictions(directory, predicted))
+        from_rank_0(lambda: write_predictions(self._tasks.task, directory, predicted))
 
     def _evaluate(self, epoch: int, state: TrainState) -> list[Predicted]:
         """Predict all files and log their metrics."""
@@ -146,7 +120,7 @@ class TaskEvaluation(Hook):
         predicted = []
         for name, data in self._tasks.sets.items():
             file_started_at = time.perf_counter()
-            predicted.append(Predicted(name, data, self._outputs(data)))
+            predicted.append(Predicted(data, self._outputs(data)))
             if data.has_labels:
                 self._report(epoch, state, f"metrics for {name}", predicted[-1:], file_started_at)
         labelled = [each for each in predicted if each.data.has_labels]
@@ -154,7 +128,7 @@ class TaskEvaluation(Hook):
             self._report(epoch, state, "overall", labelled, started_at)
         return predicted
 
-    def _outputs(self, data: TaskDataset) -> NDArray[np.float64]:
+    def _outputs(self, data: LabelledData) -> NDArray[np.float64]:
         """Return the logits of all samples, each predicted once by one of the replicas.
 
         Communication: that of the engine, and one all-gather.
@@ -178,15 +152,6 @@ class TaskEvaluation(Hook):
             raise TrainingError(f"{len(outputs)} of {len(data)} samples were predicted")
         return np.array([outputs[i] for i in range(len(data))])
 
-    def _metrics(self, predicted: list[Predicted]) -> dict[str, float]:
-        """Return the official metrics of the task over several files together."""
-        labels = np.concatenate([each.data.labels for each in predicted])
-        values = np.concatenate([each.values for each in predicted])
-        return {name: METRICS[name](values, labels) for name in self._tasks.task.metrics}
-
-    def _score(self, predicted: list[Predicted]) -> float:
-        return float(np.mean([*self._metrics(predicted).values()]))
-
     def _report(
         self,
         epoch: int,
@@ -197,10 +162,9 @@ class TaskEvaluation(Hook):
     ) -> None:
         sign = ">>" if what == "overall" else ">"
         head = f" {sign} |epoch: {epoch}| {what}"
-        metrics = self._metrics(predicted)
-        if not self._tasks.task.is_regression:
-            total = sum(len(each.data) for each in predicted)
-            correct = sum(int((each.values == each.data.labels).sum()) for each in predicted)
+        metrics = self._tasks.task.metrics(predicted)
+        if counts := self._tasks.task.correct(predicted):
+            correct, total = counts
             seconds = time.perf_counter() - started_at
             line = f"{head}: correct / total = {correct} / {total} = {100 * correct / total:.4f} %"
             log.info("%s, elapsed time (sec): %.3f", line, seconds)
@@ -214,15 +178,11 @@ class TaskEvaluation(Hook):
         if self._tensorboard:
             self._tensorboard.after_task(self._tasks.task.name, name, metrics, state)
 
-    def _log_confusion(self, predicted: list[Predicted]) -> None:
-        """Log how often each class was predicted as which."""
-        task = self._tasks.task
-        if task.is_regression or not predicted:
-            return
-        labels = np.concatenate([each.data.labels for each in predicted])
-        values = np.concatenate([each.values for each in predicted])
-        matrix = confusion_matrix(values, labels, len(task.classes))
-        log.info("confusion matrix\n%s", confusion_table(matrix, task.classes))
+    def _log_table(self, predicted: list[Predicted]) -> None:
+        """Log the scores of each class."""
+        table = self._tasks.task.table(predicted) if predicted else ""
+        if table:
+            log.info("%s", table)
 
 
 class BestCheckpoint:
@@ -278,49 +238,17 @@ class BestCheckpoint:
         prune(self._directory, tags)
 
 
-def write_predictions(directory: Path, predicted: list[Predicted]) -> None:
-    """Write all predictions to predictions_NAME_NAME.pt, and those of each file to a TSV.
-
-    The former is a list of (name, (probabilities, labels, ids)), as Megatron-LM writes it.
+def write_predictions(task: Task, directory: Path, predicted: list[Predicted]) -> None:
+    """Write all predictions to files.
 
     Raises:
         CheckpointError: the directory cannot be written to.
     """
-    names = "_".join(each.name for each in predicted)
-    rows = [
-        (
-            each.name,
-            (each.probabilities.tolist(), each.data.labels.tolist(), each.data.uids.tolist()),
-        )
-        for each in predicted
-    ]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / f"predictions_{names}.pt") as file:
-            torch.save(rows, file)
-        for each in predicted:
-            replace_text(directory / f"predictions_{each.name}.tsv", _table(each))
+        written = task.write(directory, predicted)
     except OSError as error:
         raise CheckpointError(
             f"{directory}: the predictions cannot be written ({reason(error)}); give another --save"
         ) from error
-    log.info("predictions are in %s", directory / f"predictions_{names}.pt and .tsv")
-
-
-def _table(predicted: Predicted) -> str:
-    """Return the predictions as text: a line for each sample, separated by tabs."""
-    data, classes = predicted.data, predicted.data.task.classes
-    scores = [f"probability of {name}" for name in classes]
-    lines = [["id", "prediction", "label", *scores]]
-    for uid, value, label, row in zip(
-        data.uids.tolist(),
-        predicted.values.tolist(),
-        data.labels.tolist(),
-        predicted.probabilities.tolist(),
-        strict=True,
-    ):
-        words = [classes[value], classes[label]] if classes else [f"{value:.6g}", f"{label:.6g}"]
-        if not data.has_labels:
-            words[1] = ""
-        lines.append([str(uid), *words, *(f"{each:.6g}" for each in row[: len(classes)])])
-    return "".join("\t".join(line) + "\n" for line in lines)
+    log.info("predictions are in %s", " and ".join(map(str, written)))

@@ -82,7 +82,7 @@ def train(
     save = "" if config.guards.replay_step else config.checkpoint.save or ""
     refuse_repeated_failure(save, launcher)
     started = read_launch(config.parallel.local_rank)
-    if config.downstream.epochs is not None:
+    if config.downstream.task:
         from megatron.training.epochs import with_steps_of_epochs
 
         config = with_steps_of_epochs(config, world_size=started.world_size)

@@ -1,12 +1,18 @@
-"""Length of a run in epochs of labelled data, converted to optimizer steps; needs no torch."""
+"""Labels and length of a run from its labelled data: epochs as optimizer steps; needs no torch."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from megatron.config.config import Config
+from megatron.config.data.downstream import is_finetuned, objective_of
+from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.data.text_tasks import plan_text_task
 from megatron.config.parallelism.layout import replica_size
-from megatron.data.downstream.tasks import TASKS
+from megatron.data.downstream.sentences import count_labels
+from megatron.data.downstream.tagging import label_names, read_sentences
+from megatron.data.downstream.tasks import task_of
 from megatron.data.sampling.epoch_plan import EpochPlan
+from megatron.tokenizer.build import build_tokenizer
 
 
 def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
@@ -17,9 +23,10 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
     Raises:
         WrongDataError: a file of --train-data is missing or malformed.
     """
+    config = _with_labels(config)
     downstream, training = config.downstream, config.training
-    epochs, task = downstream.epochs, TASKS.get(downstream.task or "")
-    if epochs is None or task is None:
+    epochs, name = downstream.epochs, downstream.task
+    if epochs is None or not is_finetuned(name):
         return config
     if epochs < 1 or not downstream.train_data:
         checkpoint = config.checkpoint
@@ -32,11 +39,39 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
         )
     replicas = max(1, world_size // replica_size(config.parallel))
     micro = max(1, training.micro_batch_size)
+    task = task_of(str(name), plan_text_task(config.text_task, name))
     plan = EpochPlan(
-        samples=sum(len(task.read(Path(path)).examples) for path in downstream.train_data),
+        samples=task.num_samples(
+            [*map(Path, downstream.train_data)],
+            lambda: build_tokenizer(
+                **objective_tokenizer_arguments(config.tokenizer, objective_of(name))
+            ),
+            config.model.seq_length,
+        ),
         micro_batch_size=micro,
         replicas=replicas,
         global_batch_size=training.global_batch_size or micro * replicas,
         keeps_last=downstream.keep_last_batch,
     )
     return replace(config, training=replace(training, train_iters=max(1, epochs * plan.steps)))
+
+
+def _with_labels(config: Config) -> Config:
+    """Return `config` with --labels of --train-data, if it gives none and the task has such.
+
+    Raises:
+        WrongDataError: a file of --train-data is missing or malformed.
+    """
+    downstream, text_task = config.downstream, config.text_task
+    paths = [*map(Path, downstream.train_data or ())]
+    if text_task.labels is not None or not paths:
+        return config
+    match downstream.task:
+        case "token-classification":
+            sentences = [sentence for path in paths for sentence in read_sentences(path)]
+            labels = label_names(sentences)
+        case "text-classification":
+            labels = [*map(str, range(count_labels(paths)))]
+        case _:
+            return config
+    return replace(config, text_task=replace(text_task, labels=labels))

@@ -19,7 +19,7 @@ from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.epoch_order import ShuffledEpochs
-from megatron.data.downstream.tasks import TASKS
+from megatron.data.downstream.tasks import task_of
 from megatron.engine.engine import Engine
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
@@ -189,7 +189,7 @@ class _Job:
         if not isinstance(self.objective, Classification) or not isinstance(train, ShuffledEpochs):
             return None
         return TaskSets(
-            task=TASKS[self.plan.downstream.task],
+            task=task_of(self.plan.downstream.task, self.plan.text_task),
             steps=train.plan.steps,
             sets=self.sets.labelled,
             batches=self.batches,

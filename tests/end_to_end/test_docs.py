@@ -1,6 +1,7 @@
 """What the documentation tells a user to type works, and what it points at exists."""
 
 import ast
+import json
 import re
 import shlex
 import shutil
@@ -108,6 +109,8 @@ def test_commands_run(page: Path, data_folder: Path, tmp_path: Path) -> None:
             execute(block, folder)
     if page.name == "finetuning.md":
         require_learned_answers(folder)
+    if page.name == "text_tasks.md":
+        require_learned_tasks(folder)
 
 
 def require_learned_answers(folder: Path) -> None:
@@ -115,6 +118,16 @@ def require_learned_answers(folder: Path) -> None:
     for save in ("tuned", "adapted"):
         held_out = [record["lm_loss"] for record in journal(folder / save, "evaluation")]
         assert held_out[-1] < held_out[0], (save, held_out)
+
+
+def require_learned_tasks(folder: Path) -> None:
+    """Each task is learned far above chance, and the best checkpoint predicts as it was scored."""
+    least = {"entities": ("entity f1", 0.9), "sentences": ("accuracy", 0.8), "answers": ("f1", 60)}
+    for save, (metric, score) in least.items():
+        assert max(record[metric] for record in journal(folder / save, "task")) > score, save
+    best = json.loads((folder / "entities" / "best" / "best.json").read_text())["score"]
+    (again, *_) = journal(folder / "predicted", "task")
+    assert again["entity f1"] == best
 
 
 def shown_commands() -> Iterator[tuple[str, list[str]]]:

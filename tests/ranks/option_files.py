@@ -46,9 +46,38 @@ def write_files(folder: Path) -> None:
     write_sentences(folder / "sentences", [4] * 400, [*range(0, 401, 4)])
     for name, count in (("train.tsv", 10), ("dev.tsv", 7)):
         _write_qnli(folder / name, count)
+    (folder / "words.conll").write_text(_TAGGED)
+    _write_squad(folder / "squad.json")
+    _write_squad(folder / "squad2.json", is_impossible=True)
+    _write_squad(folder / "long.json", num_words=12)
     (folder / "flags.yaml").write_text("adam-beta1: 0.5\n")
     (folder / "kill").touch()
     (folder / "paths.txt").write_text(f'"b: 1 0:1 {folder}/other"\n')
+
+
+_TAGGED = "".join(f"w6w8 B-X\nw{7 + 3 * (i % 9)} O\nw9 {'OB'[i % 2]}\n\n" for i in range(12))
+"""Sentences of words with labels; the first has two tokens."""
+
+
+def _write_squad(file: Path, *, num_words: int = 2, is_impossible: bool = False) -> None:
+    """Write questions whose contexts are longer than a sample.
+
+    Args:
+        num_words: of each answer.
+        is_impossible: whether the first question has no answer.
+    """
+    words = [f"w{6 + 3 * i}" for i in range(12)]
+    context = " ".join(words)
+    questions: list[dict[str, Any]] = []
+    for i in range(6):
+        start = min(i, len(words) - num_words)
+        text = " ".join(words[start : start + num_words])
+        answers = [{"text": text, "answer_start": context.index(text)}]
+        questions.append({"id": f"q{i}", "question": "w7 w9 w10", "answers": answers})
+    if is_impossible:
+        questions[0] |= {"answers": [], "is_impossible": True}
+    paragraphs = [{"context": context, "qas": questions}]
+    file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
 
 
 def _write_qnli(file: Path, count: int) -> None:

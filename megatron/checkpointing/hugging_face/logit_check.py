@@ -28,6 +28,17 @@ _CLASSES = {"gpt": "AutoModelForCausalLM", "bert": "AutoModelForPreTraining"}
 """Class of transformers that loads the heads of pretraining, by architecture."""
 
 
+def auto_class(spec: ModelSpec) -> str:
+    """Return the class of transformers that loads a network with its heads."""
+    if not spec.num_outputs:
+        return _CLASSES[spec.architecture]
+    if spec.num_choices > 1:
+        return "AutoModelForMultipleChoice"
+    if not spec.head_layers:
+        return "AutoModelForSequenceClassification"
+    return "AutoModelForTokenClassification" if spec.labels else "AutoModelForQuestionAnswering"
+
+
 @dataclass(frozen=True)
 class LogitDifference:
     """Difference between transformers' logits and ours.
@@ -129,11 +140,11 @@ def require_equal(measured: Sequence[LogitDifference]) -> None:
         )
 
 
-def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.Module:
+def load_transformers(folder: Path, dtype: torch.dtype, loader: str) -> nn.Module:
     """Load the transformers model in `folder` on the CPU, in eval mode.
 
     Args:
-        auto_class: name of the class of transformers that finds the model's own.
+        loader: name of the class of transformers that finds the model's own.
 
     Raises:
         CheckpointError: it cannot be loaded, or only in part.
@@ -142,7 +153,7 @@ def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.M
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    load: Callable[..., Any] = getattr(transformers, auto_class).from_pretrained
+    load: Callable[..., Any] = getattr(transformers, loader).from_pretrained
     try:
         model, report = load(
             str(folder),
@@ -178,9 +189,13 @@ def _our_logits(
     types_bs, real_bs = _segments(tokens_bs)
     lengths_b = real_bs.sum(1)
     span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
-    output = load_network(spec, checkpoint, rounded_to=rounded_to)(
-        {**batch, "token_types": types_bs, "attention_span": span_b12}
-    )
+    batch |= {"token_types": types_bs, "attention_span": span_b12}
+    if spec.num_choices > 1:  # one question, whose choices are the samples
+        batch = {name: rows[None] for name, rows in batch.items()}
+        batch["attention_span"] = span_b12[None, :, 0]
+    output = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
+    if spec.num_outputs:
+        return [output[real_bs] if spec.head_layers else output]
     return [output.logits[real_bs][:, : spec.vocab_size], output.order_logits]
 
 
@@ -188,13 +203,31 @@ def _our_logits(
 def _their_logits(
     spec: ModelSpec, folder: Path, dtype: torch.dtype, tokens_bs: Tensor
 ) -> list[Tensor]:
-    model = load_transformers(folder, dtype, _CLASSES[spec.architecture])
+    model = load_transformers(folder, dtype, auto_class(spec))
     if spec.architecture == "gpt":
         return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
-    output = model(tokens_bs, attention_mask=real_bs.long(), token_type_ids=types_bs)
+    inputs = {"input_ids": tokens_bs, "attention_mask": real_bs.long(), "token_type_ids": types_bs}
+    if spec.num_outputs:
+        return [_their_outputs(model, inputs, spec, real_bs)]
+    output = model(**inputs)
     logits_bsv, order_b2 = output.prediction_logits, output.seq_relationship_logits
     return [logits_bsv.float()[real_bs][:, : spec.vocab_size], order_b2.float()]
+
+
+def _their_outputs(
+    model: nn.Module, inputs: dict[str, Tensor], spec: ModelSpec, real_bs: Tensor
+) -> Tensor:
+    """Return the outputs of the head of a task, of real tokens if it is on each."""
+    if spec.num_choices > 1:
+        logits: Tensor = model(**{name: rows[None] for name, rows in inputs.items()}).logits
+        return logits.float().view(-1, 1)
+    output = model(**inputs)
+    if spec.head_layers and not spec.labels:
+        both_bs2 = torch.stack([output.start_logits, output.end_logits], -1)
+        return both_bs2.float()[real_bs]
+    logits = output.logits.float()
+    return logits[real_bs] if spec.head_layers else logits
 
 
 def _segments(tokens_bs: Tensor) -> tuple[Tensor, Tensor]:

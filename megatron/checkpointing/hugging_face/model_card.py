@@ -8,6 +8,12 @@ from megatron.checkpointing.manifest import Manifest
 from megatron.config.network.model_spec import ModelSpec
 
 _TASKS = {"gpt": "text-generation", "bert": "fill-mask"}
+_TASKS_OF_HEADS = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
 _GENERATE = """\
 ## Use
 
@@ -28,7 +34,15 @@ fill = pipeline("fill-mask", model="PATH")
 print(fill("Once upon a [MASK].")[0]["token_str"])
 ```
 """
-_USE = {"gpt": _GENERATE, "bert": _FILL}
+_CLASSIFY = """\
+## Use
+
+```python
+from transformers import pipeline
+
+run = pipeline("TASK", model="PATH")
+```
+"""
 
 
 def model_card(
@@ -57,7 +71,7 @@ def model_card(
         [
             "---",
             "library_name: transformers",
-            f"pipeline_tag: {_TASKS[spec.architecture]}",
+            f"pipeline_tag: {_task_of(spec, family)}",
             "---",
             "",
             f"# {family.architecture}, {spec.num_parameters:,} parameters",
@@ -72,12 +86,27 @@ def model_card(
             *(_remaining(spec, remaining) if remaining else []),
             "",
             *(
-                [_USE[spec.architecture]]
+                [_use(spec, family)]
                 if not tokenizer
                 else [f"There is no tokenizer here: {tokenizer}.", ""]
             ),
         ]
     )
+
+
+def _task_of(spec: ModelSpec, family: Family) -> str:
+    """Return the task of a pipeline of transformers."""
+    heads = (task for head, task in _TASKS_OF_HEADS.items() if family.architecture.endswith(head))
+    return next(heads, _TASKS[spec.architecture])
+
+
+def _use(spec: ModelSpec, family: Family) -> str:
+    """Return how the model is used."""
+    if not spec.num_outputs:
+        return {"gpt": _GENERATE, "bert": _FILL}[spec.architecture]
+    task = _task_of(spec, family)
+    # No pipeline of current transformers has the other tasks.
+    return _CLASSIFY.replace("TASK", task) if task.endswith("classification") else ""
 
 
 def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:

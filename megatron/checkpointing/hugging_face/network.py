@@ -17,6 +17,7 @@ from megatron.config.config import Config
 from megatron.config.network.model_spec import Architecture, ModelSpec
 from megatron.config.plan import Plan
 from megatron.model.bert import bert_layers
+from megatron.model.classification import classification_layers
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
@@ -28,7 +29,7 @@ from megatron.tensor_parallel.sharding import shard_of
 _LAYERS: Mapping[Architecture, Callable[..., list[Step]]] = MappingProxyType(
     {"gpt": gpt_layers, "bert": bert_layers, "t5": t5_layers}
 )
-_TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers")  # lists in JSON
+_TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers", "labels")  # lists in JSON
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
@@ -86,7 +87,8 @@ def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheck
 
 
 def _model(spec: ModelSpec) -> SequentialModel:
-    steps = _LAYERS[spec.architecture](
+    layers = classification_layers if spec.num_outputs else _LAYERS[spec.architecture]
+    steps = layers(
         spec,
         group=lone_group(),
         rng=OrdinaryStream(),

@@ -29,7 +29,9 @@ def system_of(path: Path) -> str | None:
         "nemo": path.suffix == ".nemo"
         or path.name.startswith("mp_autoresume")
         or any(path.glob("mp_rank_*/mp_autoresume*.ckpt")),
-        "megatron": (path / "latest_checkpointed_iteration.txt").is_file()
+        "megatron": path.is_file()
+        and path.suffix == ".pt"
+        or (path / "latest_checkpointed_iteration.txt").is_file()
         or any(path.glob("mp_rank_*/model_optim_rng.pt")),
         "deepspeed": any(folder.glob("*mp_rank_*_model_states.pt")),
     }

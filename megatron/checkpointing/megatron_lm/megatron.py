@@ -69,10 +69,12 @@ _COPIES = ("word_embeddings_for_head", "output_layer")
 def checkpoint_in(path: Path) -> Path:
     """Return the folder named by the tracker in `path`, or `path` if it has folders of ranks itself.
 
+    A file is that of the only rank, and is returned.
+
     Raises:
         CheckpointError: there is no such folder.
     """
-    if any(_RANK.fullmatch(folder.name) for folder in path.glob("mp_rank_*")):
+    if path.is_file() or any(_RANK.fullmatch(folder.name) for folder in path.glob("mp_rank_*")):
         return path
     try:
         name = (path / TRACKER).read_text(encoding="utf-8").strip()
@@ -167,6 +169,8 @@ def tensor_ranks(path: Path) -> int:
 
 def _files(folder: Path) -> list[list[Path]]:
     """List the files of every stage in the order of tensor-parallel ranks."""
+    if folder.is_file():
+        return [[folder]]
     files = {}
     for own in folder.glob("mp_rank_*"):
         match = _RANK.fullmatch(own.name)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from megatron.config.data.text_tasks import TEXT_TASKS, TextTaskPlan, num_outputs_of
 from megatron.config.network.model_spec import ModelSpec
 
 LABELLED = "labelled"
@@ -30,8 +31,11 @@ Task = Literal[
     "CoLA",
     "STS-B",
     "MRPC",
+    "token-classification",
+    "text-classification",
+    "question-answering",
 ]
-"""Tasks of tasks/main.py."""
+"""Tasks of tasks/: of main.py, and those that have a script of their name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +88,20 @@ def plan_downstream(downstream: DownstreamConfig) -> DownstreamPlan:
     )
 
 
-def with_classes(spec: ModelSpec, downstream: DownstreamConfig) -> ModelSpec:
-    """Return the network of `spec` with the classification head of a task instead of its own heads."""
+def with_classes(
+    spec: ModelSpec, downstream: DownstreamConfig, text_task: TextTaskPlan
+) -> ModelSpec:
+    """Return the network of `spec` with the head of a task instead of its own heads."""
     task = downstream.task or ""
+    if task in TEXT_TASKS:
+        return replace(
+            spec,
+            binary_head=False,
+            num_outputs=num_outputs_of(text_task, task),
+            head_layers=text_task.head_layers,
+            head_dropout=text_task.head_dropout,
+            labels=text_task.labels,
+        )
     return replace(
         spec,
         binary_head=False,
@@ -102,6 +117,8 @@ def is_finetuned(task: str | None) -> bool:
 
 def objective_of(task: str | None) -> str:
     """Return the name of the objective that a task is finetuned with."""
+    if task in TEXT_TASKS:
+        return TEXT_TASKS[task]
     return "multiple-choice" if task in _CHOICES else "classification"
 
 

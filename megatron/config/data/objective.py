@@ -81,7 +81,7 @@ UNMASKED = "micro-batches without masked tokens"
 """Names of the terms of a loss in logs; a loss with one term is the first."""
 
 ObjectiveName = str
-"""gpt, prefix-lm, multitask, sft, bert, t5, classification, multiple-choice, or the name of a plugin's objective."""
+"""gpt, prefix-lm, multitask, sft, bert, t5, those of downstream tasks, or the name of a plugin's objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +166,17 @@ _declare(
         extra_ids=100,
     ),
 )
-for _name in ("classification", "multiple-choice"):
+for _name, _module, _script in (
+    ("classification", "classification", "tasks/main.py"),
+    ("multiple-choice", "classification", "tasks/main.py"),
+    ("token-classification", "token_tasks", "tasks/token_classification.py"),
+    ("question-answering", "token_tasks", "tasks/question_answering.py"),
+):
     _declare(
         _name,
-        "classification",
+        _module,
         Declaration(
-            script="tasks/main.py",
+            script=_script,
             architecture="bert",
             kind=LABELLED,
             tokenizer="BertWordPieceLowerCase",

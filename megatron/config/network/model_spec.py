@@ -88,6 +88,9 @@ class ModelSpec:
     binary_head: bool = False  # BERT's pooler and classifier of the order of two segments
     num_outputs: int = 0  # of a classification head on the first token; 0: heads of pretraining
     num_choices: int = 1  # rows of a sample, which have a sequence each
+    head_layers: int = 0  # linear layers of a head on each token; 0: it is on the first token
+    head_dropout: float = 0.0  # in front of a head on each token
+    labels: tuple[str, ...] = ()  # names of the classes of a head; (): the task knows them
     head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
 
     @property
@@ -160,7 +163,9 @@ class ModelSpec:
             return 0
         dense = self.hidden_size**2 + self.hidden_size
         if self.num_outputs:
-            return dense + self.num_outputs * (self.hidden_size + 1)
+            # The pooler of a head on the first token counts as a layer.
+            others = self.head_layers - 1 if self.head_layers else 1
+            return others * dense + self.num_outputs * (self.hidden_size + 1)
         masked_lm = dense + self._norm_parameters(self.hidden_size) + self.padded_vocab_size
         return masked_lm + (dense + 2 * self.hidden_size + 2 if self.binary_head else 0)
 

@@ -36,20 +36,7 @@ def file_flags(
         switches: what `true` and `false` stand for, by option; see switch_words. Other options
             are left for the parser to refuse.
     """
-    import yaml
-
-    try:
-        content, lines = _content_and_lines(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror}") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"--config {file} is not YAML: {where}{error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"--config {file} is not YAML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"--config {file}: its values are nested too deeply") from error
+    content, lines = read_yaml(file, "--config")
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: expected `flag: value` lines, found {content!r}")
     return [
@@ -57,6 +44,45 @@ def file_flags(
         for path, words in _entries(content, switches)
         for word in words
     ]
+
+
+def read_yaml(file: Path, option: str) -> tuple[Any, dict[tuple[str, ...], int]]:
+    """Return the content of a YAML or JSON file, and {keys from the top down: line}.
+
+    Args:
+        option: that names the file, for messages.
+
+    Raises:
+        ConfigError: the file is missing, or is not YAML.
+    """
+    import yaml
+
+    try:
+        return _content_and_lines(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{option} {file} is not YAML: {where}{error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{option} {file} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{option} {file}: its values are nested too deeply") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def flag_words(flags: Mapping[str, Any], sections: Mapping[str, type]) -> list[str]:

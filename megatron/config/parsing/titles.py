@@ -44,6 +44,7 @@ TITLES = {
     "FillMaskConfig": "Use of a BERT",
     "TextToTextConfig": "Use of a T5",
     "DownstreamConfig": "Downstream tasks",
+    "TextTaskConfig": "Text tasks",
     "TaskConfig": "Zero-shot tasks",
     "HarnessConfig": "Tasks of lm_eval",
     "ScorerConfig": "Toxicity scorer",

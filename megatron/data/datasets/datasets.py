@@ -14,7 +14,7 @@ from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, Source
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.datasets.packed_dataset import ChatDataset, MTFDataset, PackedDataset
 from megatron.data.datasets.sentence_dataset import SentenceDataset
-from megatron.data.downstream.task_dataset import TaskDataset
+from megatron.data.downstream.task import LabelledData
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.index_cache import cached_sizes
@@ -62,7 +62,7 @@ class Datasets:
     test: dict[str, TracedSource]
     uses: dict[tuple[str, str], list[CorpusUse]]
     """Uses of each corpus, by role ("train", "valid", "test") and name."""
-    labelled: Mapping[str, TaskDataset] = field(default_factory=dict)
+    labelled: Mapping[str, LabelledData] = field(default_factory=dict)
     """Validation files of a downstream task by name, each evaluated by itself."""
 
 

@@ -10,8 +10,7 @@ from megatron.common.errors import WrongDataError
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.epoch_order import ShuffledEpochs
-from megatron.data.downstream.task_dataset import TaskDataset
-from megatron.data.downstream.tasks import TASKS
+from megatron.data.downstream.tasks import task_of
 from megatron.data.sampling.batch_sampler import Sample, SampleSource
 from megatron.data.sampling.epoch_plan import EpochPlan
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -26,24 +25,21 @@ def task_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
         WrongDataError: a file is missing or malformed, or two have the same name.
     """
     downstream = plan.downstream
-    read = partial(
-        TaskDataset,
-        TASKS[downstream.task],
-        tokenizer=tokenizer,
-        seq_length=plan.model.seq_length,
-    )
-    files = [read([Path(path)]) for path in downstream.valid_data]
+    task = task_of(downstream.task, plan.text_task)
+    read = partial(task.data, tokenizer=tokenizer, seq_length=plan.model.seq_length)
+    files = [read([Path(path)], trains=False) for path in downstream.valid_data]
     names = [file.name for file in files]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise WrongDataError(
             f"--valid-data {' '.join(downstream.valid_data)}: several of them are named {twice[0]}; "
             "give each another file or folder name"
         )
-    valid = {"valid": shuffled(Joined(files), plan, keeps_last=True)} if files else {}
+    labelled = [file for file in files if file.has_labels]
+    valid = {"valid": shuffled(Joined(labelled), plan, keeps_last=True)} if labelled else {}
     if plan.evaluation.only:
-        train = valid["valid"]
+        train = shuffled(Joined(files), plan, keeps_last=True)
     else:
-        source = read([Path(path) for path in downstream.train_data])
+        source = read([Path(path) for path in downstream.train_data], trains=True)
         train = shuffled(source, plan, keeps_last=downstream.keeps_last)
     return Datasets(
         train,

@@ -148,11 +148,11 @@ def _label(field: str, classes: tuple[str, ...]) -> float:
     return score
 
 
-def _task(name: str, classes: tuple[str, ...], *metrics: str) -> ClassificationTask:
+def _task(name: str, classes: tuple[str, ...], *metric_names: str) -> ClassificationTask:
     return ClassificationTask(
         name=name,
         classes=classes,
-        metrics=metrics,
+        metric_names=metric_names,
         read=partial(read_glue, task=name, classes=classes),
     )
 

@@ -87,7 +87,7 @@ def _passage(line: str) -> tuple[Any, ...]:
 RACE = ClassificationTask(
     name="RACE",
     classes=_LETTERS,
-    metrics=("accuracy",),
+    metric_names=("accuracy",),
     read=read_race,
     num_choices=len(_LETTERS),
     max_first_tokens=_MAX_QUESTION_TOKENS,

@@ -26,7 +26,7 @@ class Question:
 
     Args:
         answers: texts of the right answers; none if the question has none, or in a test file.
-        answer_start: index in `context` of the first answer, where the question is trained on.
+        answer_start: index in `context` of the first answer; None if it is not there.
         is_impossible: whether the context holds no answer (SQuAD 2.0).
     """
 
@@ -103,21 +103,23 @@ def _question(
     answers = entry.get("answers") or []
     try:
         texts = tuple(str(answer["text"]) for answer in answers)
-        start = int(answers[0]["answer_start"]) if answers and is_training else None
+        is_placed = answers and (is_training or "answer_start" in answers[0])
+        start = int(answers[0]["answer_start"]) if is_placed else None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"answers must have text and answer_start ({error!r})") from error
     is_impossible = bool(entry.get("is_impossible")) and version_2
     if is_impossible:
         return Question(uid, text, context, is_impossible=True)
-    if is_training:
-        if start is None:
-            hint = "is_impossible is not true" if version_2 else "is this SQuAD 2.0?"
-            raise ValueError(f"it has no answer; {hint}")
-        if not texts[0].strip() or not _is_in(texts[0], context, start):
+    if is_training and start is None:
+        hint = "is_impossible is not true" if version_2 else "is this SQuAD 2.0?"
+        raise ValueError(f"it has no answer; {hint}")
+    if start is not None and not (texts[0].strip() and _is_in(texts[0], context, start)):
+        if is_training:
             raise ValueError(
                 f"the answer {texts[0][:EXCERPT]!r} is not in the context at {start}: "
                 f"{context[max(start, 0) :][: len(texts[0])][:EXCERPT]!r}"
             )
+        start = None
     return Question(uid, text, context, texts, start)
 
 

@@ -25,11 +25,12 @@ class TaggedSentence:
 
     Args:
         labels: one for each word; empty in a file without labels.
-        line: its number in the file, or that of its first word.
+        line: its number in the file `path`, or that of its first word.
     """
 
     words: tuple[str, ...]
     labels: tuple[str, ...]
+    path: Path
     line: int
 
 
@@ -60,7 +61,9 @@ def read_sentences(path: Path, *, labelled: bool = True) -> list[TaggedSentence]
     elif labelled or labels.exists():
         found = [*_pairs(path, labels)]
     else:
-        found = [TaggedSentence(tuple(text.split()), (), line) for line, text in read_lines(path)]
+        found = [
+            TaggedSentence(tuple(text.split()), (), path, line) for line, text in read_lines(path)
+        ]
     if not found:
         raise WrongDataError(f"{path} has no sentence")
     return found
@@ -79,7 +82,7 @@ def _pairs(path: Path, labels: Path) -> Iterator[TaggedSentence]:
                 line,
                 f"{len(words)} words, and {labels}, line {number} has {len(names)} labels",
             )
-        yield TaggedSentence(words, names, line)
+        yield TaggedSentence(words, names, path, line)
 
 
 def _columns(path: Path, *, labelled: bool) -> Iterator[TaggedSentence]:
@@ -90,7 +93,7 @@ def _columns(path: Path, *, labelled: bool) -> Iterator[TaggedSentence]:
         fields = text.split()
         # Blank lines are not read: their numbers are missing.
         if words and (line != previous + 1 or not fields):
-            yield _sentence(words, first)
+            yield _sentence(words, path, first)
             words = []
         previous = line
         if not fields or fields[0] == "-DOCSTART-":
@@ -100,12 +103,14 @@ def _columns(path: Path, *, labelled: bool) -> Iterator[TaggedSentence]:
         first = first if words else line
         words.append((fields[0], fields[-1] if len(fields) > 1 else ""))
     if words:
-        yield _sentence(words, first)
+        yield _sentence(words, path, first)
 
 
-def _sentence(words: Sequence[tuple[str, str]], line: int) -> TaggedSentence:
+def _sentence(words: Sequence[tuple[str, str]], path: Path, line: int) -> TaggedSentence:
     labels = tuple(label for _, label in words)
-    return TaggedSentence(tuple(word for word, _ in words), labels if all(labels) else (), line)
+    return TaggedSentence(
+        tuple(word for word, _ in words), labels if all(labels) else (), path, line
+    )
 
 
 def label_names(sentences: Sequence[TaggedSentence], pad_label: str = PAD_LABEL) -> list[str]:
@@ -139,37 +144,42 @@ class TaggingDataset:
     A word without a piece is [UNK]. A sentence that is too long loses its end.
 
     Args:
-        sentences: of the file `path`.
+        name: of the set, for messages.
         labels: names in the order of their ids.
         seq_length: tokens of a row.
         ignore_extra_tokens: leave all but the first piece of a word out of the loss.
         ignore_start_end: leave [CLS] and [SEP] out of the loss.
+        balances: weigh labels in the loss by the mean number of words of a label, divided by its
+            own.
 
     Raises:
         WrongDataError: a label is not in `labels`; the message names file and line.
         DataError: the tokenizer has no [CLS], [SEP], [PAD] or [UNK].
 
-    Shapes: dataset[i] -> {"text", "types", "padding_mask", "labels", "loss_mask", "first":
-        [seq_length], "uid": []} int64; "first" is 1 at the first piece of a word.
+    Shapes: dataset[i] -> {"text", "types", "padding_mask", "labels", "first", "loss_mask":
+        [seq_length], "uid": []} int64 but for float32 weights in "loss_mask"; "first" is 1 at the
+        first piece of a word.
     """
 
     def __init__(
         self,
         sentences: Sequence[TaggedSentence],
-        path: Path,
+        name: str,
         *,
         labels: Sequence[str],
         tokenizer: Tokenizer,
         seq_length: int,
         ignore_extra_tokens: bool = False,
         ignore_start_end: bool = False,
+        balances: bool = False,
     ):
-        self.sentences, self.name = sentences, name_of(path)
+        self.sentences, self.name = sentences, name
         self._length = seq_length
         self._weights = (0 if ignore_start_end else 1, 0 if ignore_extra_tokens else 1)
         ids = {label: number for number, label in enumerate(labels)}
         self.has_labels = all(sentence.labels for sentence in sentences)
-        self.labels = [_ids_of(sentence, ids, path) for sentence in sentences]
+        self.labels = [_ids_of(sentence, ids) for sentence in sentences]
+        self._label_weights = label_weights(self.labels, len(labels), balances=balances)
         special = tokenizer.special
         self._cls, self._sep, self._pad = special("cls"), special("sep"), special("pad")
         self._unk = special("unk")
@@ -183,7 +193,7 @@ class TaggingDataset:
             log.warning(
                 "%s: %d of %d sentences have more than %d tokens: words at their ends are left out, "
                 "and predicted as %s",
-                *(path, cut, len(sentences), seq_length, labels[0]),
+                *(name, cut, len(sentences), seq_length, labels[0]),
             )
 
     def __len__(self) -> int:
@@ -210,12 +220,39 @@ class TaggingDataset:
         rows["padding_mask"][: end + 1] = 1
         rows["labels"][inside] = np.repeat(labels, sizes)[:count]
         rows["first"][inside] = first
-        rows["loss_mask"][inside] = np.where(first, 1, extra)
-        rows["loss_mask"][[0, end]] = start_end
-        return rows | {"uid": np.array(i)}
+        weights = self._label_weights[rows["labels"]] * rows["padding_mask"]
+        weights[inside] *= np.where(first, 1, extra)
+        weights[[0, end]] *= start_end
+        return rows | {"loss_mask": weights.astype(np.float32), "uid": np.array(i)}
+
+    def word_labels(self, i: int, predicted: NDArray | Sequence[int]) -> NDArray[np.int64]:
+        """Return the predicted label of each word of sentence i: that of its first piece.
+
+        Words that were cut off have label 0.
+
+        Shapes: predicted [seq_length] -> [words].
+        """
+        found = np.zeros(len(self._words[i]), np.int64)
+        at_first = np.flatnonzero(self[i]["first"])
+        found[: len(at_first)] = np.asarray(predicted)[at_first]
+        return found
 
 
-_FIELDS = ("text", "types", "padding_mask", "labels", "loss_mask", "first")
+_FIELDS = ("text", "types", "padding_mask", "labels", "first")
+
+
+def label_weights(
+    labels: Sequence[NDArray], num_labels: int, *, balances: bool
+) -> NDArray[np.float64]:
+    """Return the weight of each label in the loss; those of labels without a word are 1.
+
+    Shapes: -> [num_labels].
+    """
+    counts = np.bincount(np.concatenate(labels).astype(np.int64), minlength=num_labels)
+    if not balances or not counts.sum():
+        return np.ones(num_labels)
+    present = counts > 0
+    return np.where(present, counts.sum() / present.sum() / np.maximum(counts, 1), 1.0)
 
 
 def name_of(path: Path) -> str:
@@ -223,7 +260,7 @@ def name_of(path: Path) -> str:
     return path.name.removesuffix(path.suffix).removeprefix("text_")
 
 
-def _ids_of(sentence: TaggedSentence, ids: Mapping[str, int], path: Path) -> NDArray[np.int64]:
+def _ids_of(sentence: TaggedSentence, ids: Mapping[str, int]) -> NDArray[np.int64]:
     """Return the ids of the labels of a sentence.
 
     Raises:
@@ -233,7 +270,7 @@ def _ids_of(sentence: TaggedSentence, ids: Mapping[str, int], path: Path) -> NDA
         if label not in ids:
             known = ", ".join(ids)
             raise wrong_line(
-                labels_file_of(path) or path,
+                labels_file_of(sentence.path) or sentence.path,
                 sentence.line,
                 f"unknown label {label!r} of the word {word[:EXCERPT]!r}; labels are {known}",
             )

@@ -1,14 +1,24 @@
 """Datasets of classification tasks: examples read from files, and their items for a network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import WrongDataError
+from megatron.data.downstream.metrics import (
+    METRICS,
+    class_scores,
+    confusion_matrix,
+    confusion_table,
+    score_table,
+)
 from megatron.data.downstream.packing import EncodedTexts, SegmentPacker
+from megatron.data.downstream.task import Predicted
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
@@ -47,7 +57,7 @@ class ClassificationTask:
 
     Args:
         classes: names of the classes in the order of their labels; none for a regression.
-        metrics: names of the task's official metrics; the task's score is their mean.
+        metric_names: names of the task's official metrics; the task's score is their mean.
         read: reader of one file or folder.
         num_choices: rows of an item, one for each answer of a question; 0 if an item is one row.
         max_first_tokens: tokens that text A is cut to before it is packed.
@@ -55,10 +65,104 @@ class ClassificationTask:
 
     name: str
     classes: tuple[str, ...]
-    metrics: tuple[str, ...]
+    metric_names: tuple[str, ...]
     read: Callable[[Path], Examples]
     num_choices: int = 0
     max_first_tokens: int | None = None
+
+    def data(
+        self, paths: Sequence[Path], *, tokenizer: Tokenizer, seq_length: int, trains: bool
+    ) -> "TaskDataset":
+        """Return the packed examples of files or folders."""
+        return TaskDataset(self, paths, tokenizer=tokenizer, seq_length=seq_length)
+
+    def num_samples(self, paths: Sequence[Path], tokenizer: Callable[[], Tokenizer], _: int) -> int:
+        """Return how many examples files or folders have."""
+        return sum(len(self.read(path).examples) for path in paths)
+
+    def metrics(self, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """Return the official metrics over several data sets together."""
+        values, labels = self._values_and_labels(predicted)
+        return {name: METRICS[name](values, labels) for name in self.metric_names}
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """Return the mean of the official metrics."""
+        return sum(metrics.values()) / len(metrics)
+
+    def correct(self, predicted: Sequence[Predicted]) -> tuple[int, int] | None:
+        """Return how many classes are right, and of how many; None for a regression."""
+        if self.is_regression:
+            return None
+        values, labels = self._values_and_labels(predicted)
+        return int((values == labels).sum()), len(labels)
+
+    def table(self, predicted: Sequence[Predicted]) -> str:
+        """Return the scores of each class and the confusion matrix; "" for a regression."""
+        if self.is_regression:
+            return ""
+        matrix = confusion_matrix(*self._values_and_labels(predicted), len(self.classes))
+        return (
+            f"classes\n{score_table(class_scores(matrix, self.classes))}\n"
+            f"confusion matrix\n{confusion_table(matrix, self.classes)}"
+        )
+
+    def write(self, directory: Path, predicted: Sequence[Predicted]) -> list[Path]:
+        """Write all predictions to predictions_NAME_NAME.pt, and those of each file to a TSV.
+
+        The former is a list of (name, (probabilities, labels, ids)), as Megatron-LM writes it.
+        """
+        import torch  # readers of files need none
+
+        names = "_".join(each.data.name for each in predicted)
+        paths = [directory / f"predictions_{names}.pt"]
+        rows = []
+        for each in predicted:
+            data = cast(TaskDataset, each.data)
+            columns = self._probabilities(each), data.labels, data.uids
+            rows.append((data.name, tuple(column.tolist() for column in columns)))
+            paths.append(directory / f"predictions_{data.name}.tsv")
+            replace_text(paths[-1], self._lines(each))
+        with replacing(paths[0]) as file:
+            torch.save(rows, file)
+        return paths
+
+    def _values_and_labels(self, predicted: Sequence[Predicted]) -> tuple[NDArray, NDArray]:
+        """Return the predicted and the true classes, or scores of a regression."""
+        values = np.concatenate([self._values(each) for each in predicted])
+        return values, np.concatenate([cast(TaskDataset, each.data).labels for each in predicted])
+
+    def _values(self, predicted: Predicted) -> NDArray:
+        outputs = predicted.outputs
+        return outputs[:, 0] if self.is_regression else outputs.argmax(1)
+
+    def _probabilities(self, predicted: Predicted) -> NDArray:
+        """Return the softmax of the logits; the outputs of a regression."""
+        outputs = predicted.outputs
+        if self.is_regression:
+            return outputs
+        exponentials = np.exp(outputs - outputs.max(1, keepdims=True))
+        probabilities: NDArray = exponentials / exponentials.sum(1, keepdims=True)
+        return probabilities
+
+    def _lines(self, predicted: Predicted) -> str:
+        """Return the predictions as text: a line for each sample, separated by tabs."""
+        data, classes = cast(TaskDataset, predicted.data), self.classes
+        scores = [f"probability of {name}" for name in classes]
+        lines = [["id", "prediction", "label", *scores]]
+        for uid, value, label, row in zip(
+            data.uids.tolist(),
+            self._values(predicted).tolist(),
+            data.labels.tolist(),
+            self._probabilities(predicted).tolist(),
+            strict=True,
+        ):
+            words = (
+                [classes[value], classes[label]] if classes else [f"{value:.6g}", f"{label:.6g}"]
+            )
+            if not data.has_labels:
+                words[1] = ""
+            lines.append([str(uid), *words, *(f"{each:.6g}" for each in row[: len(classes)])])
+        return "".join("\t".join(line) + "\n" for line in lines)
 
     @property
     def is_regression(self) -> bool:

@@ -1,6 +1,30 @@
 """Downstream tasks by name."""
 
+from functools import partial
+
+from megatron.config.data.text_tasks import TextTaskPlan
 from megatron.data.downstream.glue import GLUE
 from megatron.data.downstream.race import RACE
+from megatron.data.downstream.sentences import read_labelled_sentences
+from megatron.data.downstream.task import Task
+from megatron.data.downstream.task_dataset import ClassificationTask
+from megatron.data.downstream.text_tasks import AnswerTask, TaggingTask
 
 TASKS = {task.name: task for task in (RACE, *GLUE)}
+
+
+def task_of(name: str, plan: TextTaskPlan) -> Task:
+    """Return a task by its name, with the labels and options of a plan."""
+    match name:
+        case "token-classification":
+            return TaggingTask(plan)
+        case "question-answering":
+            return AnswerTask(plan)
+        case "text-classification":
+            return ClassificationTask(
+                name=name,
+                classes=plan.labels,
+                metric_names=("accuracy",),
+                read=partial(read_labelled_sentences, labels=plan.labels),
+            )
+    return TASKS[name]

@@ -38,6 +38,7 @@ def test_json_holds_every_decision():
         "lora_target_modules": [],
         "own_flags": [],
         "full_attention_layers": [],
+        "labels": [],
     }
     assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
 

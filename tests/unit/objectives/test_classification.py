@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from tiny import tiny_plan
 
 from megatron.config.data.downstream import Task, is_finetuned, objective_of
+from megatron.config.data.text_tasks import TEXT_TASKS
 from megatron.data.downstream.tasks import TASKS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.bert import bert_layers
@@ -21,7 +22,7 @@ from megatron.objectives.classification import (
 )
 from megatron.tensor_parallel.rng import OrdinaryStream
 
-NAMES = [name for name in Task.__args__ if is_finetuned(name)]
+NAMES = [name for name in Task.__args__ if is_finetuned(name) and name not in TEXT_TASKS]
 
 
 def spec_of(task, *flags):

@@ -64,6 +64,7 @@ def test_the_rate_is_that_of_the_contract(n, style, peak, share, w, span):
         ("constant", [0, 0.5, 1, 1, 1, 1, 1]),
         ("linear", [0, 0.5, 1, 0.55, 0.1, 0.1, 0.1]),
         ("cosine", [0, 0.5, 1, 0.55, 0.1, 0.1, 0.1]),
+        ("square-root", [0, 0.5, 1, 0.1 + 0.9 * 0.5**0.5, 0.1, 0.1, 0.1]),
     ],
 )
 def test_the_rate_at_the_corners(style, rates):

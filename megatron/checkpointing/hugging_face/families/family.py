@@ -170,6 +170,9 @@ def plain_values(spec: ModelSpec) -> Allowed:
         "attention_softcap": (0.0,),
         "logit_softcap": (0.0,),
         "num_experts": ((),),
+        "num_outputs": (0,),
+        "num_choices": (1,),
+        "head_layers": (0,),
     }
 
 
@@ -209,6 +212,10 @@ _FLAGS = {
     "ffn_hidden_size": "--ffn-hidden-size",
     "hidden_size": "--hidden-size",
     "num_experts": "--num-experts",
+    "num_token_types": "--bert-no-binary-head",
+    "num_outputs": "--task",
+    "num_choices": "--task",
+    "head_layers": "--head-layers",
 }
 """Flags that set each field."""
 

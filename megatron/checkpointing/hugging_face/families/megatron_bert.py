@@ -1,4 +1,4 @@
-"""MegatronBert: BERT with norms in front of sublayers, token types, pooler and both heads."""
+"""MegatronBert: BERT with norms in front of sublayers, the heads of pretraining and of tasks."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +30,48 @@ def _needs(_: ModelSpec) -> Allowed:
         "binary_head": (True,),
         "activation": ("gelu_tanh", "gelu_erf"),
     }
+
+
+def _needs_of_task(spec: ModelSpec, *, layers: int = 0, outputs: int = 0) -> Allowed:
+    """Return the values of a network with the head of a task.
+
+    Args:
+        layers: of the head on each token; 0 for a head on the first one.
+        outputs: of the head; 0 for any number.
+    """
+    return {
+        "architecture": ("bert",),
+        "num_token_types": (2,),
+        "num_outputs": (outputs or max(1, spec.num_outputs),),
+        "head_layers": (layers,),
+        "activation": ("gelu_tanh", "gelu_erf"),
+    }
+
+
+def _needs_of_choices(spec: ModelSpec) -> Allowed:
+    """Return the values of a network that chooses among several texts."""
+    choices = (max(2, spec.num_choices),)
+    return {**_needs_of_task(spec, outputs=1), "num_choices": choices}
+
+
+def _needs_of_labels(spec: ModelSpec) -> Allowed:
+    """Return the values of a network that labels tokens, which has names of the labels."""
+    return _needs_of_task(spec, layers=1, outputs=len(spec.labels) or -1)
+
+
+def _needs_of_answers(spec: ModelSpec) -> Allowed:
+    """Return the values of a network that scores starts and ends, which have no labels."""
+    return _needs_of_task(spec, layers=1, outputs=-1 if spec.labels else 2)
+
+
+def _labels(spec: ModelSpec) -> dict[str, str]:
+    """Return the names of the outputs by their numbers."""
+    names = spec.labels or tuple(f"LABEL_{i}" for i in range(spec.num_outputs))
+    return {str(number): name for number, name in enumerate(names)}
+
+
+def _label_ids(spec: ModelSpec) -> dict[str, int]:
+    return {name: int(number) for number, name in _labels(spec).items()}
 
 
 def _one_activation(spec: ModelSpec) -> ModelSpec:
@@ -90,3 +132,41 @@ MEGATRON_BERT = Family(
     objective="bert",
     computes=_one_activation,
 )
+
+_ENCODER = {
+    ours: theirs
+    for ours, theirs in MEGATRON_BERT.network.items()
+    if not ours.startswith(("lm_head", "binary_head", "output_layer"))
+}
+_WITHOUT_POOLER = {ours: theirs for ours, theirs in _ENCODER.items() if ours != "pooler.dense"}
+_KEYS = {**MEGATRON_BERT.keys, "id2label": _labels, "label2id": _label_ids}
+
+MEGATRON_BERT_TASKS = (
+    replace(
+        MEGATRON_BERT,
+        architecture="MegatronBertForTokenClassification",
+        keys=_KEYS,
+        needs=_needs_of_labels,
+        network={**_WITHOUT_POOLER, "classification_head.0": "classifier"},
+    ),
+    replace(
+        MEGATRON_BERT,
+        architecture="MegatronBertForQuestionAnswering",
+        needs=_needs_of_answers,
+        network={**_WITHOUT_POOLER, "classification_head.0": "qa_outputs"},
+    ),
+    replace(
+        MEGATRON_BERT,
+        architecture="MegatronBertForSequenceClassification",
+        keys=_KEYS,
+        needs=_needs_of_task,
+        network={**_ENCODER, "classification_head": "classifier"},
+    ),
+    replace(
+        MEGATRON_BERT,
+        architecture="MegatronBertForMultipleChoice",
+        needs=_needs_of_choices,
+        network={**_ENCODER, "classification_head": "classifier"},
+    ),
+)
+"""The networks of downstream tasks."""

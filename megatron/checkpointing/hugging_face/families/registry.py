@@ -6,7 +6,10 @@ from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GE
 from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from megatron.checkpointing.hugging_face.families.megatron_bert import MEGATRON_BERT
+from megatron.checkpointing.hugging_face.families.megatron_bert import (
+    MEGATRON_BERT,
+    MEGATRON_BERT_TASKS,
+)
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
@@ -23,6 +26,7 @@ FAMILIES = (
     GEMMA3,
     GPT_NEOX,
     MEGATRON_BERT,
+    *MEGATRON_BERT_TASKS,
 )
 """In order of preference."""
 

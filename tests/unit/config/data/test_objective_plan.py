@@ -5,7 +5,8 @@ from tiny import VOCAB_SIZE, tiny_config
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.data.downstream import LABELLED
+from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import plan
 from megatron.config.validation import validate
 
@@ -48,7 +49,7 @@ def test_what_may_surprise_is_told(name, flags, notice):
 
 def test_every_objective_reads_its_kind_of_token_files():
     own = {"t5": ("--decoder-seq-length", "4")}
-    labelled = {"classification", "multiple-choice"}
+    labelled = {name for name in OBJECTIVES if declaration_of(name).kind == LABELLED}
     decided = {
         name: plan(
             tiny_config(*own.get(name, ())),

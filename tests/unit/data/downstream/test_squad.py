@@ -45,11 +45,21 @@ def test_questions_are_read(tmp_path):
         entry(uid="q3", text="B  C", start=0, context="", is_impossible=False),
     )
     first, second, third = read_squad(file, is_training=False, version_2=True)
-    assert first == Question("q1", "e f", "a b c d", ("b c",))
+    assert first == Question("q1", "e f", "a b c d", ("b c",), 2)
     assert second == Question("q2", "e f", "a b c d", is_impossible=True)
     assert third.answers == ("B  C",)
     (only,) = read_squad(squad_file(tmp_path / "one.json", entry()), is_training=True)
     assert only.answer_start == 2
+
+
+def test_answers_to_compare_with_need_no_position(tmp_path):
+    file = squad_file(tmp_path / "dev.json", entry(start=9), entry(uid="q2"))
+    data = json.loads(file.read_text())
+    del data["data"][0]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"]
+    file.write_text(json.dumps(data))
+    questions = read_squad(file, is_training=False)
+    assert [question.answers for question in questions] == [("b c",)] * 2
+    assert [question.answer_start for question in questions] == [None, None]
 
 
 @pytest.mark.parametrize(

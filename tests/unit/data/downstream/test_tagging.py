@@ -32,11 +32,10 @@ def files(tmp_path):
 
 
 def dataset(files, tokenizer, labels=None, length=10, **options):
-    path = files / "text_train.txt"
-    sentences = read_sentences(path)
+    sentences = read_sentences(files / "text_train.txt")
     labels = labels or label_names(sentences)
     return TaggingDataset(
-        sentences, path, labels=labels, tokenizer=tokenizer, seq_length=length, **options
+        sentences, "train", labels=labels, tokenizer=tokenizer, seq_length=length, **options
     )
 
 
@@ -60,6 +59,17 @@ def test_features_of_words_and_their_pieces(files, tokenizer):
 def test_ignored_tokens_do_not_count(files, tokenizer):
     data = dataset(files, tokenizer, ignore_extra_tokens=True, ignore_start_end=True)
     assert row(data[0], "loss_mask") == [0, 1, 1, 1, 1, 0, 0, 1, 0, 0]
+
+
+def test_balanced_labels_weigh_the_mean_number_of_words(files, tokenizer):
+    data = dataset(files, tokenizer, balances=True, ignore_start_end=True)
+    # 5 words of 8 are O, and one each of three other labels: the mean is 2.
+    assert row(data[1], "loss_mask")[1:4] == pytest.approx([0.4, 0.4, 2.0])
+
+
+def test_predictions_of_words_are_those_of_their_first_pieces(files, tokenizer):
+    data = dataset(files, tokenizer, length=6)
+    assert data.word_labels(0, [9, 1, 2, 3, 4, 9]).tolist() == [1, 2, 3, 4, 0]
 
 
 def test_a_long_sentence_loses_its_end_with_a_warning(files, tokenizer, caplog):

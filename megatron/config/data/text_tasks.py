@@ -1,0 +1,164 @@
+"""Token and text classification and question answering: labels, heads, windows, answers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+TEXT_TASKS = {
+    "token-classification": "token-classification",
+    "text-classification": "classification",
+    "question-answering": "question-answering",
+}
+"""Objectives of the tasks whose data and labels are the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTaskConfig:
+    """Token and text classification, and question answering, on files of your own."""
+
+    labels: list[str] | None = None
+    """Names of the labels, in the order of their ids (default of token classification: O and the
+    others of --train-data, sorted; of text classification: 0, 1 and so on up to the largest label of
+    --train-data)."""
+
+    head_layers: int | None = None
+    """Linear layers of the head on each token, with ReLU between them (default: 2 of
+    token-classification, 1 of question-answering)."""
+
+    head_dropout: float | None = None
+    """Dropout in front of that head (default: 0.5 of token-classification, 0 of
+    question-answering)."""
+
+    ignore_extra_tokens: bool = False
+    """Count only the first token of each word in the loss (token-classification)."""
+
+    ignore_start_end: bool = False
+    """Leave [CLS] and [SEP] out of the loss (token-classification)."""
+
+    class_balancing: Literal["weighted_loss"] | None = None
+    """Weigh labels in the loss: with the mean number of tokens of a label, divided by its own
+    (token-classification)."""
+
+    version_2_with_negative: bool = False
+    """Some questions have no answer in their context, as in SQuAD 2.0 (question-answering)."""
+
+    doc_stride: int = 128
+    """Tokens from one window of a long context to the next (question-answering)."""
+
+    max_query_length: int = 64
+    """Tokens of a question; the rest is cut off (question-answering)."""
+
+    max_answer_length: int = 30
+    """Most tokens of an answer (question-answering)."""
+
+    n_best_size: int = 20
+    """Candidates of starts, ends and answers (question-answering)."""
+
+    null_score_diff_threshold: float = 0.0
+    """A question has no answer if this is less than the score of none minus that of the best
+    (question-answering)."""
+
+    output_prediction_file: str | None = None
+    """File for the answers, as JSON (default: predictions_NAME.json in --save; question-answering)."""
+
+    output_nbest_file: str | None = None
+    """File for the candidates of each answer, as JSON (default: nbest_NAME.json in --save;
+    question-answering)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTaskPlan:
+    """Labels and options of a text task, resolved; no labels and no layers of other tasks."""
+
+    labels: tuple[str, ...] = ()
+    head_layers: int = 0
+    head_dropout: float = 0.0
+    ignore_extra_tokens: bool = False
+    ignore_start_end: bool = False
+    balances_classes: bool = False
+    has_unanswerable: bool = False
+    doc_stride: int = 128
+    max_query_length: int = 64
+    max_answer_length: int = 30
+    n_best: int = 20
+    null_threshold: float = 0.0
+    prediction_file: str = ""
+    nbest_file: str = ""
+
+
+_HEADS = {"token-classification": (2, 0.5), "question-answering": (1, 0.0)}
+"""Layers and dropout of the head on each token."""
+
+
+def plan_text_task(config: TextTaskConfig, task: str | None) -> TextTaskPlan:
+    """Return the options of a task."""
+    layers, dropout = _HEADS.get(task or "", (0, 0.0))
+    return TextTaskPlan(
+        labels=tuple(config.labels or ()),
+        head_layers=(config.head_layers or layers) if layers else 0,
+        head_dropout=dropout if config.head_dropout is None else config.head_dropout,
+        ignore_extra_tokens=config.ignore_extra_tokens,
+        ignore_start_end=config.ignore_start_end,
+        balances_classes=config.class_balancing is not None,
+        has_unanswerable=config.version_2_with_negative,
+        doc_stride=config.doc_stride,
+        max_query_length=config.max_query_length,
+        max_answer_length=config.max_answer_length,
+        n_best=config.n_best_size,
+        null_threshold=config.null_score_diff_threshold,
+        prediction_file=config.output_prediction_file or "",
+        nbest_file=config.output_nbest_file or "",
+    )
+
+
+def num_outputs_of(plan: TextTaskPlan, task: str) -> int:
+    """Return the outputs of the head of a task: scores of start and end, or of each label."""
+    return 2 if task == "question-answering" else len(plan.labels)
+
+
+_OF = {
+    "labels": ("token-classification", "text-classification"),
+    "head_layers": ("token-classification", "question-answering"),
+    "head_dropout": ("token-classification", "question-answering"),
+    **dict.fromkeys(
+        ("ignore_extra_tokens", "ignore_start_end", "class_balancing"), ("token-classification",)
+    ),
+    **dict.fromkeys(
+        (
+            *("version_2_with_negative", "doc_stride", "max_query_length", "max_answer_length"),
+            *("n_best_size", "null_score_diff_threshold"),
+            *("output_prediction_file", "output_nbest_file"),
+        ),
+        ("question-answering",),
+    ),
+}
+"""Tasks that have a use for a field."""
+
+
+def text_task_problems(
+    config: TextTaskConfig, task: str | None, *, seq_length: int
+) -> Iterator[str]:
+    """Yield the flags of other tasks, and values out of their range."""
+    for field, tasks in _OF.items():
+        if getattr(config, field) != getattr(TextTaskConfig, field) and task not in tasks:
+            yield f"--{field.replace('_', '-')} is for --task {' and '.join(tasks)}"
+    if task not in TEXT_TASKS:
+        return
+    if config.labels is None and task in _OF["labels"]:
+        yield f"--labels is missing: the names of the labels that --task {task} predicts"
+    if config.labels is not None and len({*config.labels}) < max(2, len(config.labels)):
+        yield f"--labels {' '.join(config.labels)}: give at least two different names"
+    for field, least in (
+        *(("head_layers", 1), ("doc_stride", 1), ("max_query_length", 1)),
+        *(("max_answer_length", 1), ("n_best_size", 1)),
+    ):
+        value = getattr(config, field)
+        if value is not None and value < least:
+            yield f"--{field.replace('_', '-')} {value} must be at least {least}"
+    if config.head_dropout is not None and not 0 <= config.head_dropout < 1:
+        yield f"--head-dropout {config.head_dropout} must be from 0 to less than 1"
+    if task == "question-answering" and config.max_query_length + 4 > seq_length:
+        yield (
+            f"--max-query-length {config.max_query_length} leaves no room for a context in "
+            f"--seq-length {seq_length}; it must be at most {seq_length - 4}"
+        )

@@ -1,0 +1,154 @@
+"""Token and text classification and question answering from a command line of flags or settings."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from megatron.checkpointing.manifest import published_tags
+from megatron.checkpointing.saved_run import checkpoint_flags
+from megatron.common.atomic_files import replace_text
+from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
+from megatron.config.config import Config, all_sections, parse_conversion
+from megatron.config.data.downstream import DownstreamConfig, objective_of
+from megatron.config.data.text_tasks import TextTaskConfig
+from megatron.config.foreign_flags.nemo import NEMO_TASKS, nemo_flags
+from megatron.config.parsing.files import flag_words
+from megatron.config.parsing.parser import value_in
+from megatron.config.tools.checkpoint_tools import ConversionConfig
+from megatron.training.entry import train_from
+from megatron.training.process.environment import read_launch
+
+log = logging.getLogger(__name__)
+
+CONVERTED = "pretrained"
+"""Folder in --save of a pretrained network that was converted from another format."""
+
+_SOURCE = "source.txt"
+_LONGEST_CONVERSION_S = 3600
+
+
+def train_text_task(argv: Sequence[str], task: str, *, description: str | None) -> ExitCode:
+    """Finetune on a task, or evaluate, by flags and NeMo's settings; return the exit code.
+
+    Sizes of the network and its tokenizer are those of --pretrained-checkpoint or --load, where
+    `argv` has no flags for them.
+
+    Args:
+        task: name of --task.
+
+    Raises:
+        MegatronError: something that the user can mend.
+    """
+    launch = read_launch(None)
+    words = nemo_flags(argv, NEMO_TASKS[task], world_size=launch.world_size)
+    words = with_pretrained_network([f"--task={task}", *words], is_first=launch.rank == 0)
+    if value_in(words, "--load"):
+        words.append("--use-checkpoint-args")
+    return train_from(words, objective_of(task), description=description)
+
+
+def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str]:
+    """Return `words` with the flags of the network in --pretrained-checkpoint in front.
+
+    A network of Megatron-LM or transformers is converted to --save first.
+
+    Args:
+        is_first: whether this process converts; others wait for it.
+
+    Raises:
+        WrongCheckpointError: there is no checkpoint, or none of a format that can be read.
+        ConfigError: --save is missing, where a network is converted.
+    """
+    name = value_in(words, "--pretrained-checkpoint")
+    if name is None:
+        return [*words]
+    source = Path(name)
+    folder = source if _is_own(source) else _converted(source, words, is_first=is_first)
+    saved = checkpoint_flags(["--use-checkpoint-args", "--load", str(folder)])
+    flags: Mapping[str, object] = saved.flags if saved else {}
+    return [*flag_words(flags, all_sections()), *words, f"--pretrained-checkpoint={folder}"]
+
+
+def _is_own(source: Path) -> bool:
+    """Whether `source` is a checkpoint of this program.
+
+    Raises:
+        WrongCheckpointError: it is missing, or nothing that is known.
+    """
+    from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
+
+    if not source.exists():
+        raise WrongCheckpointError(
+            f"--pretrained-checkpoint {source}: there is no such file or directory{near(source)}"
+        )
+    system = system_of(source)
+    if system not in ("own", "megatron", "hugging_face"):
+        what = f"is {SYSTEMS[system]}" if system else "holds no checkpoint of a known format"
+        raise WrongCheckpointError(
+            f"--pretrained-checkpoint {source} {what}: give a checkpoint of this program, of "
+            "Megatron-LM or of transformers"
+        )
+    return system == "own"
+
+
+def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
+    """Return the folder in --save with the weights of `source`, which this process converts or awaits.
+
+    Raises:
+        ConfigError: there is no --save.
+        WrongCheckpointError: the folder holds another network, or the conversion takes too long.
+    """
+    save = value_in(words, "--save")
+    if save is None:
+        raise ConfigError(
+            f"--pretrained-checkpoint {source} is converted to a folder of --save, which is missing"
+        )
+    folder = Path(save) / CONVERTED
+    record, identity = folder / _SOURCE, str(source.resolve())
+    if not is_first:
+        began_at = time.monotonic()
+        while not record.is_file():
+            if time.monotonic() - began_at > _LONGEST_CONVERSION_S:
+                raise WrongCheckpointError(
+                    f"{folder}: the first process has not converted {source}"
+                )
+            time.sleep(1)
+        return folder
+    if record.is_file() and (found := record.read_text(encoding="utf-8")) != identity:
+        raise WrongCheckpointError(
+            f"{folder} holds the weights of {found}, not of {identity}: give another --save"
+        )
+    if not record.is_file():
+        for line in _convert(source, folder, words):
+            log.info(line)
+        if not published_tags(folder):
+            raise WrongCheckpointError(f"{folder} holds no checkpoint after the conversion")
+        replace_text(record, identity)
+    return folder
+
+
+def _convert(source: Path, folder: Path, words: Sequence[str]) -> Iterator[str]:
+    """Convert a network of another program to our format; yield messages for the user."""
+    # Imported here: torch takes seconds.
+    from megatron.checkpointing.megatron_lm.convert import Conversion, convert
+
+    own = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
+
+    def parse(found: Sequence[str]) -> Config:
+        config = parse_conversion(found, [*words, *own], ConversionConfig).config
+        return replace(config, downstream=DownstreamConfig(), text_task=TextTaskConfig())
+
+    heads = value_in(words, "--num-attention-heads")
+    yield from convert(
+        Conversion(
+            source=source,
+            output=folder,
+            saver="own",
+            flags=("", ""),
+            heads=int(heads) if heads and heads.isdecimal() else None,
+            architecture="bert",
+        ),
+        parse,
+    )
