@@ -20,6 +20,7 @@ from megatron.config.tools.checkpoint_tools import (
     PartitionsConfig,
     UniversalConfig,
 )
+from megatron.config.tools.corpora import WikipediaConfig
 from megatron.config.tools.data_tools import (
     InspectConfig,
     SampleTextConfig,
@@ -76,6 +77,12 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         PreprocessConfig,
         PluginModulesConfig,
         ShardConfig,
+    ),
+    "tools/corpora/wikipedia.py": (
+        TokenizerConfig,
+        PreprocessConfig,
+        PluginModulesConfig,
+        WikipediaConfig,
     ),
     "tools/merge_preprocessed_data.py": (MergeConfig,),
     "tools/build_index.py": _TRAINING,

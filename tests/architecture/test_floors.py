@@ -97,6 +97,7 @@ def test_every_folder_of_the_package_is_a_package():
         ("deepspeed", {"engine"}),
         ("transformers", {"tokenizer", "checkpointing", "inference.evaluation"}),
         ("profanity_check", {"inference.evaluation"}),
+        ("mwparserfromhell", {"data"}),
         ("huggingface_hub", {"checkpointing"}),
         ("tokenizers", {"tokenizer"}),
         ("triton", {"fused_kernels"}),

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# OpenWebText's chain, from fetched pages to token files: one run of all tools in tools/openwebtext.
+#
+#   PAGES=scraped OUT=owt VOCAB_FILE=vocab.json MERGE_FILE=merges.txt \
+#       bash examples/corpora/openwebtext.sh
+#
+# PAGES is a folder of JSON lines with text and url. Without it, URLS, a folder of lists of URLs, is
+# filtered to OUT/urls.txt, for a program that fetches them. Run again, the script continues: a step
+# is done when its output is there and not older than its input.
+#
+#   LAMBADA, TASK_FILES   texts of evaluations to take out: LAMBADA's file; "squad FILE race FILE"
+#   THRESHOLD             similarity above which documents are duplicates (0.7)
+#   DATE, LICENCE         of the source, for the report OUT/corpus.json
+
+set -euo pipefail
+
+tools=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../tools" && pwd)
+out=${OUT:?set it to the folder to write}
+mkdir -p "$out"
+
+# step OUTPUT INPUT COMMAND...: run the command, unless OUTPUT is there and as new as INPUT.
+step() {
+    if [[ -e $1 && ! $2 -nt $1 ]]; then
+        echo "$1 is there"
+    else
+        "${@:3}"
+    fi
+}
+
+own() {
+    python "$tools/openwebtext/$1.py" "${@:2}"
+}
+
+if [[ -n ${URLS:-} ]]; then
+    step "$out/urls.txt" "$URLS" own blacklist_urls "$URLS" "$out/urls.txt"
+    if [[ -z ${PAGES:-} ]]; then
+        echo "fetch the pages of $out/urls.txt, then run again with PAGES=FOLDER"
+        exit
+    fi
+fi
+
+: "${PAGES:?set it to the folder of fetched pages, or URLS to that of lists of URLs}"
+step "$out/merged.json" "$PAGES" \
+    own merge_jsons --json_path "$PAGES" --output_file "$out/merged.json"
+step "$out/clean.json" "$out/merged.json" \
+    own cleanup_dataset "$out/merged.json" "$out/clean.json" \
+    --vocab-file "${VOCAB_FILE:-gpt2-vocab.json}" --merge-file "${MERGE_FILE:-gpt2-merges.txt}"
+step "$out/pairs.jsonl" "$out/clean.json" \
+    own find_duplicates --inputs "$out/clean.json" url --output "$out/pairs.jsonl"
+step "$out/groups.jsonl" "$out/pairs.jsonl" \
+    own group_duplicate_url "$out/pairs.jsonl" "$out/groups.jsonl" "${THRESHOLD:-0.7}"
+step "$out/unique.json" "$out/groups.jsonl" \
+    own remove_group_duplicates "$out/groups.jsonl" "$out/clean.json" "$out/unique.json"
+
+last=unique
+read -ra tasks <<< "${LAMBADA:+lambada}"
+read -ra files <<< "${TASK_FILES:-}"
+for ((i = 0; i < ${#files[@]}; i += 2)); do
+    tasks+=("${files[i]}")
+done
+if ((${#tasks[@]})); then
+    last=decontaminated
+    step "$out/$last.json" "$out/unique.json" \
+        own filter_ngrams --tasks "${tasks[@]}" --dedup-dataset "$out/unique.json" text \
+        ${LAMBADA:+--lambada-path "$LAMBADA"} ${files:+--task-files "${files[@]}"} \
+        --output "$out/$last.json"
+fi
+step "$out/corpus.jsonl" "$out/$last.json" \
+    own add_id --input-file "$out/$last.json" --output-file "$out/corpus.jsonl" --id-prefix owt
+step "$out/openwebtext_text_document.idx" "$out/corpus.jsonl" \
+    python "$tools/preprocess_data.py" --input "$out/corpus.jsonl" \
+    --output-prefix "$out/openwebtext" --tokenizer-type GPT2BPETokenizer --append-eod --resume \
+    --vocab-file "${VOCAB_FILE:-gpt2-vocab.json}" --merge-file "${MERGE_FILE:-gpt2-merges.txt}" \
+    --workers "${WORKERS:-8}"
+
+python - "$out" "${DATE:-}" "${LICENCE:-}" "$last" << 'EOT'
+import json, os, sys
+folder, date, licence, last = sys.argv[1:]
+source = {"name": "OpenWebText", "date": date or None, "licence": licence or None}
+counts = {}
+for step in ("merged.json", "clean.json", "unique.json", last + ".json", "corpus.jsonl"):
+    with open(os.path.join(folder, step), "rb") as lines:
+        counts[step.partition(".")[0]] = sum(1 for _ in lines)
+if not counts["corpus"]:
+    sys.exit(f"error: no document is left: {counts}")
+with open(os.path.join(folder, "corpus.json.new"), "w") as file:
+    json.dump({"source": source, "documents": counts}, file, indent=2)
+os.replace(file.name, os.path.join(folder, "corpus.json"))
+print(" | ".join(f"{step}: {count}" for step, count in counts.items()))
+EOT
