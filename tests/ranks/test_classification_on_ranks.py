@@ -116,6 +116,7 @@ def every_layout_learns_mnli_alike(rank):
         ("tensor", f"{TENSOR} 2 --sequence-parallel --micro-batch-size 8"),
         ("pipeline", f"{PIPELINE} 2 --micro-batch-size 4"),
         ("zero", "--zero-stage 3 --micro-batch-size 2"),
+        ("sequence", "--ds-sequence-parallel-size 2 --micro-batch-size 8"),
     ):
         finetune("MNLI", f"{batch} {words} --save {folder()}/{name}")
         # Behind the first 20 batches two replicas get one of the 161 samples twice.
