@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
 from megatron.config.network.model_spec import ModelSpec
+from megatron.data.downstream.tasks import TASKS
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -75,7 +77,8 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
         DataError: the tokenizer has another vocabulary, `options.chat_template` is given but no
             tokenizer can be written, or it is not the template of the training.
     """
-    spec, dtype, options, manifest = job.spec, job.dtype, job.options, job.manifest
+    dtype, options, manifest = job.dtype, job.options, job.manifest
+    spec = with_label_names(job.spec, manifest)
     tokenizer = job.tokenizer
     family = family_of(spec, options.model_type)
     _require_same_vocabulary(tokenizer, spec, manifest)
@@ -96,10 +99,18 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     remaining = None
     if options.verifies:
         computed, tokens_bs = family.computes(spec), sample_tokens(spec, tokenizer)
-        measured = compare(computed, job.checkpoint, folder, tokens_bs, dtype)
+        against = partial(
+            compare,
+            checkpoint=job.checkpoint,
+            folder=folder,
+            tokens_bs=tokens_bs,
+            stored=dtype,
+            auto_class=family.auto_class,
+        )
+        measured = against(computed)
         require_equal(measured)
         if computed != spec:
-            remaining = compare(spec, job.checkpoint, folder, tokens_bs, dtype)[0]
+            remaining = against(spec)[0]
     origin = _template_origin(template, trained_with)
     card = model_card(
         manifest,
@@ -114,6 +125,14 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     return ExportResult(family, dtype, no_tokenizer, measured, origin, remaining)
+
+
+def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:
+    """Return the network with the names of a GLUE task's classes, which are not in its checkpoint."""
+    task = TASKS.get(manifest.plan.get("downstream", {}).get("task", ""))
+    if spec.labels or not spec.num_outputs or spec.num_choices > 1 or task is None:
+        return spec
+    return replace(spec, labels=task.classes)
 
 
 def chat_template_of(manifest: Manifest) -> str:

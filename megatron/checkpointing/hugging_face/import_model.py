@@ -30,11 +30,13 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config, parse_config
+from megatron.config.data.downstream import LABELLED
 from megatron.config.data.objective import (
     ObjectiveName,
     declaration_of,
     objective_tokenizer_arguments,
 )
+from megatron.config.data.text_tasks import TEXT_TASKS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan, plan
 from megatron.tokenizer.build import build_tokenizer
@@ -54,7 +56,7 @@ _MOST_TOKENS = 4096  # default of --seq-length, at most
 
 _NO_TRAINING = [
     *("--micro-batch-size", "1", "--train-iters", "1", "--lr", "0.0001"),
-    *("--data-path", "none", "--save-interval", "1", "--no-save-optim", "--no-save-rng"),
+    *("--save-interval", "1", "--no-save-optim", "--no-save-rng"),
 ]
 """Required flags that do not matter without training."""
 
@@ -113,16 +115,25 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
         if options.verifies:
             tokens_bs = sample_tokens(spec, description.tokenizer)
             # fp32 represents the weights exactly, whatever the dtype of the files.
-            measured = compare(spec, checkpoint, source, tokens_bs, "fp32")
+            auto_class = description.family.auto_class
+            measured = compare(spec, checkpoint, source, tokens_bs, "fp32", auto_class=auto_class)
             require_equal(measured)
         folder = publish_full(directory, description.manifest, checkpoint)
     return ImportResult(
         folder,
         description.flags,
         measured,
-        declaration_of(description.family.objective).script,
+        _script(description),
         description.is_text_part,
     )
+
+
+def _script(description: "ModelDescription") -> str:
+    """Return the script that trains a network."""
+    task = description.plan.downstream.task
+    if task in TEXT_TASKS:
+        return f"tasks/{task.replace('-', '_')}.py"
+    return declaration_of(description.family.objective).script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +169,9 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     family = family_of_config(config)
     rows = int(config["vocab_size"])
     flags = [*family.flags(config), *_shared_flags(source, config, rows, options)]
-    run_config, _ = parse_config([*flags, *_NO_TRAINING, "--save", str(save)])
+    is_labelled = declaration_of(family.objective).kind == LABELLED
+    data = ["--train-data" if is_labelled else "--data-path", "none"]
+    run_config, _ = parse_config([*flags, *_NO_TRAINING, *data, "--save", str(save)])
     tokenizer = build_tokenizer(
         **objective_tokenizer_arguments(run_config.tokenizer, family.objective)
     )
@@ -260,7 +273,7 @@ def _plan(run_config: Config, vocab_size: int, objective: ObjectiveName) -> Plan
 
 def _names_in_files(reader: Reader, family: Family) -> dict[str, str]:
     """Map the architecture's tensor names to those in the files, without constants."""
-    heads = ("lm_head.", "embed_out.", "cls.")
+    heads = ("lm_head.", "embed_out.", "cls.", "classifier.", "qa_outputs.")
     names = {
         name.removeprefix(_LANGUAGE_MODEL): name
         for name in reader.names

@@ -24,19 +24,6 @@ _TEXT = (
     "def add(a, b):\n    return a + b\n\nNaïve café, Übermut, 東京, здравствуйте."
 )
 _LENGTH = 256  # tokens in a sample, at most
-_CLASSES = {"gpt": "AutoModelForCausalLM", "bert": "AutoModelForPreTraining"}
-"""Class of transformers that loads the heads of pretraining, by architecture."""
-
-
-def auto_class(spec: ModelSpec) -> str:
-    """Return the class of transformers that loads a network with its heads."""
-    if not spec.num_outputs:
-        return _CLASSES[spec.architecture]
-    if spec.num_choices > 1:
-        return "AutoModelForMultipleChoice"
-    if not spec.head_layers:
-        return "AutoModelForSequenceClassification"
-    return "AutoModelForTokenClassification" if spec.labels else "AutoModelForQuestionAnswering"
 
 
 @dataclass(frozen=True)
@@ -48,8 +35,9 @@ class LogitDifference:
         weights: dtype that our weights were rounded to.
         error: the largest difference.
         largest: the largest of our logits.
-        agreement: share of positions with the same most likely token.
+        agreement: share of positions with the same largest logit.
         positions: number of positions compared.
+        predicts: what the largest logit of a position stands for; "" for nothing.
     """
 
     dtype: str
@@ -58,6 +46,7 @@ class LogitDifference:
     largest: float
     agreement: float
     positions: int
+    predicts: str = "token"
 
     @property
     def bound(self) -> float:
@@ -70,12 +59,21 @@ class LogitDifference:
         return self.error <= self.bound
 
     def __str__(self) -> str:
+        agreement = (
+            f"; the most likely {self.predicts} is the same in {self.agreement:.1%} of "
+            f"{self.positions} positions"
+        )
         return (
             f"transformers in {self.dtype}, ours in fp32 with weights in {self.weights}: logits "
             f"differ by {self.error:.2g} at most (bound {self.bound:.2g}, largest logit "
-            f"{self.largest:.3g}); the most likely token is the same in {self.agreement:.1%} of "
-            f"{self.positions} positions"
+            f"{self.largest:.3g}){agreement if self.predicts else ''}"
         )
+
+
+def _predicted(spec: ModelSpec) -> str:
+    if not spec.num_outputs:
+        return "token"
+    return "label" if spec.labels else ""
 
 
 def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
@@ -94,7 +92,13 @@ def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
 
 
 def compare(
-    spec: ModelSpec, checkpoint: FullCheckpoint, folder: Path, tokens_bs: Tensor, stored: str
+    spec: ModelSpec,
+    checkpoint: FullCheckpoint,
+    folder: Path,
+    tokens_bs: Tensor,
+    stored: str,
+    *,
+    auto_class: str,
 ) -> list[LogitDifference]:
     """Compare the logits of the transformers model in `folder` with ours.
 
@@ -103,6 +107,7 @@ def compare(
 
     Args:
         stored: dtype of the files.
+        auto_class: name of the class of transformers that finds the model's own.
 
     Memory: one fp32 model at a time.
 
@@ -112,7 +117,9 @@ def compare(
     measured = []
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
         ours = _our_logits(spec, checkpoint, TORCH_DTYPES[weights], tokens_bs)
-        theirs = _their_logits(spec, folder, TORCH_DTYPES[dtype], tokens_bs)
+        model = load_transformers(folder, TORCH_DTYPES[dtype], auto_class)
+        theirs = _their_logits(spec, model, tokens_bs)
+        del model
         errors = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]
         logits, others = ours[0], theirs[0]
         measured.append(
@@ -123,6 +130,7 @@ def compare(
                 largest=float(logits.abs().max()),
                 agreement=float((logits.argmax(-1) == others.argmax(-1)).float().mean()),
                 positions=len(logits),
+                predicts=_predicted(spec),
             )
         )
     return measured
@@ -140,11 +148,11 @@ def require_equal(measured: Sequence[LogitDifference]) -> None:
         )
 
 
-def load_transformers(folder: Path, dtype: torch.dtype, loader: str) -> nn.Module:
+def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.Module:
     """Load the transformers model in `folder` on the CPU, in eval mode.
 
     Args:
-        loader: name of the class of transformers that finds the model's own.
+        auto_class: name of the class of transformers that finds the model's own.
 
     Raises:
         CheckpointError: it cannot be loaded, or only in part.
@@ -153,7 +161,7 @@ def load_transformers(folder: Path, dtype: torch.dtype, loader: str) -> nn.Modul
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    load: Callable[..., Any] = getattr(transformers, loader).from_pretrained
+    load: Callable[..., Any] = getattr(transformers, auto_class).from_pretrained
     try:
         model, report = load(
             str(folder),
@@ -190,44 +198,46 @@ def _our_logits(
     lengths_b = real_bs.sum(1)
     span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
     batch |= {"token_types": types_bs, "attention_span": span_b12}
-    if spec.num_choices > 1:  # one question, whose choices are the samples
-        batch = {name: rows[None] for name, rows in batch.items()}
-        batch["attention_span"] = span_b12[None, :, 0]
+    if spec.num_choices > 1:
+        # Both samples are choices of one question.
+        batch = {name: field[None] for name, field in batch.items()} | {
+            "attention_span": span_b12[:, 0][None]
+        }
     output = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
     if spec.num_outputs:
-        return [output[real_bs] if spec.head_layers else output]
+        return [_of_head(output, real_bs, spec)]
     return [output.logits[real_bs][:, : spec.vocab_size], output.order_logits]
 
 
 @torch.no_grad()
-def _their_logits(
-    spec: ModelSpec, folder: Path, dtype: torch.dtype, tokens_bs: Tensor
-) -> list[Tensor]:
-    model = load_transformers(folder, dtype, auto_class(spec))
+def _their_logits(spec: ModelSpec, model: nn.Module, tokens_bs: Tensor) -> list[Tensor]:
+    """Return the outputs of transformers' model in the form of `_our_logits`."""
     if spec.architecture == "gpt":
         return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
-    inputs = {"input_ids": tokens_bs, "attention_mask": real_bs.long(), "token_type_ids": types_bs}
-    if spec.num_outputs:
-        return [_their_outputs(model, inputs, spec, real_bs)]
+    inputs = {
+        "input_ids": tokens_bs,
+        "attention_mask": real_bs.long(),
+        "token_type_ids": types_bs,
+    }
+    if spec.num_choices > 1:
+        inputs = {name: field[None] for name, field in inputs.items()}
     output = model(**inputs)
+    if "start_logits" in output:
+        return [_of_head(torch.stack([output.start_logits, output.end_logits], -1), real_bs, spec)]
+    if spec.num_outputs:
+        return [_of_head(output.logits, real_bs, spec)]
     logits_bsv, order_b2 = output.prediction_logits, output.seq_relationship_logits
     return [logits_bsv.float()[real_bs][:, : spec.vocab_size], order_b2.float()]
 
 
-def _their_outputs(
-    model: nn.Module, inputs: dict[str, Tensor], spec: ModelSpec, real_bs: Tensor
-) -> Tensor:
-    """Return the outputs of the head of a task, of real tokens if it is on each."""
-    if spec.num_choices > 1:
-        logits: Tensor = model(**{name: rows[None] for name, rows in inputs.items()}).logits
-        return logits.float().view(-1, 1)
-    output = model(**inputs)
-    if spec.head_layers and not spec.labels:
-        both_bs2 = torch.stack([output.start_logits, output.end_logits], -1)
-        return both_bs2.float()[real_bs]
-    logits = output.logits.float()
-    return logits[real_bs] if spec.head_layers else logits
+def _of_head(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:
+    """Return the logits of a downstream head for each real token, sample or choice.
+
+    Shapes: [b, s, C] or [b, C] -> [n, C] float32.
+    """
+    of_real = logits[real_bs] if spec.head_layers else logits
+    return of_real.float().reshape(-1, spec.num_outputs)
 
 
 def _segments(tokens_bs: Tensor) -> tuple[Tensor, Tensor]:

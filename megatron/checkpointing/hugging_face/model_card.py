@@ -7,42 +7,59 @@ from megatron.checkpointing.hugging_face.logit_check import LogitDifference
 from megatron.checkpointing.manifest import Manifest
 from megatron.config.network.model_spec import ModelSpec
 
-_TASKS = {"gpt": "text-generation", "bert": "fill-mask"}
-_TASKS_OF_HEADS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMultipleChoice": "multiple-choice",
-}
 _GENERATE = """\
-## Use
-
-```python
 from transformers import pipeline
 
 generate = pipeline("text-generation", model="PATH")
 print(generate("Once upon a time", max_new_tokens=40)[0]["generated_text"])
-```
 """
 _FILL = """\
-## Use
-
-```python
 from transformers import pipeline
 
 fill = pipeline("fill-mask", model="PATH")
 print(fill("Once upon a [MASK].")[0]["token_str"])
-```
 """
 _CLASSIFY = """\
-## Use
-
-```python
 from transformers import pipeline
 
-run = pipeline("TASK", model="PATH")
-```
+classify = pipeline("text-classification", model="PATH")
+print(classify("A text."))
+print(classify({"text": "A text.", "text_pair": "A second text, of a task with pairs."}))
 """
+_TAG = """\
+from transformers import pipeline
+
+tag = pipeline("token-classification", model="PATH", aggregation_strategy="first")
+print(tag("Words of a sentence"))
+"""
+_ANSWER = """\
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForQuestionAnswering.from_pretrained("PATH")
+tokens = tokenizer("Which question?", "The context of its answer.", return_tensors="pt")
+output = model(**tokens)
+first, last = output.start_logits.argmax(), output.end_logits.argmax()
+print(tokenizer.decode(tokens["input_ids"][0, first : last + 1]))
+"""
+_CHOOSE = """\
+from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForMultipleChoice.from_pretrained("PATH")
+texts = [["Question and first choice", "article"], ["Question and second choice", "article"]]
+tokens = tokenizer(texts, padding=True, return_tensors="pt")
+print(model(**{name: rows[None] for name, rows in tokens.items()}).logits.argmax())
+"""
+_USE = {
+    "AutoModelForCausalLM": ("text-generation", _GENERATE),
+    "AutoModelForPreTraining": ("fill-mask", _FILL),
+    "AutoModelForSequenceClassification": ("text-classification", _CLASSIFY),
+    "AutoModelForTokenClassification": ("token-classification", _TAG),
+    "AutoModelForQuestionAnswering": ("question-answering", _ANSWER),
+    "AutoModelForMultipleChoice": ("multiple-choice", _CHOOSE),
+}
+"""Tag of the card, and an example, by the class of transformers that finds the model's own."""
 
 
 def model_card(
@@ -67,11 +84,12 @@ def model_card(
         chat_template: origin of the chat template, or "".
         for_release: whether to leave out the training progress.
     """
+    tag, example = _USE[family.auto_class]
     return "\n".join(
         [
             "---",
             "library_name: transformers",
-            f"pipeline_tag: {_task_of(spec, family)}",
+            f"pipeline_tag: {tag}",
             "---",
             "",
             f"# {family.architecture}, {spec.num_parameters:,} parameters",
@@ -86,27 +104,12 @@ def model_card(
             *(_remaining(spec, remaining) if remaining else []),
             "",
             *(
-                [_use(spec, family)]
+                ["## Use", "", "```python", f"{example}```", ""]
                 if not tokenizer
                 else [f"There is no tokenizer here: {tokenizer}.", ""]
             ),
         ]
     )
-
-
-def _task_of(spec: ModelSpec, family: Family) -> str:
-    """Return the task of a pipeline of transformers."""
-    heads = (task for head, task in _TASKS_OF_HEADS.items() if family.architecture.endswith(head))
-    return next(heads, _TASKS[spec.architecture])
-
-
-def _use(spec: ModelSpec, family: Family) -> str:
-    """Return how the model is used."""
-    if not spec.num_outputs:
-        return {"gpt": _GENERATE, "bert": _FILL}[spec.architecture]
-    task = _task_of(spec, family)
-    # No pipeline of current transformers has the other tasks.
-    return _CLASSIFY.replace("TASK", task) if task.endswith("classification") else ""
 
 
 def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:

@@ -52,7 +52,8 @@ class Family:
 
     Args:
         model_type: its name in config.json.
-        architecture: its class with the heads of pretraining.
+        architecture: its class with the heads of pretraining, or the head of a downstream task.
+        auto_class: class of transformers that finds it.
         keys: entries of config.json, without vocabulary and dtype: the ModelSpec field of the same
             value, for which there is a flag; a function of the network; or a constant.
         flags_of: flags for the entries that are not ModelSpec fields. Raises CheckpointError if no
@@ -62,12 +63,13 @@ class Family:
         layer: modules of a transformer layer, without prefix.
         layers: prefix of a transformer layer; {} is its number, from 0 on.
         norms_around_one: whether norm weights are stored minus 1.
-        objective: whose script trains such a network.
+        objective: that trains such a network.
         computes: the network that transformers computes with these weights, where it differs.
     """
 
     model_type: str
     architecture: str
+    auto_class: str = "AutoModelForCausalLM"
     keys: Mapping[str, str | bool | Callable[[ModelSpec], Any]]
     flags_of: Callable[[HuggingFaceConfig], Iterable[str]]
     needs: Callable[[ModelSpec], Allowed] = lambda _: {}
@@ -171,8 +173,6 @@ def plain_values(spec: ModelSpec) -> Allowed:
         "logit_softcap": (0.0,),
         "num_experts": ((),),
         "num_outputs": (0,),
-        "num_choices": (1,),
-        "head_layers": (0,),
     }
 
 
@@ -216,6 +216,7 @@ _FLAGS = {
     "num_outputs": "--task",
     "num_choices": "--task",
     "head_layers": "--head-layers",
+    "labels": "--labels",
 }
 """Flags that set each field."""
 

@@ -1,8 +1,10 @@
-"""MegatronBert: BERT with norms in front of sublayers, the heads of pretraining and of tasks."""
+"""MegatronBert: BERT with norms in front of sublayers; heads of pretraining and downstream tasks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
 
 from megatron.checkpointing.hugging_face.families.family import (
     Allowed,
@@ -32,48 +34,6 @@ def _needs(_: ModelSpec) -> Allowed:
     }
 
 
-def _needs_of_task(spec: ModelSpec, *, layers: int = 0, outputs: int = 0) -> Allowed:
-    """Return the values of a network with the head of a task.
-
-    Args:
-        layers: of the head on each token; 0 for a head on the first one.
-        outputs: of the head; 0 for any number.
-    """
-    return {
-        "architecture": ("bert",),
-        "num_token_types": (2,),
-        "num_outputs": (outputs or max(1, spec.num_outputs),),
-        "head_layers": (layers,),
-        "activation": ("gelu_tanh", "gelu_erf"),
-    }
-
-
-def _needs_of_choices(spec: ModelSpec) -> Allowed:
-    """Return the values of a network that chooses among several texts."""
-    choices = (max(2, spec.num_choices),)
-    return {**_needs_of_task(spec, outputs=1), "num_choices": choices}
-
-
-def _needs_of_labels(spec: ModelSpec) -> Allowed:
-    """Return the values of a network that labels tokens, which has names of the labels."""
-    return _needs_of_task(spec, layers=1, outputs=len(spec.labels) or -1)
-
-
-def _needs_of_answers(spec: ModelSpec) -> Allowed:
-    """Return the values of a network that scores starts and ends, which have no labels."""
-    return _needs_of_task(spec, layers=1, outputs=-1 if spec.labels else 2)
-
-
-def _labels(spec: ModelSpec) -> dict[str, str]:
-    """Return the names of the outputs by their numbers."""
-    names = spec.labels or tuple(f"LABEL_{i}" for i in range(spec.num_outputs))
-    return {str(number): name for number, name in enumerate(names)}
-
-
-def _label_ids(spec: ModelSpec) -> dict[str, int]:
-    return {name: int(number) for number, name in _labels(spec).items()}
-
-
 def _one_activation(spec: ModelSpec) -> ModelSpec:
     """Return the network with the activation of the MLP in front of the logits too."""
     return replace(
@@ -85,9 +45,18 @@ def _qkv(spec: ModelSpec) -> QueriesKeysValues:
     return QueriesKeysValues(groups=spec.num_attention_heads, queries=1, head_dim=spec.head_dim)
 
 
+_ENCODER = {
+    "embedding.word_embeddings": "bert.embeddings.word_embeddings",
+    "embedding.position_embeddings": "bert.embeddings.position_embeddings",
+    "embedding.tokentype_embeddings": "bert.embeddings.token_type_embeddings",
+    "final_layernorm": "bert.encoder.ln",
+}
+_POOLER = {"pooler.dense": "bert.pooler.dense"}
+
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
     architecture="MegatronBertForPreTraining",
+    auto_class="AutoModelForPreTraining",
     keys={
         "num_hidden_layers": "num_layers",
         "hidden_size": "hidden_size",
@@ -107,11 +76,8 @@ MEGATRON_BERT = Family(
     flags_of=_flags_of,
     needs=_needs,
     network={
-        "embedding.word_embeddings": "bert.embeddings.word_embeddings",
-        "embedding.position_embeddings": "bert.embeddings.position_embeddings",
-        "embedding.tokentype_embeddings": "bert.embeddings.token_type_embeddings",
-        "final_layernorm": "bert.encoder.ln",
-        "pooler.dense": "bert.pooler.dense",
+        **_ENCODER,
+        **_POOLER,
         "lm_head.dense": "cls.predictions.transform.dense",
         "lm_head.layernorm": "cls.predictions.transform.LayerNorm",
         "binary_head": "cls.seq_relationship",
@@ -133,40 +99,111 @@ MEGATRON_BERT = Family(
     computes=_one_activation,
 )
 
-_ENCODER = {
-    ours: theirs
-    for ours, theirs in MEGATRON_BERT.network.items()
-    if not ours.startswith(("lm_head", "binary_head", "output_layer"))
-}
-_WITHOUT_POOLER = {ours: theirs for ours, theirs in _ENCODER.items() if ours != "pooler.dense"}
-_KEYS = {**MEGATRON_BERT.keys, "id2label": _labels, "label2id": _label_ids}
 
-MEGATRON_BERT_TASKS = (
-    replace(
+def _downstream(
+    task: str,
+    *,
+    objective: str,
+    flags: Callable[[HuggingFaceConfig], list[str]],
+    needs: Callable[[ModelSpec], Allowed],
+    network: Mapping[str, str],
+    keys: Mapping[str, Callable[[ModelSpec], Any]] = MappingProxyType({}),
+) -> Family:
+    """Return the architecture with the head of a downstream task.
+
+    Args:
+        task: in the names of the classes of transformers.
+        flags: of the task, for config.json.
+        needs: values of the fields of the head.
+        network: modules of the head.
+        keys: entries of config.json about the head.
+    """
+    return replace(
         MEGATRON_BERT,
-        architecture="MegatronBertForTokenClassification",
-        keys=_KEYS,
-        needs=_needs_of_labels,
-        network={**_WITHOUT_POOLER, "classification_head.0": "classifier"},
+        architecture=f"MegatronBertFor{task}",
+        auto_class=f"AutoModelFor{task}",
+        keys={**MEGATRON_BERT.keys, **keys},
+        flags_of=lambda config: [*_flags_of(config), *flags(config)],
+        needs=lambda spec: {
+            **_needs(spec),
+            "binary_head": (False,),
+            "num_token_types": (2,),
+            "num_outputs": (spec.num_outputs or 1,),
+            "num_choices": (1,),
+            **needs(spec),
+        },
+        network={**_ENCODER, **network},
+        objective=objective,
+        computes=lambda spec: spec,
+    )
+
+
+_LABELS: Mapping[str, Callable[[ModelSpec], Any]] = {
+    "id2label": lambda spec: dict(enumerate(label_names(spec))),
+    "label2id": lambda spec: {name: i for i, name in enumerate(label_names(spec))},
+}
+
+
+def label_names(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names of the outputs of a head; by default those of transformers."""
+    return spec.labels or tuple(f"LABEL_{i}" for i in range(spec.num_outputs))
+
+
+def _label_flags(config: HuggingFaceConfig) -> list[str]:
+    """Return the flags of the labels in config.json, in the order of their ids."""
+    names = {int(i): str(name) for i, name in config["id2label"].items()}
+    return ["--labels", *(names[i] for i in sorted(names))]
+
+
+def _class_flags(config: HuggingFaceConfig) -> list[str]:
+    """Return the flags of a classification of texts, or of a regression."""
+    if len(config["id2label"]) == 1:
+        return ["--task", "STS-B"]
+    return ["--task", "text-classification", *_label_flags(config)]
+
+
+DOWNSTREAM_BERTS = (
+    _downstream(
+        "TokenClassification",
+        objective="token-classification",
+        flags=lambda config: [
+            *("--task", "token-classification", "--head-layers", "1"),
+            *_label_flags(config),
+        ],
+        needs=lambda spec: {"head_layers": (1,), "labels": (spec.labels or ("O",),)},
+        network={"classification_head.0": "classifier"},
+        keys=_LABELS,
     ),
-    replace(
-        MEGATRON_BERT,
-        architecture="MegatronBertForQuestionAnswering",
-        needs=_needs_of_answers,
-        network={**_WITHOUT_POOLER, "classification_head.0": "qa_outputs"},
+    _downstream(
+        "QuestionAnswering",
+        objective="question-answering",
+        flags=lambda _: ["--task", "question-answering", "--head-layers", "1"],
+        needs=lambda _: {"head_layers": (1,), "labels": ((),), "num_outputs": (2,)},
+        network={"classification_head.0": "qa_outputs"},
     ),
-    replace(
-        MEGATRON_BERT,
-        architecture="MegatronBertForSequenceClassification",
-        keys=_KEYS,
-        needs=_needs_of_task,
-        network={**_ENCODER, "classification_head": "classifier"},
+    _downstream(
+        "SequenceClassification",
+        objective="classification",
+        flags=_class_flags,
+        needs=lambda _: {"head_layers": (0,)},
+        network={**_POOLER, "classification_head": "classifier"},
+        keys={
+            **_LABELS,
+            "problem_type": lambda spec: (
+                "regression" if spec.num_outputs == 1 else "single_label_classification"
+            ),
+        },
     ),
-    replace(
-        MEGATRON_BERT,
-        architecture="MegatronBertForMultipleChoice",
-        needs=_needs_of_choices,
-        network={**_ENCODER, "classification_head": "classifier"},
+    _downstream(
+        "MultipleChoice",
+        objective="multiple-choice",
+        flags=lambda _: ["--task", "RACE"],
+        needs=lambda spec: {
+            "head_layers": (0,),
+            "num_outputs": (1,),
+            "num_choices": (max(2, spec.num_choices),),
+        },
+        network={**_POOLER, "classification_head": "classifier"},
     ),
 )
-"""The networks of downstream tasks."""
+"""Architectures with the head of a downstream task, those with a head on each token in front."""

@@ -7,8 +7,8 @@ from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpointing.hugging_face.families.megatron_bert import (
+    DOWNSTREAM_BERTS,
     MEGATRON_BERT,
-    MEGATRON_BERT_TASKS,
 )
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
@@ -26,7 +26,7 @@ FAMILIES = (
     GEMMA3,
     GPT_NEOX,
     MEGATRON_BERT,
-    *MEGATRON_BERT_TASKS,
+    *DOWNSTREAM_BERTS,
 )
 """In order of preference."""
 
@@ -35,6 +35,7 @@ _NOT_COMPARED = (
     *("hidden_act", "hidden_activation", "activation_function"),
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
     *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
+    *("id2label", "label2id"),
 )
 """Keys whose values may differ in form; the translation to flags handles or refuses them."""
 
@@ -88,14 +89,15 @@ def family_of_config(config: HuggingFaceConfig) -> Family:
     Raises:
         CheckpointError: it is none that is known here.
     """
-    for family in FAMILIES:
-        if family.model_type == config.get("model_type"):
-            return family
+    named = config.get("architectures") or ()
+    families = [each for each in FAMILIES if each.model_type == config.get("model_type")]
+    for family in sorted(families, key=lambda each: each.architecture not in named):
+        return family
     if reason := _NEVER.get(str(config.get("model_type"))):
         raise CheckpointError(f"config.json: {reason}")
     raise CheckpointError(
         f"config.json: model_type is {config.get('model_type')!r}; known are "
-        f"{', '.join(family.model_type for family in FAMILIES)}"
+        f"{', '.join(dict.fromkeys(family.model_type for family in FAMILIES))}"
     )
 
 
