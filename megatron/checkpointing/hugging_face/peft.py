@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from megatron.checkpointing.hugging_face.model_folder import new_folder
 from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
 from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
@@ -27,6 +28,16 @@ from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.linear import DOWN, UP, is_adapter
+
+_TASKS = {
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+}
+"""Task types of PEFT by the class of transformers.
+
+Others have none: PEFT's class for question answering leaves out token types.
+"""
 
 
 def without_adapters(spec: ModelSpec) -> ModelSpec:
@@ -62,7 +73,7 @@ def export_adapters(
     """Export adapters to adapter_config.json and adapter_model.safetensors in a new or empty folder.
 
     A fused matrix that is several ones in transformers gets as many adapters, which share lora_A;
-    the model computes the same.
+    the model computes the same. The head of a downstream task is stored in full.
 
     Args:
         base: folder or hub name of the base model.
@@ -80,12 +91,15 @@ def export_adapters(
         _is_transposed(part.mapping) for part in family.parts(without_adapters(spec))
     )
     with new_folder(output) as staging:
-        tensors = dict(_tensors(family, spec, read_checkpoint(source, manifest, optimizer=False)))
-        save_file(tensors, staging / "adapter_model.safetensors", metadata={"format": "pt"})
+        checkpoint = read_checkpoint(source, manifest, optimizer=False)
+        tensors, head = (dict(some(family, spec, checkpoint)) for some in (_tensors, _head_tensors))
+        save_file(tensors | head, staging / "adapter_model.safetensors", metadata={"format": "pt"})
         config = _config(
             spec,
             base=base,
+            task=_TASKS.get(family.auto_class),
             modules={".".join(name.split(".")[-4:-2]) for name in tensors},
+            head={".".join(name.split(".")[2:-1]) for name in head},
             is_transposed=is_transposed,
         )
         text = json.dumps(config, indent=2) + "\n"
@@ -94,11 +108,18 @@ def export_adapters(
 
 
 def _config(
-    spec: ModelSpec, *, base: str, modules: set[str], is_transposed: bool
+    spec: ModelSpec,
+    *,
+    base: str,
+    task: str | None,
+    modules: set[str],
+    head: set[str],
+    is_transposed: bool,
 ) -> dict[str, Any]:
+    stored = {"modules_to_save": sorted(head)} if head else {}
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": base,
         "r": spec.lora_rank,
         "lora_alpha": spec.lora_alpha,
@@ -107,6 +128,7 @@ def _config(
         "bias": "none",
         "fan_in_fan_out": is_transposed,
         "inference_mode": True,
+        **stored,
     }
 
 
@@ -126,6 +148,18 @@ def _tensors(
             yield f"{module}.{DOWN}.weight", down.clone()
             rows = piece.T if _is_transposed(part.mapping) else piece
             yield f"{module}.{UP}.weight", rows.to(torch.float32, copy=True).contiguous()
+
+
+def _head_tensors(
+    family: Family, spec: ModelSpec, checkpoint: FullCheckpoint
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a downstream head by PEFT's names, in fp32."""
+    names = ParameterNames.of(asdict(spec))
+    for part in family.parts(without_adapters(spec)) if spec.num_outputs else ():
+        if names.module(part.ours).startswith(("classification_head", "pooler")):
+            (theirs,) = part.theirs
+            weight = checkpoint.parameters[part.ours].weight.all()
+            yield f"base_model.model.{theirs}", weight.to(torch.float32, copy=True)
 
 
 def _is_transposed(mapping: object) -> bool:

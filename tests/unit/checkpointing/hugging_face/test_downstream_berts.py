@@ -1,18 +1,20 @@
 """BERTs with heads of downstream tasks in transformers: weights, logits and predictions, both ways."""
 
 import csv
+import importlib.util
 import json
 
 import pytest
 import torch
 import transformers
 from architectures import tool
-from checkpoints import random_weights, whole_weights, write_checkpoint
+from checkpoints import in_transformers, random_weights, whole_weights, write_checkpoint
 from tiny import tiny_config
 from torch.utils.data import default_collate
 from transformers import AutoTokenizer, pipeline
 
 from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.hugging_face.peft import without_adapters
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
@@ -23,6 +25,7 @@ from megatron.config.plan import plan
 from megatron.data.downstream.task import Predicted
 from megatron.data.downstream.tasks import task_of
 from megatron.objectives.classification import labelled_batch
+from megatron.tensor_parallel.linear import is_adapter
 from megatron.tokenizer.build import build_tokenizer
 
 WORDS = [
@@ -95,8 +98,9 @@ def write_bert(tmp_path, task, flags="", *more):
     without = ("--data-path",)
     config = tiny_config(*words, without=without)
     weights = random_weights(plan(config, world_size=4, device="cpu", **network).model)
-    for name in (name for name in weights if name.endswith("word_embeddings.weight")):
-        weights[name] *= 5  # so that words matter
+    for name in weights:
+        # So that words matter more than what all of them have in common.
+        weights[name] *= 5 if "word_embeddings" in name else 0.2 if name.endswith("bias") else 1
     return write_checkpoint(tmp_path / "saved", weights, *words, **network, without=without)
 
 
@@ -132,18 +136,12 @@ def table_of(predictions):
     return list(csv.DictReader(text.splitlines(), delimiter="\t"))
 
 
-@pytest.mark.parametrize("task", CLASSES)
-def test_a_head_is_the_same_in_transformers_and_back(task, group, tmp_path, tokenizer, capsys):
-    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-    saved = write_bert(tmp_path, task, f"{FLAGS.get(task, '')} {layout}")
-    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
-    config = json.loads((tmp_path / "hf/config.json").read_text())
-    assert config["architectures"] == [CLASSES[task]]
-    assert list(config.get("id2label", {}).values()) == NAMES[task]
-    assert config.get("problem_type") == PROBLEMS.get(task)
-    card = (tmp_path / "hf/README.md").read_text()
-    assert "logits differ by" in card and "One error remains" not in card
+def loaded(task, folder):
+    return getattr(transformers, CLASSES[task]).from_pretrained(folder)
 
+
+def require_same_logits(task, saved, model):
+    """Compare the logits of real tokens, and of samples with and without padding."""
     draw = torch.Generator().manual_seed(5)
     tokens = torch.randint(ROWS, (4, 12), generator=draw)
     types = (torch.arange(12) > 4).long().expand(4, 12)
@@ -156,9 +154,8 @@ def test_a_head_is_the_same_in_transformers_and_back(task, group, tmp_path, toke
     if task == "RACE":
         inputs = {name: rows[None] for name, rows in inputs.items()}
         batch = {name: rows[None] for name, rows in batch.items()} | {"attention_span": span[None]}
-    model = getattr(transformers, CLASSES[task]).from_pretrained(tmp_path / "hf").eval()
     with torch.no_grad():
-        ours, theirs = network_in(saved)(batch), model(**inputs)
+        ours, theirs = network_in(saved)(batch), model.eval()(**inputs)
     if task == "question-answering":
         theirs = torch.stack([theirs.start_logits, theirs.end_logits], -1)
     else:
@@ -166,6 +163,21 @@ def test_a_head_is_the_same_in_transformers_and_back(task, group, tmp_path, toke
     if task in ("question-answering", "token-classification"):
         ours, theirs = ours[real], theirs[real]
     torch.testing.assert_close(theirs.reshape(ours.shape), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", CLASSES)
+def test_a_head_is_the_same_in_transformers_and_back(task, group, tmp_path, tokenizer, capsys):
+    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+    saved = write_bert(tmp_path, task, f"{FLAGS.get(task, '')} {layout}")
+    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config["architectures"] == [CLASSES[task]]
+    assert list(config.get("id2label", {}).values()) == NAMES[task]
+    assert config.get("problem_type") == PROBLEMS.get(task)
+    card = (tmp_path / "hf/README.md").read_text()
+    assert "logits differ by" in card and "One error remains" not in card
+
+    require_same_logits(task, saved, loaded(task, tmp_path / "hf"))
 
     capsys.readouterr()
     tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
@@ -184,6 +196,30 @@ def test_a_head_is_the_same_in_transformers_and_back(task, group, tmp_path, toke
     assert {name for name, value in config.items() if twice[name] != value} <= ends
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("hf", "twice")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("task", CLASSES)
+def test_adapters_are_merged_into_the_export_or_written_for_peft(task, group, tmp_path, tokenizer):
+    lora = "--lora-rank 2 --lora-alpha 3 --lora-target-modules all-linear"
+    saved = write_bert(tmp_path, task, f"{FLAGS.get(task, '')} {lora}")
+    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    require_same_logits(task, saved, loaded(task, tmp_path / "hf"))
+    if importlib.util.find_spec("peft") is None:
+        return
+    from peft import PeftModel
+
+    manifest, base = read_manifest(saved), loaded(task, tmp_path / "hf")
+    weights = whole_weights(saved, manifest)
+    for name, weight in [*weights.items()]:
+        if "classification_head" in name or "pooler" in name:
+            weight.zero_()  # the base has another head
+        elif is_of_vocabulary(name):
+            weights[name] = weight[:ROWS]
+    spec = without_adapters(spec_of(manifest.plan["model"]))
+    named = in_transformers(spec, {n: w for n, w in weights.items() if not is_adapter(n)})
+    base.load_state_dict(named, strict=False)
+    tool("lora_to_peft", "--load", saved.parent, "--save", tmp_path / "peft")
+    require_same_logits(task, saved, PeftModel.from_pretrained(base, tmp_path / "peft"))
 
 
 def test_texts_are_classified_by_transformers_alone(group, tmp_path, tokenizer):
@@ -215,7 +251,7 @@ def test_pairs_are_scored_by_transformers_alone(group, tmp_path, tokenizer):
 def test_words_are_labelled_by_transformers_alone(group, tmp_path, tokenizer):
     saved = write_bert(tmp_path, "token-classification", FLAGS["token-classification"])
     tool("to_hf", "--load", saved, "--save", tmp_path / "hf", "--no-verify")
-    sentences = ["Rivers of green stone", "Time falls in the large house"]
+    sentences = ["Rivers of green stone", "Time falls in the large house", "Night", "Water runs"]
     (tmp_path / "text_new.txt").write_text("\n".join(sentences) + "\n")
     (ours,) = our_predictions(saved, tmp_path / "text_new.txt", tokenizer).values()
     tag = pipeline("token-classification", model=str(tmp_path / "hf"), ignore_labels=[])
