@@ -3,8 +3,9 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import Enum, IntEnum
 from pathlib import Path
+from pickle import UnpicklingError
 from pkgutil import resolve_name
 from typing import Any
 from zipfile import is_zipfile
@@ -27,12 +28,13 @@ class FragmentAddress(Record):
 
 
 class ZeroStage(IntEnum):
-    """ZeRO stage, as DeepSpeed saves it."""
+    """ZeRO stage, as DeepSpeed saves it: by value, or by its name of a member."""
 
-    DISABLED = 0
-    OPTIMIZER_STATES = 1
-    GRADIENTS = 2
-    WEIGHTS = 3
+    disabled = 0
+    optimizer_states = 1
+    gradients = 2
+    weights = 3
+    max_stage = 3
 
 
 class LossScaler(Record):
@@ -59,6 +61,18 @@ class Opaque:
             vars(self).update(state)
 
 
+def _member(owner: Any, name: str) -> Any:
+    """Return a member of an enumeration, in place of `getattr`.
+
+    Python 3.11.0 to 3.11.3 pickle members as `getattr(class, name)`; any other use is refused.
+    """
+    if owner is Opaque:
+        return Opaque(name)
+    if isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__:
+        return owner[name]
+    raise UnpicklingError("GLOBAL getattr")
+
+
 _UNSUPPORTED_GLOBAL = re.compile(r"GLOBAL (\S+)")
 _MACHINE_ERROR = re.compile(r"allocate|out of memory|CUDA")
 
@@ -71,6 +85,8 @@ _STAND_INS: Allowed = [
     (DynamicLossScaler, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
 """Classes allowed besides torch's own, and their names in files."""
+
+_MEMBER: Allowed = [(_member, "builtins.getattr")]
 
 _FOREIGN_PACKAGES = (
     "apex",
@@ -146,7 +162,7 @@ def _read_mapped(file: Path, allowed: Allowed) -> Any:
 
 
 def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
-    with _checkpoint_errors(file), safe_globals(allowed):
+    with _checkpoint_errors(file), safe_globals([*allowed, *_MEMBER]):
         return torch.load(file, weights_only=True, **how)
 
 

@@ -1,0 +1,54 @@
+"""Members of enumerations that a Python pickled by name."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
+
+from megatron.checkpointing.resharding.unpickle import (
+    Opaque,
+    read_foreign,
+    read_state,
+    read_tensors,
+)
+from megatron.common.errors import CheckpointError
+
+
+class Named:
+    """Pickled as members of an enumeration are by Python 3.11.0 to 3.11.3."""
+
+    def __init__(self, owner, name):
+        self.words = owner, name
+
+    def __reduce__(self):
+        return getattr, self.words
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_state, read_foreign])
+def test_members_are_read_by_value_and_by_name(tmp_path, read):
+    for stage in (ZeroStageEnum.gradients, Named(ZeroStageEnum, "gradients")):
+        torch.save({"zero_stage": stage}, tmp_path / "file.pt")
+        assert read(tmp_path / "file.pt")["zero_stage"] == 2
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_state, read_foreign])
+@pytest.mark.parametrize(
+    "words", [(ZeroStageEnum, "mro"), ([], "append"), (OrderedDict, "fromkeys")]
+)
+def test_other_attributes_are_refused(tmp_path, read, words):
+    torch.save({"zero_stage": Named(*words)}, tmp_path / "file.pt")
+    with pytest.raises(CheckpointError, match="refers to getattr, which no checkpoint needs"):
+        read(tmp_path / "file.pt")
+
+
+def test_members_of_other_programs_stand_for_themselves(tmp_path):
+    torch.save(Named(torch.serialization.LoadEndianness, "NATIVE"), tmp_path / "file.pt")
+    content = (tmp_path / "file.pt").read_bytes()
+    changed = content.replace(
+        b"torch.serialization\nLoadEndianness", b"megatron.model.enum\nSomeAttention1"
+    )
+    (tmp_path / "file.pt").write_bytes(changed)
+    found = read_foreign(tmp_path / "file.pt")
+    assert isinstance(found, Opaque)
+    assert found.parts == ("NATIVE",)
