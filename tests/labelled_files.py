@@ -1,4 +1,4 @@
-"""Files of MNLI and RACE whose labels a small network finds out, and their vocabulary."""
+"""Files of MNLI, RACE, words and answers whose labels a small network finds out, and their vocabulary."""
 
 import json
 import random
@@ -41,3 +41,29 @@ def write_race(folder: Path, count: int, *, seed: int = 0) -> None:
     for part in range(2):
         lines = (json.dumps(dict(zip(keys, each, strict=True))) for each in questions[part::2])
         (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_tagged(file: Path, count: int, *, seed: int = 0) -> None:
+    """Write sentences of four words; the first twelve words are persons and places."""
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        numbers = draw.choices(range(24), k=4)
+        lines += [f"{WORDS[i]} {'B-PER' if i < 6 else 'B-LOC' if i < 12 else 'O'}" for i in numbers]
+        lines.append("")
+    file.write_text("\n".join(lines) + "\n")
+
+
+def write_squad(file: Path, count: int, *, seed: int = 0) -> None:
+    """Write questions whose answer is the only one of the first eight words in the context."""
+    draw = random.Random(seed)
+    paragraphs = []
+    for i in range(count):
+        words = draw.choices(WORDS[8:], k=6)
+        words[draw.randrange(6)] = answer = draw.choice(WORDS[:8])
+        context = " ".join(words)
+        start = f" {context} ".index(f" {answer} ")
+        question = {"id": f"q{i}", "question": "what"}
+        question["answers"] = [{"text": answer, "answer_start": start}]
+        paragraphs.append({"context": context, "qas": [question]})
+    file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 BEST = "best"
 """Folder in --save of the checkpoint with the best score so far."""
 
+LABELS = "label_ids.csv"
+"""File in --save with the names of the labels, in the order of their ids."""
+
 _RECORD = "best.json"
 
 _CALL = 16  # micro-batches between two signs of life for the watchdog
@@ -85,6 +88,9 @@ class TaskEvaluation(Hook):
         self.steps = tasks.steps
         saves = plan.checkpoint.save and not plan.evaluation.only
         self._best = BestCheckpoint(engine, plan, config) if saves else None
+        if saves and journal and tasks.task.labels:  # the journal has made the directory
+            names = "".join(f"{label}\n" for label in tasks.task.labels)
+            replace_text(Path(plan.checkpoint.save) / LABELS, names, has_one_writer=True)
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Evaluate at the end of an epoch, and of the run.

@@ -126,6 +126,8 @@ def require_learned_tasks(folder: Path) -> None:
     for save, (metric, score) in least.items():
         assert max(record[metric] for record in journal(folder / save, "task")) > score, save
     best = json.loads((folder / "entities" / "best" / "best.json").read_text())["score"]
+    labels = (folder / "entities" / "label_ids.csv").read_text()
+    assert labels.split() == ["O", "B-LOC", "B-PER"]
     (again, *_) = journal(folder / "predicted", "task")
     assert again["entity f1"] == best
 

@@ -12,7 +12,14 @@ from tempfile import gettempdir
 import pytest
 import torch
 import torch.distributed as dist
-from labelled_files import CLASSES, write_mnli, write_race, write_vocabulary
+from labelled_files import (
+    CLASSES,
+    write_mnli,
+    write_race,
+    write_squad,
+    write_tagged,
+    write_vocabulary,
+)
 from ranks import outcomes_on_ranks, require_passed
 from sentence_corpora import write_sentences
 from stood_in import stood_in
@@ -49,6 +56,9 @@ def folder():
         write_race(path / "RACE" / "train", 120)
         write_race(path / "RACE" / "dev" / "middle", 13, seed=1)
         write_race(path / "RACE" / "dev" / "high", 7, seed=2)
+        for name, count, seed in (("train", 160, 0), ("dev", 21, 1)):
+            write_tagged(path / f"{name}.conll", count, seed=seed)
+            write_squad(path / f"{name}.json", count, seed=seed)
         write_sentences(path / "sentences", [4] * 80, [*range(0, 81, 4)], [9] * 320)
         shared = [path]
     dist.broadcast_object_list(shared)
@@ -214,12 +224,47 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
     assert bool(adapted["7.classification_head.bias"].all().any())
 
 
+def heads_on_each_token_learn_alike_in_every_layout(rank):
+    tensor = f"{TENSOR} 2 --sequence-parallel --micro-batch-size 8"
+    layouts = {"d": "--micro-batch-size 4", "t": tensor, "p": f"{PIPELINE} 2 --micro-batch-size 4"}
+    for task, suffix, options, metric, least in (
+        ("token-classification", "conll", "--head-dropout 0", "entity f1", 0.9),
+        ("question-answering", "json", "--max-query-length 4", "f1", 80),
+    ):
+        files = f"--train-data {folder()}/train.{suffix} --valid-data {folder()}/dev.{suffix}"
+        shared = f"--task {task} {files} {options} --global-batch-size 8"
+        predicted = []
+        for name, layout in layouts.items():
+            save = folder() / f"{suffix}-{name}"
+            train(f"{shared} {layout} --epochs 6 --save {save}", objective=task)
+            assert losses(save.name) == pytest.approx(losses(f"{suffix}-d"), rel=5e-2, abs=5e-3)
+            found = [record[metric] for record in records(save.name, "task")]
+            assert found[-1] > least
+            if name == "d":
+                continue
+            # Of one checkpoint, whatever the layout.
+            best, again = folder() / f"{suffix}-d" / "best", folder() / f"{suffix}-{name}-again"
+            words = f"{shared} {layout} --epochs 0 --load {best} --save {again}"
+            train(words, *labels_of(best), objective=task)
+            (path,) = again.glob("predictions_dev*")
+            path = path / "predictions.json" if path.is_dir() else path
+            predicted.append(path.read_text())
+        assert predicted[0] == predicted[1]
+
+
+def labels_of(directory):
+    tag = directory / published_tags(directory)[0]
+    labels = read_manifest(tag).plan["model"]["labels"]
+    return ["--labels", *labels] if labels else []
+
+
 CHECKS = [
     every_layout_learns_mnli_alike,
     predictions_of_any_layout_are_the_same,
     race_counts_questions,
     a_run_resumed_within_an_epoch_is_the_uninterrupted_one,
     pretrained_weights_begin_a_run_that_has_no_checkpoint,
+    heads_on_each_token_learn_alike_in_every_layout,
 ]
 
 

@@ -39,6 +39,10 @@ class Task(Protocol):
     def name(self) -> str:
         """Its name."""
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of its labels in the order of their ids; () if it has none."""
+
     def data(
         self, paths: Sequence[Path], *, tokenizer: Tokenizer, seq_length: int, trains: bool
     ) -> LabelledData:

@@ -70,6 +70,11 @@ class ClassificationTask:
     num_choices: int = 0
     max_first_tokens: int | None = None
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.classes
+
     def data(
         self, paths: Sequence[Path], *, tokenizer: Tokenizer, seq_length: int, trains: bool
     ) -> "TaskDataset":

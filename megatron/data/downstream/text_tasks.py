@@ -37,6 +37,11 @@ class TaggingTask:
     plan: TextTaskPlan
     name: str = "token-classification"
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels in the order of their ids."""
+        return self.plan.labels
+
     def data(
         self, paths: Sequence[Path], *, tokenizer: Tokenizer, seq_length: int, trains: bool
     ) -> TaggingDataset:
@@ -139,6 +144,7 @@ class AnswerTask:
 
     plan: TextTaskPlan
     name: str = "question-answering"
+    labels: tuple[str, ...] = ()
 
     def data(
         self, paths: Sequence[Path], *, tokenizer: Tokenizer, seq_length: int, trains: bool
