@@ -23,7 +23,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")  # before the title in a link to
 _SPACES = re.compile(r"[ \t\u00a0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n\s*")
 _DATE = re.compile(r"-(\d{4})(\d\d)(\d\d)-")
-_BATCH_CHARACTERS = 1 << 20
+_BATCH_CHARACTERS = 1 << 18  # what a killed run loses, for each worker a few times
 
 
 @dataclass(frozen=True)
