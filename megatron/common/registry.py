@@ -334,6 +334,7 @@ EXPORTERS: Registry[Any] = Registry(
     {
         "transformers": "megatron.checkpointing.hugging_face.export",
         "safetensors": "megatron.checkpointing.own_safetensors",
+        "nemo": "megatron.checkpointing.megatron_lm.nemo",
     },
     call="job, folder",
 )

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
+from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
 from megatron.config.config import Config, all_sections, parse_conversion
-from megatron.config.data.downstream import DownstreamConfig, objective_of
-from megatron.config.data.text_tasks import TextTaskConfig
+from megatron.config.data.downstream import objective_of
 from megatron.config.foreign_flags.nemo import NEMO_TASKS, nemo_flags
 from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
@@ -43,8 +43,15 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
     """
     launch = read_launch(None)
     words = nemo_flags(argv, NEMO_TASKS[task], world_size=launch.world_size)
-    words = with_pretrained_network([f"--task={task}", *words], is_first=launch.rank == 0)
-    if value_in(words, "--load"):
+    is_first = launch.rank == 0
+    words = with_pretrained_network([f"--task={task}", *words], is_first=is_first)
+    load = value_in(words, "--load")
+    if load and load != value_in(words, "--save") and not Path(load).exists():
+        raise WrongCheckpointError(f"--load {load}: there is no such path{near(Path(load))}")
+    if load and Path(load).exists() and system_of(Path(load)) == "nemo":
+        words += _tokenizer_of(Path(load), words, is_first=is_first)
+        words.append(f"--load={_converted(Path(load), words, is_first=is_first)}")
+    if load:
         words.append("--use-checkpoint-args")
     return train_from(words, objective_of(task), description=description)
 
@@ -65,10 +72,32 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
     if name is None:
         return [*words]
     source = Path(name)
+    words = [*words, *_tokenizer_of(source, words, is_first=is_first)]
     folder = source if _is_own(source) else _converted(source, words, is_first=is_first)
     saved = checkpoint_flags(["--use-checkpoint-args", "--load", str(folder)])
     flags: Mapping[str, object] = saved.flags if saved else {}
     return [*flag_words(flags, all_sections()), *words, f"--pretrained-checkpoint={folder}"]
+
+
+def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list[str]:
+    """Return the flags of the tokenizer in an archive of NeMo's, unless `words` name another.
+
+    Its vocabulary is written to --save.
+
+    Raises:
+        WrongCheckpointError: it is no archive, or has no vocabulary.
+    """
+    save = value_in(words, "--save")
+    if source.suffix != ".nemo" or value_in(words, "--vocab-file") or save is None:
+        return []
+    from megatron.checkpointing.megatron_lm.nemo import tokenizer_in  # torch takes seconds
+
+    kind, vocabulary = tokenizer_in(source)
+    file = Path(save) / f"{CONVERTED}-vocab.txt"
+    if is_first:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, vocabulary.decode("utf-8"))
+    return [f"--tokenizer-type={kind}", f"--vocab-file={file}"]
 
 
 def _is_own(source: Path) -> bool:
@@ -77,18 +106,16 @@ def _is_own(source: Path) -> bool:
     Raises:
         WrongCheckpointError: it is missing, or nothing that is known.
     """
-    from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
-
     if not source.exists():
         raise WrongCheckpointError(
             f"--pretrained-checkpoint {source}: there is no such file or directory{near(source)}"
         )
     system = system_of(source)
-    if system not in ("own", "megatron", "hugging_face"):
+    if system not in ("own", "megatron", "hugging_face", "nemo"):
         what = f"is {SYSTEMS[system]}" if system else "holds no checkpoint of a known format"
         raise WrongCheckpointError(
             f"--pretrained-checkpoint {source} {what}: give a checkpoint of this program, of "
-            "Megatron-LM or of transformers"
+            "Megatron-LM, NeMo or transformers"
         )
     return system == "own"
 
@@ -102,9 +129,7 @@ def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
     """
     save = value_in(words, "--save")
     if save is None:
-        raise ConfigError(
-            f"--pretrained-checkpoint {source} is converted to a folder of --save, which is missing"
-        )
+        raise ConfigError(f"{source} is converted to a folder of --save, which is missing")
     folder = Path(save) / CONVERTED
     record, identity = folder / _SOURCE, str(source.resolve())
     if not is_first:
@@ -137,8 +162,10 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> Iterator[str]:
     own = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
 
     def parse(found: Sequence[str]) -> Config:
+        # The task is that of the network that is converted.
+        own_task = parse_conversion(found, own, ConversionConfig).config
         config = parse_conversion(found, [*words, *own], ConversionConfig).config
-        return replace(config, downstream=DownstreamConfig(), text_task=TextTaskConfig())
+        return replace(config, downstream=own_task.downstream, text_task=own_task.text_task)
 
     heads = value_in(words, "--num-attention-heads")
     yield from convert(

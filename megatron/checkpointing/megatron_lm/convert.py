@@ -9,7 +9,7 @@ from typing import Any
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
-from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
+from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron, nemo
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
@@ -27,6 +27,8 @@ from megatron.common.errors import (
     near,
 )
 from megatron.config.config import Config
+from megatron.config.data.corpora import DataConfig
+from megatron.config.data.downstream import LABELLED
 from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
 from megatron.config.network.model_spec import Architecture
 from megatron.config.parallelism.layout import ParallelConfig
@@ -75,6 +77,8 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
             return bigscience.find(source)
         case "llama_meta":
             return llama_meta.find(source)
+        case "nemo":
+            return nemo.find(source, heads=heads)
         case None:
             if not source.exists():
                 raise WrongCheckpointError(
@@ -249,6 +253,8 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
         parallel=ParallelConfig(),
         deepspeed=DeepSpeedConfig(),
         logging=LoggingConfig(),
+        # Of a network for a downstream task there are no token files.
+        data=DataConfig() if declaration_of(found.objective).kind == LABELLED else config.data,
     )
     # "cuda" allows 16-bit dtypes; nothing is trained here.
     run_plan = plan(

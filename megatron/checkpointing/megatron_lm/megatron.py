@@ -98,6 +98,20 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     """
     folder = checkpoint_in(path)
     stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
+    return found_in(folder, stages, heads=heads)
+
+
+def found_in(
+    folder: Path, stages: Sequence[Sequence[Mapping[str, Any]]], *, heads: int | None
+) -> ForeignCheckpoint:
+    """Return the checkpoint of all stages and ranks, whose files are read.
+
+    Args:
+        heads: attention heads, for files without arguments.
+
+    Raises:
+        CheckpointError: it is not one of a GPT, a BERT or a T5.
+    """
     first = stages[0][0]
     arguments = first.get("args")
     saved_args = vars(arguments) if arguments is not None else {}
@@ -210,7 +224,8 @@ def _architecture(stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]]) ->
     names = {name for ranks in stages for part in ranks[0] for name in part}
     if any(".inter_attention." in name or ".cross_attention." in name for name in names):
         return "t5"
-    return "bert" if any(name.startswith("lm_head.dense.") for name in names) else "gpt"
+    of_bert = ("lm_head.dense.", "classification_head.")
+    return "bert" if any(name.startswith(of_bert) for name in names) else "gpt"
 
 
 def _renamed(part: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
@@ -298,7 +313,7 @@ def _flags_of_architecture(
 ) -> Iterator[str]:
     """Yield the flags of BERT's heads, or of T5's decoder."""
     if names.architecture == "bert":
-        if "binary_head.weight" not in modules:
+        if not any(name.startswith(("binary_head.", "classification_head.")) for name in modules):
             yield "--bert-no-binary-head"
         if arguments.get("openai_gelu"):
             yield "--openai-gelu"

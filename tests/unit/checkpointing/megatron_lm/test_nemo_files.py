@@ -1,0 +1,143 @@
+"""NeMo's archives and mp_autoresume checkpoints: written, read, merged from ranks, refused."""
+
+import json
+import tarfile
+
+import pytest
+import torch
+import yaml
+from checkpoints import random_weights, write_checkpoint
+from foreign_files import split
+from tiny import tiny_config
+
+from megatron.checkpointing.export import Export, ExportOptions, export
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.megatron_lm.convert import native_manifest, native_weights
+from megatron.checkpointing.megatron_lm.nemo import find, tokenizer_in
+from megatron.common.errors import WrongCheckpointError
+from megatron.config.config import parse_conversion
+from megatron.config.plan import plan
+from megatron.config.tools.checkpoint_tools import ConversionConfig
+from megatron.tokenizer.build import build_tokenizer
+
+LABELS = ("O", "B-LOC", "B-PER")
+TASKS = {
+    "token-classification": ["--labels", *LABELS],
+    "question-answering": ["--max-query-length", "2"],
+}
+SIZES = [
+    *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),
+    *("--seq-length", "12", "--max-position-embeddings", "16"),
+    *("--tokenizer-type", "BertWordPieceCase", "--gelu", "erf"),
+]
+VOCAB = 16  # with [BOS] and [EOS]
+
+
+def written(tmp_path, task):
+    """Write a random network and its archive; return the archive and the weights by name."""
+    vocabulary = tmp_path / "vocab.txt"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary.write_text("\n".join([*special, *"abcdefghi"]) + "\n")
+    words = [*SIZES, *TASKS[task], "--vocab-file", str(vocabulary), "--task", task]
+    words += ["--train-data", "none"]
+    config = tiny_config(*words, without=("--data-path",))
+    spec = plan(config, world_size=4, vocab_size=VOCAB, device="cpu", objective=task).model
+    weights = random_weights(spec)
+    folder = write_checkpoint(
+        tmp_path / "own",
+        weights,
+        *words,
+        vocab_size=VOCAB,
+        objective=task,
+        without=("--data-path",),
+    )
+    arguments = {"tokenizer_type": "BertWordPieceCase", "vocab_file": str(vocabulary)}
+    job = Export(
+        source=folder,
+        manifest=read_manifest(folder),
+        tokenizer=build_tokenizer(**arguments),
+        tokenizer_arguments=arguments,
+        options=ExportOptions(),
+    )
+    assert str(export(job, tmp_path / "nemo", "nemo")) == f"{task}.nemo in fp32"
+    return tmp_path / "nemo" / f"{task}.nemo", weights
+
+
+def read(path, **how):
+    """Return the network of files of NeMo's and its weights, as a conversion makes them."""
+    found = find(path, **how)
+    own = ["--model-type=BERT", "--load-dir=a", "--save-dir=b"]
+    config = parse_conversion(found.flags, own, ConversionConfig).config
+    model = native_manifest(found, config, vocab_size=VOCAB).plan["model"]
+    parameters = native_weights(found, model).parameters
+    return found, model, {name: p.weight.all() for name, p in parameters.items()}
+
+
+def require_equal(found, weights):
+    assert {*found} == {*weights}
+    for name, weight in found.items():
+        assert torch.equal(weight, weights[name][: len(weight)]), name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_archive_holds_the_network(task, tmp_path):
+    archive, weights = written(tmp_path, task)
+    found, model, own = read(archive)
+    require_equal(own, weights)
+    assert found.objective == task
+    labels = list(LABELS) if task == "token-classification" else []
+    assert (list(model["labels"]), model["activation"]) == (labels, "gelu_erf")
+    kind, vocabulary = tokenizer_in(archive)
+    assert kind == "BertWordPieceCase"
+    assert vocabulary.decode().split()[:14] == (tmp_path / "vocab.txt").read_text().split()
+    with tarfile.open(archive, "r:gz") as tar:
+        assert {
+            *("mp_rank_00", "mp_rank_00/model_weights.ckpt", "model_config.yaml"),
+            *("megatron-bert-cased_encoder_config.json", "megatron_checkpoint_version.json"),
+            *("tokenizer_vocab_dict.json", "tokenizer.vocab_file"),
+        } == {*tar.getnames()}
+        config = yaml.safe_load(tar.extractfile("model_config.yaml"))
+        version = json.load(tar.extractfile("megatron_checkpoint_version.json"))
+    assert version == {"checkpoint_version": 3}
+    assert config["language_model"]["config"]["hidden_size"] == 16
+    assert config.get("label_ids", {}) == {label: i for i, label in enumerate(labels)}
+
+
+def ranks_of(archive, folder, name):
+    """Write two ranks of an archive's network as Lightning saves them; return the folder."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder / "unpacked", filter="data")
+    weights = torch.load(folder / "unpacked" / "mp_rank_00" / "model_weights.ckpt")
+    for rank in range(2):
+        state = {
+            # Rows of queries, keys and values are in the order of the heads.
+            key: weight.chunk(2)[rank] if "query_key_value" in key else split(key, weight, 2)[rank]
+            for key, weight in weights.items()
+        }
+        file = folder / f"mp_rank_{rank:02d}" / name
+        file.parent.mkdir()
+        torch.save({"state_dict": state, "epoch": 1, "checkpoint_version": 3}, file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["mp_autoresume-last.ckpt", "mp_autoresume---val_loss=0.35-epoch=0.ckpt"]
+)
+def test_ranks_of_a_resumable_run_are_merged(name, tmp_path):
+    archive, weights = written(tmp_path, "token-classification")
+    folder = ranks_of(archive, tmp_path, name)
+    _, model, own = read(folder, heads=4)
+    require_equal(own, weights)
+    assert list(model["labels"]) == ["0", "1", "2"]  # such files have no names
+
+
+def test_files_of_something_else_are_refused(tmp_path):
+    (tmp_path / "a.nemo").write_bytes(b"\x1f\x8b")
+    with pytest.raises(WrongCheckpointError, match="a.nemo is no archive"):
+        find(tmp_path / "a.nemo")
+    torch.save({"state_dict": {"encoder.weight": torch.ones(2)}}, tmp_path / "mp_autoresume.ckpt")
+    with pytest.raises(WrongCheckpointError, match="holds no BERT of Megatron's with the head"):
+        find(tmp_path / "mp_autoresume.ckpt")
+    (tmp_path / "mp_rank_00").mkdir()
+    with pytest.raises(WrongCheckpointError, match="lacks model_weights.ckpt"):
+        find(tmp_path)
