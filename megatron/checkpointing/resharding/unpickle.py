@@ -64,7 +64,7 @@ class Opaque:
 def _member(owner: Any, name: str) -> Any:
     """Return a member of an enumeration, in place of `getattr`.
 
-    Python 3.11.0 to 3.11.3 pickle members as `getattr(class, name)`; any other use is refused.
+    Early versions of Python 3.11 pickle members as `getattr(class, name)`; any other use is refused.
     """
     if owner is Opaque:
         return Opaque(name)

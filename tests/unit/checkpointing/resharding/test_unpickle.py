@@ -16,7 +16,7 @@ from megatron.common.errors import CheckpointError
 
 
 class Named:
-    """Pickled as members of an enumeration are by Python 3.11.0 to 3.11.3."""
+    """Pickled as members of an enumeration are by early versions of Python 3.11."""
 
     def __init__(self, owner, name):
         self.words = owner, name
