@@ -22,6 +22,7 @@ from megatron.inference.loading.model_source import ModelSource, read_model_sour
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_rank, run_tool_or_rank
+from megatron.training.text_tasks import with_pretrained_network
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
@@ -42,6 +43,7 @@ def finetune(argv: Sequence[str]) -> int:
     words = with_kept_batch(argv)
     if value_in(words, "--epochs") == "0" and value_in(words, "--lr") is None:
         words += ["--lr", "0"]  # which training needs
+    words = with_pretrained_network(words, is_first=read_launch(None).rank == 0)
     return train_from(words, objective_of(value_in(words, "--task")), description=__doc__)
 
 

@@ -30,6 +30,7 @@ from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import parse_config
 from megatron.engine.deepspeed import distributed
+from megatron.tensor_parallel.linear import is_adapter
 from megatron.training import pretrain
 from megatron.training.process.device import prepare_process
 
@@ -210,6 +211,19 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
         weight = pretrained[name].all()
         # Two tensor-parallel ranks need more padding of the vocabulary.
         assert torch.equal(weight, begun[name].all()[: len(weight)]), name
+    finetune(
+        "MNLI",
+        f"--train-iters 2 --micro-batch-size 4 {PIPELINE} 2 --lora-rank 2 "
+        f"--pretrained-checkpoint {bert} --save {folder()}/adapted",
+    )
+    adapted = weights(folder() / "adapted")
+    changed = {
+        name for name in shared if not torch.equal(*(w[name].all() for w in (pretrained, adapted)))
+    }
+    assert not changed
+    trained = {*adapted} - shared
+    assert sum(is_adapter(name) for name in trained) == 4 and len(trained) == 6
+    assert all(adapted[name].all().abs().max() > 0 for name in trained)
     with pytest.raises(WrongCheckpointError, match="--hidden-size"):
         finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --hidden-size 16")
     with pytest.raises(WrongCheckpointError, match=r"--pretrained-checkpoint none.* no such dir"):
