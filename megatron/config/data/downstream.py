@@ -59,7 +59,7 @@ class DownstreamConfig:
 
     pretrained_checkpoint: str | None = None
     """Directory of a pretrained BERT, whose weights a run begins with that has no checkpoint in
-    --load yet."""
+    --load yet; one of transformers or Megatron-LM is converted to pretrained/ in --save."""
 
     keep_last_batch: bool = False
     """Train on the last samples of each epoch too where they are less than a global batch (in

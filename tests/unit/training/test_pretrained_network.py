@@ -1,0 +1,86 @@
+"""Networks that tasks begin with: --pretrained-checkpoint of another program."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from labelled_files import write_vocabulary
+from transformers import BertTokenizer, MegatronBertConfig, MegatronBertForPreTraining
+
+from megatron.checkpointing.manifest import checkpoint_of, read_manifest
+from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.common.errors import ConfigError
+from megatron.config.config import parse_config
+
+MAIN = Path(__file__).resolve().parents[3] / "tasks" / "main.py"
+TASK = [
+    "--task",
+    "RTE",
+    "--train-data",
+    "none",
+    "--micro-batch-size",
+    "2",
+    "--lr",
+    "1",
+    "--train-iters",
+    "1",
+]
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """Write a BERT of transformers with its tokenizer; return its folder and the model."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    write_vocabulary(folder / "vocab.txt")
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = MegatronBertForPreTraining(
+        MegatronBertConfig(
+            vocab_size=len(tokenizer),
+            intermediate_size=48,
+            max_position_embeddings=24,
+            hidden_act="gelu",
+            **sizes,
+        )
+    )
+    model.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.fixture
+def finetune(monkeypatch):
+    """Return a function that runs tasks/main.py up to training; it returns the config."""
+    spec = importlib.util.spec_from_file_location("main", MAIN)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "train_from", lambda words, *_, **__: parse_config(words)[0])
+    return lambda *words: module.main([*TASK, *map(str, words)])
+
+
+def test_a_task_begins_with_a_bert_of_transformers(bert, finetune, group, tmp_path):
+    folder, model = bert
+    words = ("--pretrained-checkpoint", folder, "--save", tmp_path / "run", "--seq-length", "12")
+    config = finetune(*words)
+    found = config.model
+    assert (found.num_layers, found.hidden_size, found.ffn_hidden_size) == (1, 16, 48)
+    assert (found.seq_length, found.max_position_embeddings) == (12, 24)
+    assert config.tokenizer.tokenizer_name_or_path == str(folder)
+    assert config.downstream.pretrained_checkpoint == str(tmp_path / "run" / "pretrained")
+    checkpoint = checkpoint_of(tmp_path / "run" / "pretrained")
+    weights = read_checkpoint(checkpoint, read_manifest(checkpoint), optimizer=False).parameters
+    (pooler,) = (state for name, state in weights.items() if name.endswith("pooler.weight"))
+    assert torch.equal(pooler.weight.all(), model.bert.pooler.dense.weight)
+
+    # A further run needs no second import.
+    (folder / "model.safetensors").unlink()
+    assert finetune(*words) == config
+
+
+def test_a_bert_of_transformers_needs_a_folder_for_its_import(bert, finetune):
+    with pytest.raises(ConfigError, match="--save, which is missing"):
+        finetune("--pretrained-checkpoint", bert[0])
