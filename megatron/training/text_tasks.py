@@ -27,6 +27,11 @@ CONVERTED = "pretrained"
 
 _SOURCE = "source.txt"
 _LONGEST_CONVERSION_S = 3600
+_TOKENIZER = (
+    *("tokenizer_type", "tokenizer_name_or_path", "tokenizer_model", "tokenizer_kwargs"),
+    *("vocab_file", "merge_file", "vocab_size"),
+)
+"""Fields of a tokenizer's type and files."""
 
 
 def train_text_task(argv: Sequence[str], task: str, *, description: str | None) -> ExitCode:
@@ -76,6 +81,10 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
     folder = source if _is_own(source) else _converted(source, words, is_first=is_first)
     saved = checkpoint_flags(["--use-checkpoint-args", "--load", str(folder)])
     flags: Mapping[str, object] = saved.flags if saved else {}
+    saved_type = flags.get("tokenizer_type")
+    if saved_type and value_in(words, "--tokenizer-type") not in (None, saved_type):
+        # Files of one type mean nothing to another.
+        flags = {field: value for field, value in flags.items() if field not in _TOKENIZER}
     return [*flag_words(flags, all_sections()), *words, f"--pretrained-checkpoint={folder}"]
 
 

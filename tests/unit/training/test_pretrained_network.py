@@ -76,9 +76,13 @@ def test_a_task_begins_with_a_bert_of_transformers(bert, finetune, group, tmp_pa
     (pooler,) = (state for name, state in weights.items() if name.endswith("pooler.weight"))
     assert torch.equal(pooler.weight.all(), model.bert.pooler.dense.weight)
 
-    # A further run needs no second import.
+    # A further run needs no second import; its command line may name another tokenizer.
     (folder / "model.safetensors").unlink()
     assert finetune(*words) == config
+    other = ("--tokenizer-type", "BertWordPieceCase", "--vocab-file", folder / "vocab.txt")
+    tokenizer = finetune(*words, *other).tokenizer
+    assert tokenizer.tokenizer_type == "BertWordPieceCase"
+    assert tokenizer.tokenizer_name_or_path is None
 
 
 def test_a_bert_of_transformers_needs_a_folder_for_its_import(bert, finetune):
