@@ -497,6 +497,26 @@ ENCODER_DECODER = {
     ),
 }
 
+RETRO = {
+    "retro_project_dir": Turned("--retro-project-dir {files}/none", "error", says="cannot read"),
+    **{
+        name: Turned(flags, "error", says="is for pretrain_retro.py")
+        for name, flags in {
+            "retro_add_retriever": "--retro-add-retriever",
+            "retro_chunk_length": "--retro-chunk-length 8",
+            "retro_num_neighbors": "--retro-num-neighbors 3",
+            "retro_num_retrieved_chunks": "--retro-num-retrieved-chunks 3",
+            "retro_encoder_layers": "--retro-encoder-layers 3",
+            "retro_encoder_hidden_dropout": "--retro-encoder-hidden-dropout 0",
+            "retro_encoder_attention_dropout": "--retro-encoder-attention-dropout 0",
+            "retro_attention_gate": "--retro-attention-gate 0",
+            "retro_verify_neighbor_count": "--retro-no-verify-neighbor-count",
+            "retro_normed_residual": "--retro-normed-residual",
+            "retro_final_norm": "--retro-no-final-norm",
+        }.items()
+    },
+}
+
 FIM = {
     "fim_rate": Turned("--fim-rate 1", "batches", on=_SLOW_TEXT, **_TRANSFER),
     "fim_spm_rate": Turned("--fim-spm-rate 0", "batches", on=_FIM, **_TRANSFER),
@@ -718,6 +738,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **FIM,
     **MASKED_LM,
     **ENCODER_DECODER,
+    **RETRO,
     **TOKENIZER,
     **CHECKPOINT,
     **GUARDS,

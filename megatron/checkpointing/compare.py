@@ -62,6 +62,10 @@ _NOT_IN_WEIGHTS = (
     "lora_dropout",
     "head_dropout",
     "padded_vocab_in_softmax",
+    "retro_encoder_hidden_dropout",
+    "retro_encoder_attention_dropout",
+    "retro_attention_gate",
+    "retro_num_neighbors",
 )
 """Fields of the network that the shapes and meaning of weights do not depend on."""
 
@@ -73,6 +77,16 @@ _ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
 
 _HEADS = ("binary_head", "num_outputs", "num_choices", "head_layers", "labels", "num_token_types")
 """Fields that decide which heads there are, and what they need of a text."""
+
+_RETRIEVER = (
+    "architecture",
+    "retro_layers",
+    "retro_encoder_layers",
+    "retro_chunk_length",
+    "retro_retrieved_length",
+    "retro_normed_residual",
+)
+"""Fields that decide which weights of retrieval there are."""
 
 _DEFAULTS = {each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING}
 """Values of fields that checkpoints of older versions do not have."""
@@ -135,6 +149,7 @@ def require_same(
     if not with_optimizer:
         added += _ADAPTERS if adds_adapters(then, now) else ()
         added += _HEADS if replaces_head(then, now) else ()
+        added += _RETRIEVER if adds_retriever(then, now) else ()
     found = [
         *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *added)),
         # Weights alone are cast.
@@ -217,6 +232,12 @@ def replaces_head(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether this run has the head of a downstream task and the checkpoint another one or none."""
     outputs = now["model"]["num_outputs"]
     return bool(outputs) and outputs != then["model"].get("num_outputs", 0)
+
+
+def adds_retriever(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether this run adds retrieval to a checkpoint of a GPT (Retro-fitting)."""
+    both = [plan["model"].get("architecture", "gpt") for plan in (then, now)]
+    return both == ["gpt", "retro"]
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -94,7 +94,7 @@ class ParameterNames:
             yield from self._decoder_prefixes(behind)
             return
         yield f"{behind + 1}.", "final_layernorm."
-        if self.architecture == "gpt":
+        if self.architecture in ("gpt", "retro"):
             yield f"{behind + 2}.word_embeddings.", "output_layer."
             return
         yield f"{behind + 2}.dense.", "lm_head.dense."

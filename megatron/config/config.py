@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
@@ -11,6 +11,7 @@ from megatron.config.data.downstream import DownstreamConfig
 from megatron.config.data.masked_lm import MaskedLMConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
+from megatron.config.data.retro_project import read_retro_project
 from megatron.config.data.text_tasks import TextTaskConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
@@ -19,6 +20,7 @@ from megatron.config.network.encoder_decoder import EncoderDecoderConfig
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
+from megatron.config.network.retro import RetroConfig
 from megatron.config.optimization.lr_schedule import ScheduleConfig
 from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.optimization.training import TrainingConfig
@@ -29,6 +31,7 @@ from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import (
     PluginConfig,
     load_plugins,
@@ -50,6 +53,7 @@ class Config:
 
     model: ModelConfig
     encoder_decoder: EncoderDecoderConfig
+    retro: RetroConfig
     experts: ExpertConfig
     lora: LoraConfig
     parallel: ParallelConfig
@@ -96,24 +100,31 @@ def parse_config(
 ) -> tuple[Config, tuple[str, ...]]:
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
-    A `--config` file is read first; flags on the command line override it.
+    A `--config` file is read first; flags on the command line override it. Those of a Retro project
+    have to be equal to the settings in its config.json, which are their defaults.
 
     Args:
         description: the first lines of `--help`.
         defaults: values by field name that replace the fields' own defaults.
 
     Raises:
-        ConfigError: a flag is unknown, refused, missing or malformed.
+        ConfigError: a flag is unknown, refused, missing or malformed, or contradicts the project.
     """
     sections = load_sections(argv)
+    words = with_file_flags(argv, sections)
+    directory = value_in(words, "--retro-project-dir")
+    project = read_retro_project(directory) if directory else None
     parsed = parse_sections(
-        with_file_flags(argv, sections),
+        words,
         sections,
         description=description,
         legacy=LEGACY,
-        defaults=defaults,
+        defaults={**(defaults or {}), **project.defaults} if project else defaults,
     )
-    return config_of(parsed.sections), parsed.notices
+    config = config_of(parsed.sections)
+    if project:
+        raise_if_any(project.contradictions(flatten(asdict(config))))
+    return config, parsed.notices
 
 
 def load_sections(argv: Sequence[str]) -> dict[str, type]:

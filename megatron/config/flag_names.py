@@ -11,6 +11,7 @@ _SWITCHED_OFF = {
     "model.binary_head": "--bert-no-binary-head",
     "model.linear_bias": "--disable-bias-linear",
     "model.rope_truncation": "--no-rope-truncation",
+    "model.final_norm": "--retro-no-final-norm",
     "model.query_key_layer_scaling": "--no-query-key-layer-scaling",
     "model.tied_embeddings": "--untie-embeddings-and-output-weights",
 }
@@ -31,6 +32,8 @@ _NAMED = {
     "model.num_choices": "--task",
     "model.head_layers": "--head-layers",
     "model.attention": "--attention-impl",
+    "model.retro_layers": "--retro-add-retriever",
+    "model.retro_retrieved_length": "--retro-num-retrieved-chunks",
     "model.attention_softcap": "--attn-logit-softcapping",
     "model.logit_softcap": "--final-logit-softcapping",
     "model.layernorm_1p": "--apply-layernorm-1p",

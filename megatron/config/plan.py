@@ -41,6 +41,7 @@ from megatron.config.network.encoder_decoder import with_decoder
 from megatron.config.network.experts import ExpertPlan, plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.retro import plan_retro, with_retriever
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan
@@ -255,6 +256,8 @@ def plan_model(
             config.model,
             decoder_seq_length=config.masked_lm.decoder_seq_length or 0,
         )
+    if architecture == "retro":
+        spec = with_retriever(spec, config.retro, config.model)
     attention = config.kernels.attention_impl
     attention = attention if ATTENTIONS.is_own(attention) else ""
     own = (
@@ -337,18 +340,24 @@ def plan_samples(
 
 
 def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
-    return plan_objective(
+    plan = plan_objective(
         config.objective,
         config.fim,
         config.masked_lm,
         name,
         seq_length=config.model.seq_length,
     )
+    retrieves = declaration_of(name).architecture == "retro"
+    retro = plan_retro(config.retro, seq_length=config.model.seq_length) if retrieves else None
+    return replace(plan, retro=retro) if retro else plan
 
 
 def _plan_data(
     config: Config, objective: ObjectiveName, steps: StepsPlan, evaluation: EvaluationPlan
 ) -> DataPlan:
+    if config.retro.retro_project_dir:
+        # Neighbors are those of the samples of a complete run, whose order depends on their number.
+        evaluation = replace(evaluation, only=False)
     data = plan_data(
         config.data,
         steps.training,

@@ -23,6 +23,7 @@ from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import encoder_problems, model_problems
 from megatron.config.network.model_spec import Architecture
+from megatron.config.network.retro import retro_flag_problems, retro_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -265,6 +266,18 @@ def _architecture_problems(config: Config, architecture: Architecture) -> Iterat
     """Yield the flags that the network of an objective does not have, and wrong values of its own."""
     if architecture == "bert":
         yield from encoder_problems(config.model, config.masks)
+    if architecture == "retro":
+        yield from retro_problems(
+            config.retro,
+            config.model,
+            config.experts,
+            config.lora,
+            config.masks,
+            config.parallel,
+            order=config.data.dataloader_type,
+        )
+    else:
+        yield from retro_flag_problems(config.retro)
     if architecture != "t5":
         yield from decoder_flag_problems(config.encoder_decoder, config.model, config.parallel)
         return

@@ -8,7 +8,7 @@ from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import Datasets, View
+from megatron.data.datasets.datasets import Datasets, RoleView, View
 from megatron.data.datasets.views import view_of
 from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss
@@ -31,7 +31,7 @@ class Objective(ABC):
 
     def view(
         self, plan: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
-    ) -> View | None:
+    ) -> View | RoleView | None:
         """Return the wrapper of each dataset; None if samples are taken as they are: see `view_of`.
 
         Raises:

@@ -53,6 +53,8 @@ class Activations:
             + self._attention()
             + (dropped if spec.hidden_dropout else 0)
         )
+        if number in spec.retro_layers:
+            kept += self._retrieval(number)
         experts = spec.experts_of(number)
         return kept + (self._mlp() if experts == 1 else self._mixture())
 
@@ -139,6 +141,25 @@ class Activations:
         keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
         own = decoder._norm() + decoder._attention()
         return own + (self.tokens - decoder.tokens) * keys
+
+    def _retrieval(self, number: int) -> int:
+        """Return the activations of chunked cross-attention, and of the encoder in the first layer."""
+        spec, neighbors = self.plan.model, self._neighbors
+        keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
+        cross = self._norm() + self._attention() + neighbors.tokens * keys
+        if number != spec.retro_layers[0]:
+            return cross
+        layers = spec.retro_encoder_layers * neighbors.layer(1)
+        return cross + layers + neighbors._norm() + neighbors._attention() + neighbors.stream
+
+    @cached_property
+    def _neighbors(self) -> "Activations":
+        """Those of a GPT whose samples are retrieved neighbors."""
+        spec, batch = self.plan.model, self.plan.batch
+        each = spec.seq_length // spec.retro_chunk_length * spec.retro_num_neighbors
+        model = replace(spec, seq_length=spec.retro_retrieved_length, retro_layers=())
+        micro = replace(batch, micro_batch_size=batch.micro_batch_size * each)
+        return Activations(replace(self.plan, model=model, batch=micro), self.device)
 
     def _norm(self) -> int:
         spec = self.plan.model

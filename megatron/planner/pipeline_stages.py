@@ -19,11 +19,15 @@ from megatron.planner.weights import (
 
 _LAYER = "ParallelTransformerLayerPipe"
 _DECODER_LAYER = "ParallelTransformerDecoderLayerPipe"
+_RETRO_LAYER = "ParallelTransformerRetroLayerPipe"
+_BLOCKS = (_LAYER, _DECODER_LAYER, _RETRO_LAYER)
+_EMBEDDINGS = ("EmbeddingPipe", "WordEmbeddingPipe", "RetroEmbeddingPipe")
 _ENCODER_NORM = "EncoderNormPipe"
 _TABLES = {
     "gpt": "OutputEmbeddingPipe",
     "bert": "MaskedLMLogitsPipe",
     "t5": "OutputEmbeddingPipe",
+    "retro": "OutputEmbeddingPipe",
 }
 """The layer of the logits, by architecture."""
 
@@ -50,7 +54,7 @@ def stages_of(plan: Plan) -> list[Stage]:
         bounds = _partition(tuple(weights), plan.parallel.pipeline)
         if plan.parallel.split_rank:
             bounds = split_bounds(names, plan.parallel.pipeline, plan.parallel.split_rank)
-    blocks = [index for index, name in enumerate(names) if name in (_LAYER, _DECODER_LAYER)]
+    blocks = [index for index, name in enumerate(names) if name in _BLOCKS]
     stages = []
     for index, (start, stop) in enumerate(pairwise(bounds)):
         own = [number for number, index in enumerate(blocks, 1) if start <= index < stop]
@@ -59,7 +63,7 @@ def stages_of(plan: Plan) -> list[Stage]:
             Stage(
                 index=index,
                 layers=range(own[0], own[-1] + 1) if own else range(1, 1),
-                has_embedding="EmbeddingPipe" in held or "WordEmbeddingPipe" in held,
+                has_embedding=any(name in held for name in _EMBEDDINGS),
                 has_final_norm=plan.model.normalization in held,
                 has_head=_TABLES[plan.model.architecture] in held,
                 has_encoder_norm=_ENCODER_NORM in held,
@@ -77,6 +81,8 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
     """
     embedding = ["EmbeddingPipe", "to_sequence_first"]
     decoder, before, behind = [], [], []
+    if spec.architecture == "retro":
+        embedding[0] = "RetroEmbeddingPipe"
     if spec.architecture == "bert":
         before, behind = ["BertHeadPipe"], ["MaskedLMBiasPipe"]
     if spec.architecture == "t5":
@@ -87,10 +93,13 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
     return [
         "take_tokens",
         *embedding,
-        *[_LAYER] * spec.num_layers,
+        *(
+            _RETRO_LAYER if number in spec.retro_layers else _LAYER
+            for number in range(1, spec.num_layers + 1)
+        ),
         *decoder,
         "to_batch_first",
-        spec.normalization,
+        spec.normalization if spec.final_norm else "no_final_norm",
         *before,
         _TABLES[spec.architecture],
         *behind,
@@ -127,7 +136,7 @@ def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
         return [1 if pattern.search(name) else 0 for name in names]
     numbers = iter(range(1, spec.num_layers + spec.num_decoder_layers + 1))
     sizes = {
-        "EmbeddingPipe": embedding_weights(spec, tensor=tensor),
+        **dict.fromkeys(_EMBEDDINGS, embedding_weights(spec, tensor=tensor)),
         "WordEmbeddingPipe": head_weights(spec, tensor=tensor),
         "PositionEmbeddingPipe": spec.max_position_embeddings * spec.hidden_size,
         "RelativePositionsPipe": relative_weights(spec, tensor=tensor),
@@ -138,7 +147,7 @@ def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
     }
     return [
         layer_weights(spec, next(numbers), tensor=tensor, expert=plan.parallel.expert).total
-        if name in (_LAYER, _DECODER_LAYER)
+        if name in _BLOCKS
         else sizes.get(name, 0)
         for name in names
     ]

@@ -153,7 +153,7 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
         shape = min(1.0, 0.6 + 0.4 * spec.head_dim / 128) * spec.head_dim / padded
         is_masked = spec.position_embedding == "alibi" or spec.window > 0
         share = shape * (MASKED_SHARE if is_masked else 1.0)
-        is_causal = spec.architecture == "gpt" and not is_masked
+        is_causal = spec.architecture in ("gpt", "retro") and not is_masked
         counted = core / 2 if is_causal else core
         forward, backward = (peak * each * share for each in ATTENTION_SHARES)
         return counted * ((1 + again) / forward + 2.5 / backward)

@@ -46,6 +46,9 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
             norms += 2 * norm_width(spec, spec.head_dim)
         divided, replicated = 2 * divided, replicated + bias + norms
     mlp = _mlp_weights(spec, tensor)
+    if number in spec.retro_layers:
+        plain = divided // tensor + replicated + mlp
+        return Weights(plain + _retro_weights(spec, number, plain=plain, divided=divided // tensor))
     experts = spec.experts_of(number)
     if experts == 1:
         return Weights(divided // tensor + replicated + mlp)
@@ -53,6 +56,22 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     if spec.residual_experts:
         routing += mlp + 2 * width + 2
     return Weights(divided // tensor + replicated + routing, experts // expert * mlp)
+
+
+def _retro_weights(spec: ModelSpec, number: int, *, plain: int, divided: int) -> int:
+    """Return the weights of a Retro layer on one rank beside those of a GPT's layer.
+
+    Args:
+        plain: weights of a GPT's layer on one rank.
+        divided: those of them that are parts of attention's matrices.
+    """
+    width = spec.hidden_size
+    cross = divided + norm_width(spec, width) + (width if spec.attention_output_bias else 0)
+    if spec.qk_layernorm:
+        cross += 2 * norm_width(spec, spec.head_dim)
+    if number != spec.retro_layers[0]:
+        return cross
+    return 2 * cross + spec.retro_encoder_layers * plain
 
 
 def _mlp_weights(spec: ModelSpec, tensor: int) -> int:
@@ -81,7 +100,7 @@ def relative_weights(spec: ModelSpec, *, tensor: int) -> int:
 
 def output_weights(spec: ModelSpec, *, tensor: int) -> dict[str, int]:
     """Return what one of `tensor` ranks holds of the heads beside a token table, by layer."""
-    if spec.architecture == "gpt":
+    if spec.architecture in ("gpt", "retro"):
         return {}
     bias = spec.padded_vocab_size
     if spec.architecture == "t5":

@@ -19,6 +19,7 @@ from megatron.config.data.objective import (
     declaration_of,
     objective_tokenizer_arguments,
 )
+from megatron.config.network.retro import retro_objective
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
@@ -58,7 +59,10 @@ def train_from(
         notices = (*notices, *saved.describe(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
-    return train(config, config.plugins.objective or objective, notices=notices)
+    objective = config.plugins.objective or objective
+    if objective == "retro":
+        objective = retro_objective(config.retro)
+    return train(config, objective, notices=notices)
 
 
 def train(
@@ -140,6 +144,8 @@ def _may_be_gpu(wanted: str) -> bool:
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
+    if declaration_of(objective).architecture == "retro" and not config.retro.retro_project_dir:
+        yield "--retro-project-dir is missing: the directory of Retro preprocessing"
     yield from _data_problems(config, SUFFIXES[declaration_of(objective).kind])
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
     tokenizer = objective_tokenizer_arguments(config.tokenizer, objective)

@@ -17,7 +17,7 @@ from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.watchdog import WatchPlan
-from megatron.data.datasets.datasets import Datasets, View, build_datasets
+from megatron.data.datasets.datasets import Datasets, RoleView, View, build_datasets
 from megatron.data.sampling.provenance import TracedSource
 from megatron.engine import build
 from megatron.engine.deepspeed import distributed
@@ -331,7 +331,7 @@ def _timers(plan: Plan) -> Timers:
     )
 
 
-def read_datasets(plan: Plan, view: View | None = None) -> Datasets:
+def read_datasets(plan: Plan, view: View | RoleView | None = None) -> Datasets:
     """Return the training, validation and test sets.
 
     Args:

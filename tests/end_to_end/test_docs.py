@@ -101,6 +101,8 @@ def with_bash_blocks() -> list[Path]:
 def test_commands_run(page: Path, data_folder: Path, tmp_path: Path) -> None:
     if page == DATA_PAGE:
         return  # run by the fixture
+    if page.name == "retro.md":
+        pytest.importorskip("h5py")
     folder = checkout(tmp_path / "checkout")
     for name in DATA_FILES:
         shutil.copy(data_folder / name, folder)

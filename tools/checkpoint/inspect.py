@@ -63,6 +63,7 @@ def _own(path: Path, *, each: bool) -> Iterator[str]:
         "gpt": f"generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT",
         "bert": f'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"',
         "t5": f"generate with: tools/text_to_text.py --load {directory} --text TEXT",
+        "retro": f"evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ...",
     }[declaration_of(objective).architecture]
 
 

@@ -21,15 +21,17 @@ from megatron.model.classification import classification_layers
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.model.retro import retro_layers
 from megatron.model.t5 import t5_layers
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 
 _LAYERS: Mapping[Architecture, Callable[..., list[Step]]] = MappingProxyType(
-    {"gpt": gpt_layers, "bert": bert_layers, "t5": t5_layers}
+    {"gpt": gpt_layers, "bert": bert_layers, "t5": t5_layers, "retro": retro_layers}
 )
-_TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers", "labels")  # lists in JSON
+_TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers", "labels", "retro_layers")
+"""Fields that are lists in JSON."""
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:

@@ -164,6 +164,8 @@ def _problems(
 ) -> Iterator[str]:
     if model.get("num_experts"):
         yield "Megatron-LM's files cannot express layers with experts"
+    if model.get("retro_layers"):
+        yield "a Retro is not converted to Megatron-LM's files"
     if model.get("parallel_residual"):
         yield "Megatron-LM does not have --parallel-residual"
     for flag, field, theirs in _ONLY_HERE:

@@ -12,6 +12,7 @@ from megatron.config.data.masked_lm import (
     masked_lm_problems,
     plan_masked_lm,
 )
+from megatron.config.data.retro_project import RetroPlan
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.flags import Spelling
@@ -81,7 +82,8 @@ UNMASKED = "micro-batches without masked tokens"
 """Names of the terms of a loss in logs; a loss with one term is the first."""
 
 ObjectiveName = str
-"""gpt, prefix-lm, multitask, sft, bert, t5, those of downstream tasks, or the name of a plugin's objective."""
+"""gpt, prefix-lm, multitask, sft, bert, t5, retro, those of downstream tasks, or the name of a plugin's
+objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,11 @@ _declare(
         extra_ids=100,
     ),
 )
+_declare(
+    "retro",
+    "retro",
+    Declaration(script="pretrain_retro.py", architecture="retro", view="retro"),
+)
 for _name, _module, _script in (
     ("classification", "classification", "tasks/main.py"),
     ("multiple-choice", "classification", "tasks/main.py"),
@@ -221,6 +228,7 @@ class ObjectivePlan:
     equal_targets: bool  # each target counts as one, whatever its length
     fim: FimPlan
     masked: MaskedLMPlan
+    retro: RetroPlan = RetroPlan()
     own_flags: OwnFlags = ()  # of a plugin's objective
 
 

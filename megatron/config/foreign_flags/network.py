@@ -5,7 +5,6 @@ from megatron.config.parsing.flags import Legacy
 _MUP = "maximal update parametrization is not built; choose --lr and --init-method-std yourself"
 _VISION = "vision models are not built: this is a flag of ViT"
 _RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
-_RETRIEVED_TEXT = "networks that attend to retrieved text are not built: this is a flag of Retro"
 _EQUAL = (
     "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
     "there is nothing to synchronise"
@@ -103,25 +102,15 @@ MODEL_LEGACY = (
         takes=1,
     ),
     Legacy("--retriever-report-topk-accuracies", _RETRIEVAL, takes="*", refused=True),
-    *_refused(
-        _RETRIEVED_TEXT,
-        "--retro-add-retriever",
-        "--retro-return-doc-ids",
-        "--retro-no-verify-neighbor-count",
+    Legacy(
+        "--retro-workdir", "older form of --retro-project-dir: write that", takes=1, refused=True
     ),
-    *_refused(
-        _RETRIEVED_TEXT,
-        "--retro-project-dir",
-        "--retro-workdir",
-        "--retro-attention-gate",
+    Legacy(
         "--retro-cyclic-train-iters",
-        "--retro-encoder-layers",
-        "--retro-encoder-hidden-dropout",
-        "--retro-encoder-attention-dropout",
-        "--retro-num-neighbors",
-        "--retro-num-retrieved-chunks",
+        "samples repeat by themselves where --retro-no-verify-neighbor-count is given",
         takes=1,
     ),
+    Legacy("--retro-return-doc-ids", "training needs no numbers of documents"),
 )
 
 _DISPATCH = "DeepSpeed's all-to-all dispatches tokens to experts; nothing to choose"

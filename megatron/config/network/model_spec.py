@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
-Architecture = Literal["gpt", "bert", "t5"]
-"""A decoder, or an encoder whose tokens see all tokens of their sample."""
+Architecture = Literal["gpt", "bert", "t5", "retro"]
+"""A decoder, an encoder whose tokens see all tokens of their sample, both, or a decoder that attends to
+retrieved neighbors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,16 @@ class ModelSpec:
     head_dropout: float = 0.0  # in front of a head on each token
     labels: tuple[str, ...] = ()  # names of the classes of a head; (): the task knows them
     head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
+    retro_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those with chunked cross-attention
+    retro_encoder_layers: int = 0  # of the encoder of retrieved neighbors
+    retro_encoder_hidden_dropout: float = 0.0
+    retro_encoder_attention_dropout: float = 0.0
+    retro_chunk_length: int = 0  # tokens
+    retro_num_neighbors: int = 0  # of a chunk
+    retro_retrieved_length: int = 0  # tokens of a neighbor
+    retro_attention_gate: float = 1.0  # factor of what cross-attention to neighbors adds
+    retro_normed_residual: bool = False  # in the encoder's cross-attention; False: the stream
+    final_norm: bool = True  # in front of the logits
 
     @property
     def is_gated(self) -> bool:
@@ -144,7 +155,7 @@ class ModelSpec:
     def num_parameters_without_embeddings(self) -> int:
         """Weights of the transformer layers, the final norm, and what a head has beside its table."""
         layers = self._layer_parameters([experts or 1 for experts in self._experts])
-        return layers + self.num_head_parameters
+        return layers + self.num_head_parameters + self.num_retro_parameters
 
     @property
     def num_active_parameters_without_embeddings(self) -> int:
@@ -152,7 +163,7 @@ class ModelSpec:
         layers = self._layer_parameters(
             [self.experts_per_token if experts else 1 for experts in self._experts]
         )
-        return layers + self.num_head_parameters
+        return layers + self.num_head_parameters + self.num_retro_parameters
 
     @property
     def num_head_parameters(self) -> int:
@@ -168,6 +179,24 @@ class ModelSpec:
             return others * dense + self.num_outputs * (self.hidden_size + 1)
         masked_lm = dense + self._norm_parameters(self.hidden_size) + self.padded_vocab_size
         return masked_lm + (dense + 2 * self.hidden_size + 2 if self.binary_head else 0)
+
+    @property
+    def num_retro_parameters(self) -> int:
+        """Weights of chunked cross-attention and of the encoder of neighbors, less a final norm."""
+        return sum(self.num_retro_parameters_of(number) for number in self.retro_layers) - (
+            0 if self.final_norm else self._norm_parameters(self.hidden_size)
+        )
+
+    def num_retro_parameters_of(self, number: int) -> int:
+        """Return the weights that the layer `number`, from 1 on, has beside those of a GPT's layer."""
+        if number not in self.retro_layers:
+            return 0
+        cross = self._attention_parameters + self._norm_parameters(self.hidden_size)
+        if number != self.retro_layers[0]:
+            return cross
+        plain = replace(self, num_layers=self.retro_encoder_layers, num_experts=())
+        layers = plain._layer_parameters([1] * plain.num_layers)
+        return 2 * cross + layers - self._norm_parameters(self.hidden_size)
 
     def experts_of(self, number: int) -> int:
         """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP."""
@@ -222,7 +251,7 @@ class ModelSpec:
             head += self.hidden_size**2
         if self.architecture == "t5":
             return float(2 * s * layers + self._decoder_flops(recompute) + 6 * self._decoder_head)
-        return float(2 * s * (layers + 3 * head))
+        return float(2 * s * (layers + 3 * head) + self._retro_flops(recompute))
 
     @property
     def _decoder_head(self) -> int:
@@ -242,6 +271,26 @@ class ModelSpec:
         forward = d * weights + s * keys + attention
         again = attention if recompute.granularity == "selective" else 0
         return 2 * self.num_decoder_layers * ((3 + recompute.share) * forward + again)
+
+    def _retro_flops(self, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of retrieval on one sample, beside those of a GPT."""
+        if not self.retro_layers:
+            return 0.0
+        r, s, m = self.retro_retrieved_length, self.seq_length, self.retro_chunk_length
+        tokens = s // m * self.retro_num_neighbors * r  # of neighbors
+        heads = self.num_attention_heads * self.head_dim
+        keys = 2 * self.num_query_groups * self.head_dim * self.hidden_size
+        queries = self._attention_weights - keys
+        visible = self.retro_num_neighbors * r
+        cross = s * queries + tokens * keys + 2 * heads * s * visible
+        encoder = (
+            self.retro_encoder_layers
+            * tokens
+            * (self._attention_weights + self._mlp_weights + 2 * heads * r)
+        )
+        encoder += tokens * queries + s * keys + 2 * heads * tokens * m
+        forward = len(self.retro_layers) * cross + encoder
+        return 2 * (3 + recompute.share) * forward
 
     @property
     def _qkv_width(self) -> int:
@@ -276,11 +325,8 @@ class ModelSpec:
         """Return the weights of all layers and the final norm, with so many MLPs in each layer."""
         width = self.hidden_size
         bias = self._inner_width + width if self.linear_bias else 0
-        attention = self._attention_weights + (self._qkv_width if self.qkv_bias else 0)
-        attention += width if self.attention_output_bias else 0
+        attention = self._attention_parameters
         norms = self.norms_per_layer * self._norm_parameters(width)
-        if self.qk_layernorm:
-            norms += 2 * self._norm_parameters(self.head_dim)
         mixing = bias + 2 if self.residual_experts else 0
         mlp = self._mlp_weights + bias
         cross = attention + norms - self._norm_parameters(width)
@@ -299,6 +345,17 @@ class ModelSpec:
                 + (mixing if experts else 0)
                 for count, experts in zip(mlps, self._experts, strict=True)
             )
+        )
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Weights of attention, with the norms of queries and keys."""
+        norms = 2 * self._norm_parameters(self.head_dim) if self.qk_layernorm else 0
+        return (
+            self._attention_weights
+            + (self._qkv_width if self.qkv_bias else 0)
+            + (self.hidden_size if self.attention_output_bias else 0)
+            + norms
         )
 
     def _norm_parameters(self, width: int) -> int:

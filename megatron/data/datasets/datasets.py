@@ -40,6 +40,17 @@ View = Callable[[TracedSource], TracedSource]
 
 
 @dataclass(frozen=True)
+class RoleView:
+    """View that is another one for training, validation and test.
+
+    Args:
+        of: returns it for "train", "valid" or "test" and the number of samples that the run takes.
+    """
+
+    of: Callable[[str, int], View]
+
+
+@dataclass(frozen=True)
 class CorpusUse:
     """Use of one corpus by a dataset: its documents, samples and epochs."""
 
@@ -67,7 +78,7 @@ class Datasets:
 
 
 def build_datasets(
-    plan: DataPlan, *, seq_length: int, seed: int, view: View | None = None
+    plan: DataPlan, *, seq_length: int, seed: int, view: View | RoleView | None = None
 ) -> Datasets:
     """Return the data sets of `plan`; their index maps come from the cache or are put there.
 
@@ -101,7 +112,7 @@ def build_datasets(
 class _Builder:
     """Opens each pair of token files once."""
 
-    def __init__(self, plan: DataPlan, *, seq_length: int, seed: int, view: View | None):
+    def __init__(self, plan: DataPlan, *, seq_length: int, seed: int, view: View | RoleView | None):
         self._plan = plan
         self._seq_length = seq_length
         self._seed = seed
@@ -141,7 +152,10 @@ class _Builder:
         if self._plan.order == "cyclic":
             dataset = CyclicDataset(dataset, seed=self._seed)
         # Over the order, so that a sample that comes again is drawn anew.
-        return self._view(dataset) if self._view else dataset
+        view = self._view
+        if isinstance(view, RoleView):
+            view = view.of(role, plan.num_samples)
+        return view(dataset) if view else dataset
 
     def _read(
         self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]], role: str

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan, declaration_of
 from megatron.data.datasets.bert_dataset import BertDataset
-from megatron.data.datasets.datasets import View
+from megatron.data.datasets.datasets import RoleView, View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
 from megatron.data.datasets.masking import MaskingVocabulary
+from megatron.data.datasets.retro_dataset import retro_view
 from megatron.data.datasets.t5_dataset import T5Dataset, t5_vocabulary
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
@@ -65,7 +66,7 @@ class PrefixDataset:
 
 def view_of(
     objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
-) -> View | None:
+) -> View | RoleView | None:
     """Return the view by which `objective` wraps a dataset; None when it takes plain samples.
 
     Raises:
@@ -105,10 +106,15 @@ def _t5(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: i
     return partial(T5Dataset, plan=objective.masked, vocabulary=vocabulary, seed=seed)
 
 
-_VIEWS: Mapping[str, Callable[..., View | None]] = {
+def _retro(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> RoleView:
+    return retro_view(objective.retro, pad=tokenizer.eod, vocab_size=tokenizer.vocab_size)
+
+
+_VIEWS: Mapping[str, Callable[..., View | RoleView | None]] = {
     "fim": _fim,
     "prefixes": _prefixes,
     "bert": _bert,
     "t5": _t5,
+    "retro": _retro,
 }
 """Views by the name that objectives declare."""

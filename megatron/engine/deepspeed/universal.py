@@ -18,6 +18,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed import patches
+from megatron.model.retro import is_retriever
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
 
@@ -81,9 +82,10 @@ def load_full(
     Communication: every rank must call this, in step.
     """
     names = dict(engine.module.named_parameters())
-    if not any(map(is_adapter, checkpoint.parameters)):
-        # Of a network without adapters, which go on as they are.
-        names = {name: p for name, p in names.items() if not is_adapter(name)}
+    for is_added in (is_adapter, is_retriever):
+        if not any(map(is_added, checkpoint.parameters)):
+            # Of a network without adapters or retrieval: these weights go on as they are.
+            names = {name: p for name, p in names.items() if not is_added(name)}
     if new_head:
         names = {n: p for n, p in names.items() if not _is_of_head(n, checkpoint.parameters)}
     _require_same_names(set(names), set(checkpoint.parameters), may_hold_others=new_head)

@@ -239,6 +239,7 @@ _USES = {
     "gpt": "tools/generate_samples_gpt.py continues texts with it",
     "bert": "tools/fill_mask.py fills masks and scores sentences with it",
     "t5": "tools/text_to_text.py generates text from text with it",
+    "retro": "pretrain_retro.py --skip-train evaluates it; text is not generated with retrieval",
 }
 
 

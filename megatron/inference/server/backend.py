@@ -58,7 +58,7 @@ def load_backend(
     """
     model: dict[str, Any] = source.manifest.plan["model"]
     architecture: Architecture = model.get("architecture", "gpt")
-    if architecture == "gpt":
+    if architecture not in _ENCODERS:
         return _gpt(source, generation, serving)
     raise_if_any(encoder_problems(serving, generation, architecture))
     return _ENCODERS[architecture](source, generation)

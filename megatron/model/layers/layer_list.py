@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_input import LayerInput, Tensors
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,12 @@ class Layer:
 class Block(nn.Module):
     """Transformer layer: the unit of activation checkpointing, of which each stage has one at least.
 
-    It takes a `LayerInput` and replaces `hidden` alone.
+    It takes a `LayerInput`, computes the fields that it `replaces` and passes on the others but those
+    that it `drops`, which no layer behind it reads.
     """
+
+    replaces: tuple[str, ...] = ("hidden",)
+    drops: tuple[str, ...] = ()
 
 
 Call = Callable[[Any], Any]
@@ -78,26 +82,31 @@ class Recomputation:
 
     def applied(self, calls: Sequence[Call]) -> list[Call]:
         """Join each group of blocks to one call that recomputes them; the other `calls` stay."""
-        blocks = [i for i, call in enumerate(calls) if isinstance(call, Block)]
+        blocks = {i: call for i, call in enumerate(calls) if isinstance(call, Block)}
         joined: list[Call] = list(calls)
         for group in self.groups(len(blocks)):
-            for run in _runs([blocks[i] for i in group]):
-                inner = [calls[index] for index in run]
+            for run in _runs([[*blocks][i] for i in group]):
+                inner = [blocks[index] for index in run]
                 joined[run[0]] = partial(self._recomputed, inner)
                 joined[run[0] + 1 : run[-1] + 1] = [_nothing] * (len(run) - 1)
         return [call for call in joined if call is not _nothing]
 
-    def _recomputed(self, calls: Sequence[Call], inputs: LayerInput) -> LayerInput:
-        """Return the output of `calls`, which are blocks."""
+    def _recomputed(self, calls: Sequence[Block], inputs: LayerInput) -> LayerInput:
+        """Return the output of `calls`."""
         named = inputs.tensors()
+        drops = {name for call in calls for name in call.drops}
+        replaces = {name for call in calls for name in call.replaces} - drops
+        names = [name for name in named if name in replaces]
 
-        def run(*tensors: Tensor) -> Tensor:
+        def run(*tensors: Tensor) -> Tensors:
             again = LayerInput.unpack(named, tensors)._replace(shared=inputs.shared)
-            hidden: Tensor = in_turn(calls, again).hidden
-            return hidden
+            output = in_turn(calls, again).tensors()
+            # Checkpointing functions take and return tensors; the others stay outside.
+            return tuple(output[name] for name in names) if len(names) > 1 else output["hidden"]
 
-        # Checkpointing functions take and return tensors, not tuples of them.
-        return inputs._replace(hidden=self.call(run, *named.values()))
+        changes: dict[str, Any] = dict.fromkeys(drops)
+        changes |= LayerInput.unpack(names, self.call(run, *named.values())).tensors()
+        return inputs._replace(**changes)
 
 
 def in_turn(calls: Iterable[Call], inputs: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megatron.checkpointing.compare import (
     adds_adapters,
+    adds_retriever,
     has_same_ranks,
     layout_changes,
     replaces_head,
@@ -102,9 +103,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     require_reshapable(
         manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer
     )
-    adds = adds_adapters(manifest.plan, now)
+    adds = adds_adapters(manifest.plan, now), adds_retriever(manifest.plan, now)
     new_head = replaces_head(manifest.plan, now)
-    if not changes and not universal and not adds and not new_head:
+    if not (changes or universal or any(adds) or new_head):
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
             folder.parent,
@@ -118,8 +119,13 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         details = f":\n{table(changes)}" if changes else ""
         megabytes = requested.reshape_buffer_bytes >> 20
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
-    if adds:
+    if adds[0]:
         log.info("%s has no adapters: they begin as nothing beside its weights", folder)
+    if adds[1]:
+        log.info(
+            "%s holds a GPT: cross-attention to neighbors and their encoder begin with initial weights",
+            folder,
+        )
     if new_head:
         log.info("%s has no head of this task, which begins with initial weights", folder)
     _load_resharded(engine, plan, chosen, is_universal=universal, new_head=new_head)

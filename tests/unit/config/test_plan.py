@@ -39,6 +39,7 @@ def test_json_holds_every_decision():
         "own_flags": [],
         "full_attention_layers": [],
         "labels": [],
+        "retro_layers": [],
     }
     assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
 

@@ -61,9 +61,10 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
     Raises:
         CheckpointError: there is none; lists what does not fit the nearest one.
     """
-    if spec.architecture == "t5":
+    if spec.architecture in ("t5", "retro"):
+        reason = _T5 if spec.architecture == "t5" else "transformers has no Retro"
         raise CheckpointError(
-            f"{_T5}: no weights are exported for it; --exporter safetensors writes them by their "
+            f"{reason}: no weights are exported for it; --exporter safetensors writes them by their "
             "names here"
         )
     candidates = [

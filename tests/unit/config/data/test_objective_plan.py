@@ -48,7 +48,10 @@ def test_what_may_surprise_is_told(name, flags, notice):
 
 
 def test_every_objective_reads_its_kind_of_token_files():
-    own = {"t5": ("--decoder-seq-length", "4")}
+    own = {
+        "t5": ("--decoder-seq-length", "4"),
+        "retro": ("--num-layers", "6", "--retro-chunk-length", "3"),
+    }
     labelled = {name for name in OBJECTIVES if declaration_of(name).kind == LABELLED}
     decided = {
         name: plan(
@@ -60,7 +63,7 @@ def test_every_objective_reads_its_kind_of_token_files():
         ).data.prefixes
         for name in {*OBJECTIVES.built_in} - labelled
     }
-    assert decided["gpt"] == decided["prefix-lm"] == ["corpus"]
+    assert decided["gpt"] == decided["prefix-lm"] == decided["retro"] == ["corpus"]
     assert decided["bert"] == decided["t5"] == ["corpus"]
     assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]
     assert decided["sft"] == ["corpus_tokens_document", "corpus_loss_mask_document"]

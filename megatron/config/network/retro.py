@@ -1,0 +1,198 @@
+"""Retro, a GPT that attends to retrieved neighbors: flags, resolution and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from megatron.config.data.masks import MaskConfig
+from megatron.config.data.retro_project import RetroPlan
+from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.layer_pattern import window_of
+from megatron.config.network.lora import LoraConfig
+from megatron.config.network.model import ModelConfig, position_of
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parsing.flags import Spelling, options_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetroConfig:
+    """Retrieval (pretrain_retro.py): neighbors of each chunk of a sample."""
+
+    retro_project_dir: str | None = None
+    """Directory with the database and the neighbors of Retro preprocessing. Data, split, seed,
+    lengths and tokenizer are those of its config.json, with and without --retro-add-retriever."""
+
+    retro_add_retriever: bool = False
+    """Let some layers attend to retrieved neighbors. Without it pretrain_retro.py trains a GPT on the
+    same samples."""
+
+    retro_chunk_length: int = 64
+    """Tokens of a chunk, of samples and of the database; that of the config.json of
+    --retro-project-dir."""
+
+    retro_num_neighbors: int = 2
+    """Neighbors of each chunk that are retrieved."""
+
+    retro_num_retrieved_chunks: int = 2
+    """Chunks of each neighbor: itself and those that follow it in its document."""
+
+    retro_encoder_layers: int = 2
+    """Layers of the encoder of neighbors."""
+
+    retro_encoder_hidden_dropout: float = 0.1
+    """Dropout of the residual stream of the encoder of neighbors."""
+
+    retro_encoder_attention_dropout: float = 0.1
+    """Dropout of attention weights in the encoder of neighbors."""
+
+    retro_attention_gate: float = 1.0
+    """Factor of what cross-attention to neighbors adds to the residual stream; 0 leaves a GPT."""
+
+    retro_verify_neighbor_count: Annotated[bool, Spelling("--retro-no-verify-neighbor-count")] = (
+        True
+    )
+    """The check that there are neighbors for all samples of the run. Without it samples repeat from
+    the first on where their neighbors end."""
+
+    retro_normed_residual: bool = False
+    """Add cross-attention of the encoder to its normed input rather than to the residual stream, as
+    Megatron core does."""
+
+    retro_final_norm: Annotated[bool, Spelling("--retro-no-final-norm")] = True
+    """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
+
+
+def retro_objective(config: RetroConfig) -> str:
+    """Return the objective of pretrain_retro.py: retro, or gpt as its baseline on the same samples."""
+    return "retro" if config.retro_add_retriever else "gpt"
+
+
+def retro_layer_numbers(num_layers: int) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers that attend to neighbors.
+
+    Source: Megatron-LM: every third layer from the sixth on, or the ninth of more than 15.
+    """
+    return tuple(range(6 if num_layers <= 15 else 9, num_layers + 1, 3))
+
+
+def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:
+    """Return `spec`, that of a GPT, with chunked cross-attention to neighbors."""
+    retrieved = config.retro_chunk_length * config.retro_num_retrieved_chunks
+    return replace(
+        spec,
+        max_position_embeddings=model.max_position_embeddings or max(model.seq_length, retrieved),
+        retro_layers=retro_layer_numbers(model.num_layers),
+        retro_encoder_layers=config.retro_encoder_layers,
+        retro_encoder_hidden_dropout=config.retro_encoder_hidden_dropout,
+        retro_encoder_attention_dropout=config.retro_encoder_attention_dropout,
+        retro_chunk_length=config.retro_chunk_length,
+        retro_num_neighbors=config.retro_num_neighbors,
+        retro_retrieved_length=retrieved,
+        retro_attention_gate=config.retro_attention_gate,
+        retro_normed_residual=config.retro_normed_residual,
+        final_norm=config.retro_final_norm,
+    )
+
+
+def plan_retro(config: RetroConfig, *, seq_length: int) -> RetroPlan:
+    """Return how neighbors of samples of `seq_length` tokens are read."""
+    return RetroPlan(
+        project_dir=config.retro_project_dir or "",
+        chunk_length=config.retro_chunk_length,
+        num_chunks=seq_length // config.retro_chunk_length,
+        num_neighbors=config.retro_num_neighbors,
+        num_retrieved_chunks=config.retro_num_retrieved_chunks,
+        verifies_count=config.retro_verify_neighbor_count,
+    )
+
+
+def retro_problems(
+    config: RetroConfig,
+    model: ModelConfig,
+    experts: ExpertConfig,
+    lora: LoraConfig,
+    masks: MaskConfig,
+    parallel: ParallelConfig,
+    *,
+    order: str,
+) -> Iterator[str]:
+    """Yield why a network with retrieval cannot be built.
+
+    Args:
+        order: --dataloader-type.
+    """
+    for flag, size in (
+        ("--retro-chunk-length", config.retro_chunk_length),
+        ("--retro-num-neighbors", config.retro_num_neighbors),
+        ("--retro-num-retrieved-chunks", config.retro_num_retrieved_chunks),
+        ("--retro-encoder-layers", config.retro_encoder_layers),
+    ):
+        if size < 1:
+            yield f"{flag} {size} must be at least 1"
+    for flag, probability in (
+        ("--retro-encoder-hidden-dropout", config.retro_encoder_hidden_dropout),
+        ("--retro-encoder-attention-dropout", config.retro_encoder_attention_dropout),
+    ):
+        if not 0 <= probability < 1:
+            yield f"{flag} {probability} must be at least 0 and less than 1"
+    chunk, retrieved = config.retro_chunk_length, config.retro_num_retrieved_chunks
+    if chunk > 0 and model.seq_length % chunk:
+        yield f"--seq-length {model.seq_length} is not a multiple of --retro-chunk-length {chunk}"
+    positions = model.max_position_embeddings
+    if positions is not None and positions < chunk * retrieved:
+        yield (
+            f"--max-position-embeddings {positions} is less than the {chunk * retrieved} tokens of a "
+            "neighbor (--retro-chunk-length * --retro-num-retrieved-chunks)"
+        )
+    if not retro_layer_numbers(model.num_layers):
+        yield (
+            f"--num-layers {model.num_layers} must be at least 6: the first layer that attends to "
+            "neighbors is the sixth"
+        )
+    if order != "single":
+        yield (
+            f"--dataloader-type {order}: neighbors are stored in the order of the samples: leave the "
+            "flag out"
+        )
+    yield from _unsupported_problems(model, experts, lora, masks, parallel)
+
+
+def _unsupported_problems(
+    model: ModelConfig,
+    experts: ExpertConfig,
+    lora: LoraConfig,
+    masks: MaskConfig,
+    parallel: ParallelConfig,
+) -> Iterator[str]:
+    positions = position_of(model)
+    flags: dict[str, Any] = {
+        f"--position-embedding-type {positions}": positions not in ("learned", "rotary", "none"),
+        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
+        "--parallel-residual": model.parallel_residual,
+        "--sandwich-norm": model.sandwich_norm,
+        "--apply-residual-connection-post-layernorm": (
+            model.apply_residual_connection_post_layernorm
+        ),
+        "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
+        "--lora-rank": lora.lora_rank,
+        "--reset-position-ids": masks.reset_position_ids,
+        "--reset-attention-mask": masks.reset_attention_mask,
+        "--sequence-parallel": parallel.sequence_parallel,
+        "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
+    }
+    for flag, is_given in flags.items():
+        if is_given:
+            yield f"{flag} is not built for networks with retrieval: leave it out"
+
+
+def retro_flag_problems(config: RetroConfig) -> Iterator[str]:
+    """Yield the flags of retrieval, for a network without it."""
+    # A GPT baseline is trained on the samples of a project too, whose chunks have this length.
+    kept = replace(config, retro_project_dir=None)
+    if config.retro_project_dir:
+        kept = replace(kept, retro_chunk_length=RetroConfig.retro_chunk_length)
+    for name, option in options_of({"retro": RetroConfig}).items():
+        if getattr(kept, name) != getattr(RetroConfig, name):
+            needed = "" if name == "retro_add_retriever" else " with --retro-add-retriever"
+            yield f"{option} is for pretrain_retro.py{needed}: leave it out"

@@ -1,0 +1,316 @@
+"""Retro: GPT with chunked cross-attention (CCA) to retrieved neighbors, as a list of layers.
+
+Letters: m tokens of a chunk, c chunks of a sample, k neighbors of a chunk, r tokens of a neighbor. The
+batch of neighbors is e = b * c * k, that of chunks n = b * c; sample by sample, then chunk by chunk.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.gpt import gpt_layers
+from megatron.model.layers.attention import ParallelCrossAttention
+from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.embedding import EmbeddingPipe
+from megatron.model.layers.layer_input import LayerInput, Shared, once
+from megatron.model.layers.layer_list import Layer, Step
+from megatron.model.layers.norms import norm_layer, residual_and_norm
+from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.tensor_parallel.broadcast import Batch
+from megatron.tensor_parallel.rng import RngTracker
+
+FIRST_LAYER = 3
+"""Index of the first transformer layer in the list of GPT."""
+
+_RETRIEVER = {"inter_attention", "pre_inter_attention_layernorm", "encoder"}
+
+
+def retro_layers(spec: ModelSpec, **parts: Any) -> list[Step]:
+    """Return the network: a batch with tokens and neighbors in, logits_bsv [b, s, V/t] out.
+
+    The list is that of GPT with other layers in some of its places, so that a GPT's checkpoint has
+    the names of all weights but those of the encoder and of cross-attention (Retro-fitting).
+
+    Embedded neighbors travel down to the first Retro layer, which encodes them; the encoder's output
+    travels to the last one.
+
+    Args:
+        parts: the arguments of `gpt_layers`; no layer has experts.
+    """
+    steps = gpt_layers(spec, **parts)
+    embedding = _layer_of(steps[1])
+    plain = embedding.carried or ()
+    neighbors = ("encoder_hidden", "encoder_span")
+    fields = [name for name in LayerInput._fields if name in (*plain, *neighbors)]
+    steps[1] = replace(embedding, cls=RetroEmbeddingPipe, carried=tuple(fields))
+    for number in spec.retro_layers:
+        index = FIRST_LAYER + number - 1
+        layer = _layer_of(steps[index])
+        own = {name: value for name, value in layer.kwargs.items() if name != "build_mixture"}
+        ends = number == spec.retro_layers[-1]
+        steps[index] = replace(
+            layer,
+            cls=ParallelTransformerRetroLayerPipe,
+            kwargs=own,
+            carried=plain if ends else None,
+        )
+    if not spec.final_norm:
+        steps[FIRST_LAYER + spec.num_layers + 1] = no_final_norm
+    return steps
+
+
+def is_retriever(name: str) -> bool:
+    """Whether a parameter name belongs to cross-attention to neighbors or to their encoder."""
+    return not _RETRIEVER.isdisjoint(name.split("."))
+
+
+def _layer_of(step: Step) -> Layer:
+    if not isinstance(step, Layer):
+        raise TypeError(f"{step} is not a layer")
+    return step
+
+
+def no_final_norm(x_bsh: Tensor) -> Tensor:
+    """Return the activations as they are, in the place of the final norm."""
+    return x_bsh
+
+
+class RetroEmbeddingPipe(EmbeddingPipe):
+    """Embedding of tokens and of retrieved neighbors, whose positions begin at 0 in each neighbor.
+
+    Shapes: tokens, positions [b, s], neighbor_tokens [b, c, k, r], neighbor_lengths [b, c, k] int64
+        -> hidden [b, s, h], encoder_hidden [r, e, h], encoder_span [e, 1, 2].
+    Communication: two all-reduces, of [b, s, h] and of [e, r, h], over `group` forward.
+    """
+
+    def forward(self, batch: Batch) -> LayerInput:
+        tokens_er = batch["neighbor_tokens"].flatten(0, 2)
+        lengths_e = batch["neighbor_lengths"].flatten()
+        inputs = super().forward(batch)
+        positions_er = torch.arange(tokens_er.size(1), device=tokens_er.device).expand_as(tokens_er)
+        neighbors = super().forward({"tokens": tokens_er, "positions": positions_er})
+        return inputs._replace(
+            encoder_hidden=neighbors.hidden.transpose(0, 1).contiguous(),
+            encoder_span=torch.stack([torch.zeros_like(lengths_e), lengths_e], -1)[:, None],
+        )
+
+
+class CrossAttentionLayer(ParallelTransformerLayerPipe):
+    """Base of layers with cross-attention between self-attention and MLP, behind a norm of its own.
+
+    The other weights have the names of a GPT layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        number: int = 1,
+        group: dist.ProcessGroup,
+        rng: RngTracker,
+        core_attention: CoreAttention,
+        kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
+    ):
+        parts: dict[str, Any] = {"group": group, "rng": rng, "kernels": kernels}
+        parts |= {"number": number, "sequence_parallel": sequence_parallel}
+        super().__init__(spec=spec, core_attention=core_attention, **parts)
+        self.inter_attention = ParallelCrossAttention(
+            spec, core_attention=core_attention(number), **parts
+        )
+        self.pre_inter_attention_layernorm = norm_layer(spec, kernels=kernels).build()
+
+    def self_attended(self, inputs: LayerInput) -> tuple[Tensor, Tensor]:
+        """Return the residual stream behind self-attention, and its norm for cross-attention."""
+        x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
+        y_sbh, bias = self.attend(inputs, normed_sbh)
+        norm = self.pre_inter_attention_layernorm
+        return self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
+
+    def to_mlp(self, y_sbh: Tensor, bias: Tensor | None, residual_sbh: Tensor) -> Tensor:
+        """Add the output of cross-attention, then that of the MLP, to the residual stream."""
+        norm = self.post_attention_layernorm
+        x_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, residual_sbh, residual_sbh)
+        y_sbh, bias = self.mlp(normed_sbh)
+        return self._add(y_sbh, bias, x_sbh, normed_sbh)
+
+
+class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
+    """Retro layer: self-attention, chunked cross-attention (CCA) to retrieved neighbors, MLP.
+
+    The last token of chunk i and the following m - 1 tokens attend to the neighbors of chunk i, so
+    that no token sees what later tokens have retrieved; the first m - 1 tokens attend to none. If m
+    does not divide the sequence, the first chunk is the short one. A chunk without neighbors gets
+    zeros, the bias included. The gate multiplies what cross-attention adds to the residual stream.
+
+    The first Retro layer has the encoder of neighbors, the last one drops its output.
+
+    Shapes: hidden [s, b, h] -> the same; encoder_hidden: neighbors [r, e, h] -> rows [k*r, n, h] in
+        the first Retro layer, those of real tokens first; encoder_span [e, 1, 2] stays.
+    Communication: three all-reduces of [s, b, h] over the group forward; backward three, and one of
+        [k*r, n, h]; the first layer also those of the encoder.
+    Source: arXiv:2112.04426, section 2.4; arXiv:2304.06762, section 3.
+    """
+
+    def __init__(self, *, spec: ModelSpec, number: int, **parts: Any):
+        super().__init__(spec=spec, number=number, **parts)
+        self.encoder = None
+        if number == spec.retro_layers[0]:
+            self.encoder = RetroEncoder(spec=spec, **parts)
+            self.replaces = ("hidden", "encoder_hidden")
+        if number == spec.retro_layers[-1]:
+            self.drops = ("encoder_hidden", "encoder_span")
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        context, span_e12 = inputs.encoder_hidden, inputs.encoder_span
+        if context is None or span_e12 is None:
+            raise ValueError("a Retro layer needs retrieved neighbors")
+        shared: Shared = {} if inputs.shared is None else inputs.shared
+        x_sbh, normed_sbh = self.self_attended(inputs)
+        if self.encoder is not None:
+            context = self.encoder(context, span_e12, normed_sbh, shared)
+        y_sbh = self.attend_chunks(normed_sbh, context, span_e12, shared)
+        hidden = self.to_mlp(y_sbh, None, x_sbh)
+        if self.drops:
+            return inputs._replace(hidden=hidden, encoder_hidden=None, encoder_span=None)
+        return inputs._replace(hidden=hidden, encoder_hidden=context)
+
+    def attend_chunks(
+        self, normed_sbh: Tensor, context: Tensor, span_e12: Tensor, shared: Shared
+    ) -> Tensor:
+        """Return what chunked cross-attention adds to the residual stream, [s, b, h]."""
+        s, b, _ = normed_sbh.shape
+        m, c = self.spec.retro_chunk_length, context.size(1) // b
+        first = first_chunk(s, c, m)
+        span_n12 = once(shared, "Retro context span", lambda: _span_of_chunks(span_e12, b * c))
+        queries = F.pad(normed_sbh[first - 1 :], (0, 0, 0, 0, 0, c * m - (s - first + 1)))
+        y, bias = self.inter_attention(to_chunks(queries, c), context, span_n12, shared=shared)
+        has_neighbors_n1 = (span_n12[:, 0, 1:] > 0).to(y.dtype)
+        y = (y if bias is None else y + bias) * (self.spec.retro_attention_gate * has_neighbors_n1)
+        y = y.unflatten(1, (b, c)).permute(2, 0, 1, 3).flatten(0, 1)
+        return F.pad(y[: s - first + 1], (0, 0, 0, 0, first - 1, 0))
+
+
+class RetroEncoder(nn.Module):
+    """Bidirectional encoder of retrieved neighbors; its first layer attends to the retrieving chunk.
+
+    Its dropouts are its own, and it has no final norm. Padding of a neighbor is no key, here and in
+    chunked cross-attention: rows of real tokens come first in the result, so that a span of positions
+    says which those are. The order of rows has no effect on attention without positions.
+
+    Shapes: neighbors [r, e, h], span [e, 1, 2], chunk states [s, b, h] -> [k*r, n, h].
+    Communication: as many all-reduces as layers have, of [r, e, h].
+    """
+
+    def __init__(self, *, spec: ModelSpec, **parts: Any):
+        super().__init__()
+        self.spec = spec
+        own = replace(
+            spec,
+            hidden_dropout=spec.retro_encoder_hidden_dropout,
+            attention_dropout=spec.retro_encoder_attention_dropout,
+            window=0,
+            full_attention_layers=(),
+        )
+        self.layers = nn.ModuleList(
+            (RetroEncoderLayer if number == 1 else ParallelTransformerLayerPipe)(
+                spec=own, number=number, **parts
+            )
+            for number in range(1, spec.retro_encoder_layers + 1)
+        )
+
+    def forward(
+        self, neighbors_reh: Tensor, span_e12: Tensor, states_sbh: Tensor, shared: Shared
+    ) -> Tensor:
+        (r, e), k = neighbors_reh.shape[:2], self.spec.retro_num_neighbors
+        positions_er = None
+        if self.spec.layers_read_positions:
+            positions_er = torch.arange(r, device=neighbors_reh.device).expand(e, r)
+        chunks_mnh, chunk_span = self._chunks(states_sbh, e // k)
+        inputs = LayerInput(
+            neighbors_reh,
+            positions=positions_er,
+            attention_span=span_e12,
+            encoder_hidden=chunks_mnh,
+            encoder_span=chunk_span,
+            shared=once(shared, "Retro encoder", dict),
+        )
+        for layer in self.layers:
+            inputs = layer(inputs)
+        order = once(shared, "Retro context order", lambda: _real_first(span_e12, r, e // k))
+        rows = to_rows(inputs.hidden, k)
+        return rows.gather(0, order[..., None].expand_as(rows))
+
+    def _chunks(self, states_sbh: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Return the states of each chunk [m, n, h], and the span of its real positions [n, 1, 2]."""
+        s, b, _ = states_sbh.shape
+        c, m = n // b, self.spec.retro_chunk_length
+        first = first_chunk(s, c, m)
+        padding = F.pad(states_sbh[:first], (0, 0, 0, 0, 0, m - first))
+        chunks_mnh = to_chunks(torch.cat([padding, states_sbh[first:]]), c)
+        stops_n = torch.full((n,), m, device=states_sbh.device)
+        stops_n[::c] = first
+        return chunks_mnh, torch.stack([torch.zeros_like(stops_n), stops_n], -1)[:, None]
+
+
+class RetroEncoderLayer(CrossAttentionLayer):
+    """First layer of the Retro encoder: each neighbor attends to the chunk that retrieved it.
+
+    The residual of cross-attention is the stream; with `retro_normed_residual` its norm, as in
+    Megatron core.
+
+    Shapes: hidden [r, e, h], encoder_hidden [m, n, h] -> hidden [r, e, h].
+    Communication: three all-reduces of [r, e, h] over the group forward; backward three, and one of
+        [m, n, h].
+    """
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        chunks_mnh = inputs.encoder_hidden
+        if chunks_mnh is None:
+            raise ValueError("the first layer of the encoder needs the states of chunks")
+        x, normed = self.self_attended(inputs)
+        k = self.spec.retro_num_neighbors
+        y, bias = self.inter_attention(to_rows(normed, k), chunks_mnh, inputs.encoder_span)
+        y = y.unflatten(0, (k, -1)).permute(1, 2, 0, 3).flatten(1, 2)
+        residual = normed if self.spec.retro_normed_residual else x
+        return inputs._replace(hidden=self.to_mlp(y, bias, residual))
+
+
+def first_chunk(s: int, c: int, m: int) -> int:
+    """Return the number of tokens of the first chunk; the other c - 1 have m each.
+
+    Raises:
+        ValueError: s tokens are not c chunks.
+    """
+    first = s - (c - 1) * m
+    if not 0 < first <= m:
+        raise ValueError(f"{s} tokens are not {c} chunks of {m}, or of less in the first one")
+    return first
+
+
+def to_chunks(x_sbh: Tensor, c: int) -> Tensor:
+    """Return c equal chunks of the sequence as a batch: [c*m, b, h] -> [m, n, h]."""
+    return x_sbh.unflatten(0, (c, -1)).permute(1, 2, 0, 3).flatten(1, 2)
+
+
+def to_rows(x_reh: Tensor, k: int) -> Tensor:
+    """Return the tokens of the k neighbors of each chunk behind each other: [k*r, n, h]."""
+    return x_reh.unflatten(1, (-1, k)).permute(2, 0, 1, 3).flatten(0, 1)
+
+
+def _real_first(span_e12: Tensor, r: int, n: int) -> Tensor:
+    """Return the order [k*r, n] of a chunk's rows in which those of real tokens come first."""
+    positions_r = torch.arange(r, device=span_e12.device)
+    is_padding_nq = (positions_r >= span_e12[:, 0, 1:]).view(n, -1)
+    return is_padding_nq.to(torch.uint8).argsort(dim=1, stable=True).T.contiguous()
+
+
+def _span_of_chunks(span_e12: Tensor, n: int) -> Tensor:
+    """Return the span of real rows of each chunk, [n, 1, 2], from those of its neighbors."""
+    return span_e12.view(n, -1, 2).sum(1, keepdim=True)
