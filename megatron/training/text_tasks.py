@@ -2,8 +2,10 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
@@ -155,16 +157,18 @@ def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
             f"{folder} holds the weights of {found}, not of {identity}: give another --save"
         )
     if not record.is_file():
-        for line in _convert(source, folder, words):
-            log.info(line)
+        # In a process of its own: a conversion makes process groups of one rank.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            for line in pool.submit(_convert, source, folder, [*map(str, words)]).result():
+                log.info(line)
         if not published_tags(folder):
             raise WrongCheckpointError(f"{folder} holds no checkpoint after the conversion")
         replace_text(record, identity)
     return folder
 
 
-def _convert(source: Path, folder: Path, words: Sequence[str]) -> Iterator[str]:
-    """Convert a network of another program to our format; yield messages for the user."""
+def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
+    """Convert a network of another program to our format; return messages for the user."""
     # Imported here: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 
@@ -177,14 +181,12 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> Iterator[str]:
         return replace(config, downstream=own_task.downstream, text_task=own_task.text_task)
 
     heads = value_in(words, "--num-attention-heads")
-    yield from convert(
-        Conversion(
-            source=source,
-            output=folder,
-            saver="own",
-            flags=("", ""),
-            heads=int(heads) if heads and heads.isdecimal() else None,
-            architecture="bert",
-        ),
-        parse,
+    conversion = Conversion(
+        source=source,
+        output=folder,
+        saver="own",
+        flags=("", ""),
+        heads=int(heads) if heads and heads.isdecimal() else None,
+        architecture="bert",
     )
+    return [*convert(conversion, parse)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, near, raise_if_any
 from megatron.config.parsing.files import read_yaml
-from megatron.config.parsing.parser import FileWord
+from megatron.config.parsing.parser import FileWord, value_in
 from megatron.config.parsing.settings import Setting, Settings, read_settings, value
 
 LARGE = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16}
@@ -141,7 +141,8 @@ def nemo_flags(argv: Sequence[str], task: NemoTask, *, world_size: int) -> list[
         ConfigError: lists keys that are unknown or have no meaning here, and wrong values.
     """
     settings, flags = read_settings(argv, task.defaults)
-    if "pretrained_model" in settings:  # whose length of samples is the default
+    if "pretrained_model" in settings or value_in(flags, "--epochs") == "0":
+        # The length of samples is that of the network that is evaluated.
         settings = {
             key: setting
             for key, setting in settings.items()

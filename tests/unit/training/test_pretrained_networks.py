@@ -1,0 +1,75 @@
+"""Pretrained networks of text tasks: flags from checkpoints, conversion of other formats, wrong paths."""
+
+import pytest
+from checkpoints import random_weights, write_checkpoint
+from tiny import tiny_config
+
+from megatron.checkpointing.megatron_lm import convert as conversions
+from megatron.common.errors import ConfigError, WrongCheckpointError
+from megatron.config.parsing.parser import value_in
+from megatron.config.plan import plan
+from megatron.training.text_tasks import train_text_task, with_pretrained_network
+
+VOCAB = 62
+SIZES = [
+    *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),
+    *("--seq-length", "12", "--max-position-embeddings", "16"),
+    *("--tokenizer-type", "NullTokenizer", "--vocab-size", "61"),
+]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Write a checkpoint of a random BERT."""
+    config = tiny_config(*SIZES)
+    spec = plan(config, world_size=4, vocab_size=VOCAB, device="cpu", objective="bert").model
+    weights = random_weights(spec)
+    write_checkpoint(tmp_path / "own", weights, *SIZES, vocab_size=VOCAB, objective="bert")
+    return tmp_path / "own"
+
+
+def test_sizes_and_tokenizer_are_those_of_the_checkpoint(own):
+    words = [f"--pretrained-checkpoint={own}", "--lr", "1"]
+    found = with_pretrained_network(words, is_first=True)
+    assert value_in(found, "--hidden-size") == "16"
+    assert value_in(found, "--tokenizer-type") == "NullTokenizer"
+    assert found[-3:] == ["--lr", "1", f"--pretrained-checkpoint={own}"]
+    assert with_pretrained_network(["--lr", "1"], is_first=True) == ["--lr", "1"]
+
+
+def test_another_format_is_converted_once_in_a_process_of_its_own(own, tmp_path, monkeypatch):
+    megatron = conversions.Conversion(
+        source=own, output=tmp_path / "mlm", saver="megatron", tensor=2, flags=("", ""),
+        architecture="bert",
+    )  # fmt: skip
+    assert [*conversions.convert(megatron, lambda words: tiny_config(*words))]
+    # Whose process groups of one rank are none of a run.
+    monkeypatch.setattr(conversions, "convert", None)
+    words = [f"--pretrained-checkpoint={tmp_path / 'mlm'}", *SIZES]
+    with pytest.raises(ConfigError, match="converted to a folder of --save, which is missing"):
+        with_pretrained_network(words, is_first=True)
+    words += [f"--save={tmp_path / 'run'}"]
+    folder = tmp_path / "run" / "pretrained"
+    for is_first in (True, False, True):
+        found = with_pretrained_network(words, is_first=is_first)
+        assert found[-1] == f"--pretrained-checkpoint={folder}"
+        assert value_in(found, "--num-layers") == "2"
+    words[0] = f"--pretrained-checkpoint={tmp_path / 'mlm' / 'iter_0000003'}"
+    with pytest.raises(WrongCheckpointError, match="holds the weights of .*mlm, not of"):
+        with_pretrained_network(words, is_first=True)
+
+
+def test_wrong_paths_are_errors(own, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("on", "there is no such file or directory; did you mean"),
+        ("empty", "holds no checkpoint of a known format"),
+    ):
+        with pytest.raises(WrongCheckpointError, match=message):
+            with_pretrained_network([f"--pretrained-checkpoint={tmp_path / name}"], is_first=True)
+    with pytest.raises(WrongCheckpointError, match="--load .*: there is no such path"):
+        train_text_task(
+            ["do_training=false", f"pretrained_model={tmp_path / 'on'}"],
+            "question-answering",
+            description="",
+        )
