@@ -19,7 +19,7 @@ from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import missing_plugins, modules_in
 
-_NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer", "text_task")
+_NETWORK_SECTIONS = ("model", "retro", "experts", "lora", "tokenizer", "text_task")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
 
 

@@ -112,7 +112,8 @@ def parse_config(
     """
     sections = load_sections(argv)
     words = with_file_flags(argv, sections)
-    directory = value_in(words, "--retro-project-dir")
+    saved = (defaults or {}).get("retro_project_dir")
+    directory = value_in(words, "--retro-project-dir") or saved
     project = read_retro_project(directory) if directory else None
     parsed = parse_sections(
         words,

@@ -143,7 +143,8 @@ def test_retro(tmp_path: Path) -> None:
     start_ranks(2, *words, *stages, "--checkpoint-activations", script=script).succeeded()
     shutil.copytree(save / "global_step2", other / "global_step2")
     tensor = ["--tensor-model-parallel-size", "2", "--load", str(other), "--save", str(other)]
-    start_ranks(2, *words, *tensor, script=script).succeeded()
+    saved = [*RETRO[6:], "--use-checkpoint-args"]
+    start_ranks(2, *saved, *tensor, script=script).succeeded()
     assert losses(other) == pytest.approx(losses(save)[2:], rel=1e-4)
     evaluations = [record["lm_loss"] for record in journal(save, "evaluation")]
     found = [record["lm_loss"] for record in journal(other, "evaluation")]

@@ -9,6 +9,7 @@ from tiny import tiny_plan
 from megatron.checkpointing.compare import (
     Difference,
     adds_adapters,
+    adds_retriever,
     has_same_ranks,
     layout_changes,
     other_changes,
@@ -264,3 +265,20 @@ def test_adapters_are_put_beside_the_weights_of_a_base_and_kept():
     with pytest.raises(CheckpointError, match="--lora-rank"):
         require_same(own, base, "folder", with_optimizer=False)
     assert not adds_adapters(own, now)
+
+
+def test_retrieval_is_added_to_a_gpt_of_the_same_sizes():
+    sizes = ["--num-layers", "9", "--retro-chunk-length", "3", "--max-position-embeddings", "6"]
+    gpt = saved("--num-layers", "9", "--max-position-embeddings", "6")
+    retro = saved(*sizes, objective="retro")
+    require_same(gpt, retro, "folder", with_optimizer=False)
+    assert adds_retriever(gpt, retro)
+    assert not adds_retriever(retro, retro)
+    with pytest.raises(CheckpointError, match="--retro-add-retriever"):
+        require_same(gpt, retro, "folder")
+    with pytest.raises(CheckpointError, match="--retro-add-retriever"):
+        require_same(retro, gpt, "folder", with_optimizer=False)
+    with pytest.raises(CheckpointError, match="--num-layers +2 +9"):
+        require_same(saved(), retro, "folder", with_optimizer=False)
+    gated = saved(*sizes, "--retro-attention-gate", "0", objective="retro")
+    require_same(retro, gated, "folder")
