@@ -12,7 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron.common.errors import ExitCode, before_the_first_step, raise_if_any
+from megatron.common.errors import (
+    ExitCode,
+    WrongCheckpointError,
+    before_the_first_step,
+    raise_if_any,
+)
 from megatron.config.config import Config
 from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
@@ -31,6 +36,7 @@ from megatron.tokenizer.fingerprint import common_chat_template, describe, requi
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import (
+    Chosen,
     choose_checkpoint,
     with_saved_softmax,
     with_weights_of,
@@ -39,7 +45,7 @@ from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
 from megatron.training.downstream import TaskSets
 from megatron.training.epochs import with_steps_of_epochs
-from megatron.training.guards.stop import build_requests
+from megatron.training.guards.stop import Requests, build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
 from megatron.training.loop.loop import Hook
@@ -108,12 +114,10 @@ def pretrain(
         require_own(decided)
         requested = config.tokenizer.padded_vocab_in_softmax
         job = _build(decided, requested, tokenizer, objective, kernels, device, watchdog)
-        if decided.guards.replay_step:
+        if job.plan.guards.replay_step:
             job.replay(tokenizer)
-        elif decided.evaluation.only:
-            job.run(config, watchdog, hooks).evaluate()
         else:
-            code = job.run(config, watchdog, hooks).train(job.train_batches(), launch, requests)
+            code = job.run(config, launch, requests, watchdog, hooks)
     dist.barrier()
     dist.destroy_process_group()
     return code
@@ -164,8 +168,22 @@ class _Job:
         samples = self.sets.train
         replay(self.engine, self.plan, self.state, stream, samples=samples, tokenizer=tokenizer)
 
-    def run(self, config: Config, watchdog: Watchdog, hooks: Sequence[Hook]) -> Run:
-        """Build the run with its evaluation, journal, TensorBoard and hooks."""
+    def run(
+        self,
+        config: Config,
+        launch: Launch,
+        requests: Requests,
+        watchdog: Watchdog,
+        hooks: Sequence[Hook],
+    ) -> ExitCode:
+        """Train, or only evaluate, with a journal, TensorBoard and hooks; return the exit code."""
+        run = self._build_run(config, watchdog, hooks)
+        if not self.plan.evaluation.only:
+            return run.train(self.train_batches(), launch, requests)
+        run.evaluate()
+        return ExitCode.FINISHED
+
+    def _build_run(self, config: Config, watchdog: Watchdog, hooks: Sequence[Hook]) -> Run:
         valid, test = (
             {name: partial(self.batches, dataset) for name, dataset in sets.items()}
             for sets in (self.sets.valid, self.sets.test)
@@ -215,11 +233,7 @@ def _build(
     """
     # Before anything slow: a checkpoint of another run is refused at once.
     watchdog.starts("choosing a checkpoint")
-    chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
-    pretrained = None
-    if plan.downstream.pretrained and not chosen:
-        weights = with_weights_of(plan, plan.downstream.pretrained)
-        pretrained = choose_checkpoint(weights, flag="--pretrained-checkpoint")
+    chosen, pretrained = _choose_checkpoints(plan)
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
     if plan.model.padded_vocab_in_softmax:
@@ -230,11 +244,7 @@ def _build(
     watchdog.starts("making process groups")
     groups = setup.build_process_groups(plan)
     watchdog.starts("reading index maps")
-    with before_the_first_step():
-        sets = objective.datasets(plan, tokenizer)
-        if sets is None:
-            view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
-            sets = setup.read_datasets(plan, view)
+    sets = _read_sets(plan, objective, tokenizer)
     log_phase("after dataloaders are built")
     watchdog.starts("building the engine")
     engine = setup.build_engine(plan, groups, objective, kernels)
@@ -246,6 +256,7 @@ def _build(
         plan = resume(engine, plan, state, chosen, uses=uses)
     elif pretrained:
         watchdog.starts("loading")
+        weights = with_weights_of(plan, plan.downstream.pretrained)
         resume(engine, weights, TrainState(), pretrained)
     watchdog.starts("starting to train")
     batches = partial(
@@ -265,6 +276,37 @@ def _build(
         sets=sets,
         batches=batches,
     )
+
+
+def _choose_checkpoints(plan: Plan) -> tuple[Chosen | None, Chosen | None]:
+    """Return the checkpoint that a run goes on from, or that whose weights alone it begins with.
+
+    Raises:
+        WrongCheckpointError: there is none to evaluate.
+
+    Communication: every rank must call this, in step.
+    """
+    chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
+    pretrained = None
+    if plan.downstream.pretrained and not chosen:
+        weights = with_weights_of(plan, plan.downstream.pretrained)
+        pretrained = choose_checkpoint(weights, flag="--pretrained-checkpoint")
+    if plan.evaluation.only and not (chosen or pretrained):
+        raise WrongCheckpointError(
+            f"--load {plan.checkpoint.load} holds no checkpoint to evaluate; give the directory that "
+            "a run saved to with --save"
+        )
+    return chosen, pretrained
+
+
+def _read_sets(plan: Plan, objective: Objective, tokenizer: Tokenizer) -> Datasets:
+    """Return the data of `objective`: its own, or views of token files."""
+    with before_the_first_step():
+        sets = objective.datasets(plan, tokenizer)
+        if sets is not None:
+            return sets
+        view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
+        return setup.read_datasets(plan, view)
 
 
 def _decide(

@@ -189,15 +189,19 @@ class Run:
         for closing in (profile, energy):
             if closing:
                 closing.close(state)
-        if self.tensorboard:
-            self.tensorboard.close()
         if stop.is_done(state) and not done_now:
             reason += ": it was before; more --train-iters or --train-samples let it go on"
+        return self._end(reason, stop.exit_code)
+
+    def _end(self, reason: str, code: ExitCode) -> ExitCode:
+        """Log and record why the run ends; return its exit code."""
+        if self.tensorboard:
+            self.tensorboard.close()
         log.info(reason)
         if self.journal:
-            ending = {"iteration": state.iteration, "reason": reason}
-            self.journal.write(END, {**ending, "exit_code": int(stop.exit_code)})
-        return stop.exit_code
+            ending = {"iteration": self.state.iteration, "reason": reason}
+            self.journal.write(END, {**ending, "exit_code": int(code)})
+        return code
 
     def _plugin_metrics(self) -> PluginMetrics:
         own = self.plan.plugins

@@ -226,6 +226,12 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
     assert all(adapted[name].all().abs().max() > 0 for name in trained)
     with pytest.raises(WrongCheckpointError, match="--hidden-size"):
         finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --hidden-size 16")
+    evaluates = f"--epochs 0 --micro-batch-size 4 --save {folder()}/chance"
+    for flag in ("--load", "--pretrained-checkpoint"):
+        with pytest.raises(WrongCheckpointError, match="has no head of --task MNLI"):
+            finetune("MNLI", f"{evaluates} {flag} {bert}")
+    with pytest.raises(WrongCheckpointError, match="chance holds no checkpoint to evaluate"):
+        finetune("MNLI", f"{evaluates} --load {folder()}/chance")
     with pytest.raises(WrongCheckpointError, match=r"--pretrained-checkpoint none.* no such dir"):
         finetune("MNLI", f"{words} --pretrained-checkpoint none")
     lora = f"--epochs 1 --micro-batch-size 8 --pretrained-checkpoint {bert} --lora-rank 2"

@@ -78,8 +78,18 @@ class ClassificationTask:
     def data(
         self, paths: Sequence[Path], *, tokenizer: Tokenizer, seq_length: int, trains: bool
     ) -> "TaskDataset":
-        """Return the packed examples of files or folders."""
-        return TaskDataset(self, paths, tokenizer=tokenizer, seq_length=seq_length)
+        """Return the packed examples of files or folders.
+
+        Raises:
+            WrongDataError: a file is missing or malformed, or has no labels to train on.
+        """
+        data = TaskDataset(self, paths, tokenizer=tokenizer, seq_length=seq_length)
+        if trains and data.unlabelled:
+            raise WrongDataError(
+                f"--train-data {data.unlabelled[0]} is a test file of {self.name}, which has no labels "
+                "to train on"
+            )
+        return data
 
     def num_samples(self, paths: Sequence[Path], tokenizer: Callable[[], Tokenizer], _: int) -> int:
         """Return how many examples files or folders have."""
@@ -217,7 +227,8 @@ class TaskDataset:
         self.name = "+".join(map(task.set_name, paths))
         self._packer = SegmentPacker.of(tokenizer, seq_length)
         files = [task.read(path) for path in paths]
-        self.has_labels = all(file.has_labels for file in files)
+        self.unlabelled = [p for p, f in zip(paths, files, strict=True) if not f.has_labels]
+        self.has_labels = not self.unlabelled
         examples = [example for file in files for example in file.examples]
         if not examples:
             raise WrongDataError(f"{', '.join(map(str, paths))}: no example of {task.name}")

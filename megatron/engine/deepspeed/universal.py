@@ -1,6 +1,6 @@
 """Whole tensors into a running engine, whatever its layout: each rank takes its own elements."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,13 +81,7 @@ def load_full(
 
     Communication: every rank must call this, in step.
     """
-    names = dict(engine.module.named_parameters())
-    for is_added in (is_adapter, is_retriever):
-        if not any(map(is_added, checkpoint.parameters)):
-            # Of a network without adapters or retrieval: these weights go on as they are.
-            names = {name: p for name, p in names.items() if not is_added(name)}
-    if new_head:
-        names = {n: p for n, p in names.items() if not _is_of_head(n, checkpoint.parameters)}
+    names = _parameters_to_fill(engine.module, checkpoint.parameters, new_head=new_head)
     _require_same_names(set(names), set(checkpoint.parameters), may_hold_others=new_head)
     zero = engine.optimizer
     divides_weights = engine.zero_optimization_partition_weights()
@@ -120,6 +114,20 @@ def load_full(
         zero.checkpoint_event_epilogue()
     elif hasattr(zero, "update_lp_params"):
         zero.update_lp_params()
+
+
+def _parameters_to_fill(
+    module: nn.Module, stored: Collection[str], *, new_head: bool
+) -> dict[str, nn.Parameter]:
+    """Return the parameters by name, without those that go on with their initial weights."""
+    names = dict(module.named_parameters())
+    for is_added in (is_adapter, is_retriever):
+        if not any(map(is_added, stored)):
+            # Of a network without adapters or retrieval.
+            names = {name: p for name, p in names.items() if not is_added(name)}
+    if new_head:
+        names = {name: p for name, p in names.items() if not _is_of_head(name, stored)}
+    return names
 
 
 def _is_of_head(name: str, stored: Container[str]) -> bool:

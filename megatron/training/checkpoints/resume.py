@@ -19,7 +19,7 @@ from megatron.checkpointing.publish import set_aside
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.universal import is_universal, read_universal
 from megatron.checkpointing.resharding.unpickle import read_state
-from megatron.common.errors import CheckpointError
+from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import CorpusUse
 from megatron.engine.engine import Engine
@@ -105,6 +105,11 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
     adds = adds_adapters(manifest.plan, now), adds_retriever(manifest.plan, now)
     new_head = replaces_head(manifest.plan, now)
+    if new_head and plan.evaluation.only:
+        raise WrongCheckpointError(
+            f"{folder} has no head of --task {plan.downstream.task}, whose predictions would be random: "
+            "give --load the directory of a network that was finetuned on it"
+        )
     if not (changes or universal or any(adds) or new_head):
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(

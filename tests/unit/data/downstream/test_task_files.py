@@ -1,6 +1,7 @@
 """Files of GLUE and RACE: which columns and keys are read, and errors by file and line."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,15 @@ def test_a_test_file_has_no_labels(tmp_path, name):
     assert not read.has_labels
     second = None if name in ("SST-2", "CoLA") else "b"
     assert [(e.firsts, e.second, e.label, e.uid) for e in read.examples] == [(("a",), second, 0, 8)]
+
+
+def test_a_test_file_is_not_trained_on(tmp_path):
+    train = write(tmp_path / "train.tsv", TRAINING["MNLI"])
+    test = write(tmp_path / "test.tsv", TEST["MNLI"])
+    read = partial(TASKS["MNLI"].data, tokenizer=tokenizer_in(tmp_path), seq_length=8)
+    assert len(read([train, test], trains=False)) == len(read([train], trains=True)) + 1
+    with pytest.raises(WrongDataError, match=f"--train-data {test} .* no labels to train on"):
+        read([train, test], trains=True)
 
 
 @pytest.mark.parametrize(
