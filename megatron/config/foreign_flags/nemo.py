@@ -178,7 +178,7 @@ def _key_problems(settings: Settings, known: set[str]) -> Iterator[str]:
             written = f"{inside[0]}={setting.value}"
             yield f"{setting.location}: {key} is a group of settings: write {written}"
             continue
-        close = difflib.get_close_matches(key, known, n=1)
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
         hint = f"; did you mean {close[0]}?" if close else ""
         yield f"{setting.location}: unknown setting {key}{hint}"
 

@@ -52,6 +52,9 @@ MISTAKES = [
     ("tools/run_text_generation_server.py", "--load none", "none"),
     ("tasks/main.py", "--task LAMBADA --valid-data none --load none", "none"),
     ("tasks/main.py", "--task RACE --valid-data none --load none", "--num-layers"),
+    ("tasks/token_classification.py", "model.optim.lrr=1", "did you mean model.optim.lr?"),
+    ("tasks/text_classification.py", "do_training=false pretrained_model=none", "none"),
+    ("tasks/question_answering.py", "model.validation_ds=none", "model.validation_ds.file=none"),
     ("tasks/eval_harness/evaluate.py", "--task_list lambada --load none", "none"),
     (
         "examples/detxoify_lm/generate_samples_gpt.py",
