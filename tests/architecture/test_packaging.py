@@ -76,6 +76,11 @@ def test_commands_are_those_of_the_package_and_of_the_page() -> None:
     assert [file for file in rows.values() if not (REPOSITORY / file).is_file()] == []
 
 
+def test_the_package_has_every_entry_script() -> None:
+    scripts = {file.stem for file in REPOSITORY.glob("*.py")} - {"setup"}
+    assert scripts == {*PROJECT["tool"]["setuptools"]["py-modules"]}
+
+
 def test_the_oldest_python_can_read_every_file() -> None:
     oldest = re.fullmatch(r">=3\.(\d+),<3\.14", PROJECT["project"]["requires-python"])
     assert oldest
