@@ -440,7 +440,12 @@ def _objective_problems(
         loads=config.checkpoint.load is not None,
     )
     task = config.downstream.task
-    yield from text_task_problems(config.text_task, task, seq_length=config.model.seq_length)
+    yield from text_task_problems(
+        config.text_task,
+        task,
+        seq_length=config.model.seq_length,
+        num_files=len(config.downstream.valid_data or ()),
+    )
     sequence = config.parallel.ds_sequence_parallel_size
     if task in TEXT_TASKS and sequence > 1:
         yield f"--ds-sequence-parallel-size {sequence}: --task {task} needs full sequences; write 1"

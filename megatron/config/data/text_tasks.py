@@ -136,9 +136,13 @@ _OF = {
 
 
 def text_task_problems(
-    config: TextTaskConfig, task: str | None, *, seq_length: int
+    config: TextTaskConfig, task: str | None, *, seq_length: int, num_files: int
 ) -> Iterator[str]:
-    """Yield the flags of other tasks, and values out of their range."""
+    """Yield the flags of other tasks, and values out of their range.
+
+    Args:
+        num_files: of --valid-data.
+    """
     for field, tasks in _OF.items():
         if getattr(config, field) != getattr(TextTaskConfig, field) and task not in tasks:
             yield f"--{field.replace('_', '-')} is for --task {' and '.join(tasks)}"
@@ -148,6 +152,12 @@ def text_task_problems(
         yield f"--labels is missing: the names of the labels that --task {task} predicts"
     if config.labels is not None and len({*config.labels}) < max(2, len(config.labels)):
         yield f"--labels {' '.join(config.labels)}: give at least two different names"
+    for field in ("output_prediction_file", "output_nbest_file"):
+        if getattr(config, field) and num_files > 1:
+            yield (
+                f"--{field.replace('_', '-')} {getattr(config, field)} holds the answers to one file, "
+                f"and --valid-data names {num_files}: leave it out, each has a file in --save"
+            )
     for field, least in (
         *(("head_layers", 1), ("doc_stride", 1), ("max_query_length", 1)),
         *(("max_answer_length", 1), ("n_best_size", 1)),

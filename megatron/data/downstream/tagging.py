@@ -16,7 +16,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 PAD_LABEL = "O"
-"""Label of words outside of all entities, and of special tokens; its id is 0."""
+"""Label of words outside of all entities, and of special tokens; its id is 0 unless --labels has another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,7 @@ class TaggingDataset:
         self._length = seq_length
         self._weights = (0 if ignore_start_end else 1, 0 if ignore_extra_tokens else 1)
         ids = {label: number for number, label in enumerate(labels)}
+        self._outside = ids.get(PAD_LABEL, 0)
         self.has_labels = all(sentence.labels for sentence in sentences)
         self.labels = [_ids_of(sentence, ids) for sentence in sentences]
         self._label_weights = label_weights(self.labels, len(labels), balances=balances)
@@ -193,7 +194,7 @@ class TaggingDataset:
             log.warning(
                 "%s: %d of %d sentences have more than %d tokens: words at their ends are left out, "
                 "and predicted as %s",
-                *(name, cut, len(sentences), seq_length, labels[0]),
+                *(name, cut, len(sentences), seq_length, labels[self._outside]),
             )
 
     def __len__(self) -> int:
@@ -210,7 +211,7 @@ class TaggingDataset:
         labels = self.labels[i] if len(self.labels[i]) else np.zeros(len(pieces), np.int64)
         start_end, extra = self._weights
         rows = {name: np.zeros(self._length, np.int64) for name in _FIELDS}
-        rows["text"][:] = self._pad
+        rows["text"][:], rows["labels"][:] = self._pad, self._outside
         sizes = [len(each) for each in pieces]
         count = min(sum(sizes), self._length - 2)
         inside, end = slice(1, 1 + count), count + 1
@@ -228,11 +229,11 @@ class TaggingDataset:
     def word_labels(self, i: int, predicted: NDArray | Sequence[int]) -> NDArray[np.int64]:
         """Return the predicted label of each word of sentence i: that of its first piece.
 
-        Words that were cut off have label 0.
+        Words that were cut off are outside of all entities.
 
         Shapes: predicted [seq_length] -> [words].
         """
-        found = np.zeros(len(self._words[i]), np.int64)
+        found = np.full(len(self._words[i]), self._outside)
         at_first = np.flatnonzero(self[i]["first"])
         found[: len(at_first)] = np.asarray(predicted)[at_first]
         return found

@@ -211,7 +211,7 @@ class TaskDataset:
         DataError: the tokenizer has no [CLS], [SEP] or [PAD].
 
     Shapes: dataset[i] -> {"text", "types", "padding_mask": [seq_length], or [choices, seq_length]
-        of a multiple-choice question, "label", "uid": []}, int64 but for float32 labels of a
+        of a multiple-choice question, "label", "uid": []}, int64 but for float64 labels of a
         regression.
     """
 
@@ -240,7 +240,7 @@ class TaskDataset:
         self._firsts = np.array([[*map(index, e.firsts)] for e in examples], np.int32)
         self._seconds = np.array([index(e.second) for e in examples], np.int32)
         self._texts = EncodedTexts([*texts], tokenizer)
-        dtype = np.float32 if task.is_regression else np.int64
+        dtype = np.float64 if task.is_regression else np.int64
         self.labels: NDArray = np.array([e.label for e in examples], dtype)
         self.uids = np.array([e.uid for e in examples])
 

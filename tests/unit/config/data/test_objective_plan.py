@@ -22,6 +22,11 @@ from megatron.config.validation import validate
         ("gpt", ["--loss-on-targets-only"], "is for pretrain_prefix_lm.py; pretrain_gpt.py has no"),
         ("prefix-lm", ["--norm-target-loss"], "pretrain_prefix_lm.py has no use for it"),
         ("multitask", ["--fim-rate", "0.5"], "--fim-rate is for pretrain_gpt.py"),
+        (
+            "question-answering",
+            ["--valid-data", "a", "b", "--output-nbest-file", "c", "--task", "question-answering"],
+            "--output-nbest-file c holds the answers to one file, and --valid-data names 2",
+        ),
         ("gpt", ["--fim-rate", "1.5"], "--fim-rate 1.5 must be from 0 to 1"),
     ],
 )

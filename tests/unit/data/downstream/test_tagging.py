@@ -56,6 +56,15 @@ def test_features_of_words_and_their_pieces(files, tokenizer):
     assert row(data[1], "text")[:5] == [2, 1, 11, 12, 3]
 
 
+def test_special_tokens_and_words_cut_off_are_outside_in_any_order_of_labels(
+    files, tokenizer, caplog
+):
+    data = dataset(files, tokenizer, labels=["B-DATE", "B-LOC", "B-PER", "O"], length=6)
+    assert row(data[0], "labels") == [3, 2, 3, 3, 1, 3]
+    assert data.word_labels(0, [0, 0, 1, 2, 3, 0]).tolist() == [0, 1, 2, 3, 3]
+    assert "predicted as O" in caplog.text
+
+
 def test_ignored_tokens_do_not_count(files, tokenizer):
     data = dataset(files, tokenizer, ignore_extra_tokens=True, ignore_start_end=True)
     assert row(data[0], "loss_mask") == [0, 1, 1, 1, 1, 0, 0, 1, 0, 0]

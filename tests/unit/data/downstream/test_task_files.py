@@ -82,7 +82,7 @@ def test_a_training_file_is_read(tmp_path, name, end):
     assert [(item["uid"].item(), item["label"].item()) for item in items] == EXPECTED[name]
     is_pair = name not in ("SST-2", "CoLA")
     assert items[0]["text"].tolist() == [2, 4, 5, 3, *([6, 3, 0, 0] if is_pair else [0] * 4)]
-    kind = np.float32 if name == "STS-B" else np.int64
+    kind = np.float64 if name == "STS-B" else np.int64
     assert (dataset.labels.dtype, dataset.num_classes) == (kind, len(TASKS[name].classes) or 1)
 
 
@@ -92,6 +92,14 @@ def test_a_test_file_has_no_labels(tmp_path, name):
     assert not read.has_labels
     second = None if name in ("SST-2", "CoLA") else "b"
     assert [(e.firsts, e.second, e.label, e.uid) for e in read.examples] == [(("a",), second, 0, 8)]
+
+
+def test_scores_are_compared_in_full_precision(tmp_path):
+    file = write(
+        tmp_path / "dev.tsv", [TRAINING["STS-B"][0], row(10, c0="7", c7="a", c8="b", c9="3.8")]
+    )
+    dataset = TaskDataset(TASKS["STS-B"], [file], tokenizer=tokenizer_in(tmp_path), seq_length=8)
+    assert dataset.labels.tolist() == [3.8]
 
 
 def test_a_test_file_is_not_trained_on(tmp_path):
