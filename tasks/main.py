@@ -48,7 +48,7 @@ def finetune(argv: Sequence[str]) -> int:
 
 
 def with_kept_batch(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with --keep-last-batch for Megatron's --keep-last, which has no number."""
+    """Return `argv` with --keep-last-batch for Megatron's --keep-last, a switch."""
     return [
         "--keep-last-batch" if word == "--keep-last" and not number.isdecimal() else word
         for word, number in zip(argv, [*argv[1:], ""], strict=True)

@@ -256,8 +256,7 @@ def _build(
         plan = resume(engine, plan, state, chosen, uses=uses)
     elif pretrained:
         watchdog.starts("loading")
-        weights = with_weights_of(plan, plan.downstream.pretrained)
-        resume(engine, weights, TrainState(), pretrained)
+        resume(engine, with_weights_of(plan, plan.downstream.pretrained), TrainState(), pretrained)
     watchdog.starts("starting to train")
     batches = partial(
         setup.batches_of,

@@ -44,7 +44,7 @@ def count_labels(paths: Sequence[Path]) -> int:
     """Return how many labels there are if they are numbers from 0 on: one more than the largest.
 
     Raises:
-        WrongDataError: a label is no number.
+        WrongDataError: a label is not a number.
     """
     largest = 0
     for path in paths:

@@ -243,7 +243,7 @@ def test_what_is_no_prompt_or_not_annotated_is_refused(folder, continuations):
         write(folder / "prompts", [prompt])
         with pytest.raises(DataError, match='prompts, line 1: no prompt; expected {"prompt"'):
             evaluate("--continuations-per-prompt", "3")
-    with pytest.raises(DataError, match=r"in, line 1: no number under score\.toxicity"):
+    with pytest.raises(DataError, match=r"in, line 1: score\.toxicity is missing"):
         select()
     write(folder / "in", annotations([0.1, None]))
     with pytest.raises(DataError, match="1 of 2 lines have a score; need two"):

@@ -143,6 +143,6 @@ def toxicity_of(line: Line) -> float | None:
     value = score.get(TOXICITY) if isinstance(score, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(
-            f"{line.location}: no number under score.{TOXICITY}; annotate the texts first"
+            f"{line.location}: score.{TOXICITY} is missing or not a number; annotate the texts first"
         )
     return float(value)
