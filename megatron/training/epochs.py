@@ -34,7 +34,7 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
         return replace(
             config,
             training=replace(training, train_iters=1),
-            evaluation=replace(config.evaluation, eval_only=True),
+            evaluation=replace(config.evaluation, eval_only=load is not None),
             checkpoint=replace(checkpoint, load=load),
         )
     replicas = max(1, world_size // replica_size(config.parallel))
