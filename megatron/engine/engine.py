@@ -350,11 +350,15 @@ class Engine(ABC):
                     state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
 
     def _constants(self) -> list[dict[str, Any]]:
-        """Return the hyperparameters of each parameter group."""
+        """Return the hyperparameters of each parameter group but the learning rate.
+
+        That belongs to the last step, and comes with the state of the optimizer.
+        """
         if self._engine.optimizer is None:
             return []
         groups = self._engine.optimizer.param_groups
-        return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        varying = ("params", "lr")
+        return [{k: v for k, v in group.items() if k not in varying} for group in groups]
 
     def _put_constants(self, constants: list[dict[str, Any]]) -> None:
         """Restore this run's hyperparameters: DeepSpeed loads those of the run that saved."""

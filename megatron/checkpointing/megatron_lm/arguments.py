@@ -19,7 +19,7 @@ _SWITCHES = (
     *("apply_residual_connection_post_layernorm", "add_qkv_bias", "use_rope_scaling"),
     *("untie_embeddings_and_output_weights", "bf16", "fp16", "fp32_residual_connection"),
 )
-_BIGSCIENCE_POSITIONS = {1: "rotary", 2: "learned_absolute", 3: "alibi"}
+_BIGSCIENCE_POSITIONS = {1: "rotary", 2: "absolute", 3: "alibi"}
 _POSITIONS = {"rope": "rotary", "absolute": "learned_absolute"}
 _TOKENIZERS = {
     "GPT2BPETokenizer": ("vocab_file", "merge_file"),
@@ -103,7 +103,9 @@ def _gelu(arguments: dict[str, Any]) -> str:
 def _position(arguments: dict[str, Any]) -> str:
     position = arguments.get("position_embedding_type")
     if parts := getattr(position, "parts", None):
-        return _BIGSCIENCE_POSITIONS[parts[0]]
+        # A member of an enumeration, by its value or by its name: see unpickle.py.
+        name = _BIGSCIENCE_POSITIONS.get(parts[0], parts[0])
+        return _POSITIONS.get(name, name)
     if arguments.get("use_rotary_position_embeddings"):
         return "rotary"
     if arguments.get("add_position_embedding") is False and position in (None, "learned_absolute"):

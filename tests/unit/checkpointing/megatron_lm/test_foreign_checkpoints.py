@@ -11,6 +11,7 @@ import pytest
 import torch
 from foreign_files import (
     bloom_layers,
+    program_with_positions,
     write_bloom_as_bigscience,
     write_gpt2_as_megatron,
     write_llama_as_meta,
@@ -217,6 +218,13 @@ def test_bigscience_without_the_states_and_microsofts_numbers_open(bloom, group,
     main = {"args": args, "iteration": 2, "checkpoint_info": {"original_vocab_size": VOCAB}}
     torch.save(main, folder / "mp_rank_00_model_states.pt")
     require_same_logits(convert(folder, tmp_path / "ours"), bloom)
+    # As early versions of Python 3.11 pickle members of an enumeration.
+    with program_with_positions() as positions:
+        positions.__reduce_ex__ = lambda self, protocol: (getattr, (type(self), self.name))
+        args.position_embedding_type = positions.alibi
+        torch.save(main, folder / "mp_rank_00_model_states.pt")
+    require_same_logits(convert(folder, tmp_path / "named"), bloom)
+    args.position_embedding_type = "alibi"
     args.num_key_value_heads = 2
     torch.save(main, folder / "mp_rank_00_model_states.pt")
     with pytest.raises(CheckpointError, match="order rows of queries, keys and values in two ways"):
