@@ -59,6 +59,16 @@ def test_weights_are_loaded_and_the_optimizer_begins_anew(build, micro_batch, tm
 
 
 @pytest.mark.parametrize("flags", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_learning_rate_of_the_last_step_comes_back(build, micro_batch, tmp_path, flags):
+    engine = trained(build(*flags), micro_batch, steps=1)
+    engine.save(tmp_path, "tag", {})
+    engine.set_lr(0.5)
+    engine.load(tmp_path, "tag", read=read_state)
+    rates = [group["lr"] for group in engine._engine.optimizer.param_groups]
+    assert rates == [0.01] * len(rates)
+
+
+@pytest.mark.parametrize("flags", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_file_is_read_once(build, micro_batch, tmp_path, flags):
     trained(build(*flags), micro_batch, steps=1).save(tmp_path, "tag", {})
     names = []
