@@ -110,7 +110,7 @@ MODEL_LEGACY = (
         "samples repeat by themselves where --retro-no-verify-neighbor-count is given",
         takes=1,
     ),
-    Legacy("--retro-return-doc-ids", "training needs no numbers of documents"),
+    Legacy("--retro-return-doc-ids", "training does not read document ids"),
 )
 
 _DISPATCH = "DeepSpeed's all-to-all dispatches tokens to experts; nothing to choose"

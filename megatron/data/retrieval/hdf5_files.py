@@ -87,7 +87,7 @@ class BlockedRows:
         """Return the rows from `start` to `stop`, which may be of several blocks.
 
         Raises:
-            DataError: a block is damaged, or has other rows than its name tells.
+            DataError: a block is damaged, or has other rows than its name states.
         """
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         last = int(np.searchsorted(self._starts, stop, side="left"))
