@@ -2,23 +2,28 @@
 """Find documents that are nearly the same, by MinHash fingerprints and shingles of 5 characters."""
 
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from typing import Literal
 
+from numpy.typing import NDArray
+
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.common.process_pool import num_workers
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.duplicates import CompareBucket, similar_pairs
-from megatron.data.cleaning.fingerprints import Fingerprints, Texts, collect, save
+from megatron.data.cleaning.duplicates import BAND, ComparePairs, band_records, similar_pairs
+from megatron.data.cleaning.external_sort import ExternalSorter
+from megatron.data.cleaning.fingerprints import Source, Texts, save, take_fingerprints
 from megatron.data.cleaning.records import new_files, to_bytes, total_bytes
 
 
@@ -65,50 +70,60 @@ def main(argv: Sequence[str]) -> None:
     config: DuplicatesConfig = sections["duplicates"]
     raise_if_any(problems(config))
     inputs = list(zip(config.inputs[::2], config.inputs[1::2], strict=True))
+    fingerprints = take_fingerprints(
+        inputs,
+        config.load_fingerprints,
+        num_seeds=config.num_seeds,
+        seed=config.seed,
+        # A byte of text costs more here than elsewhere.
+        workers=num_workers(4 * total_bytes(path for path, _ in inputs)),
+    )
     near = Path(config.output or config.save_fingerprints or "").parent
-    with tempfile.TemporaryFile(dir=near if near.is_dir() else None) as scratch:
-        fingerprints = collect(
-            inputs,
-            config.load_fingerprints,
-            scratch,
-            num_seeds=config.num_seeds,
-            seed=config.seed,
-            # A byte of text costs more here than elsewhere.
-            workers=num_workers(4 * total_bytes(path for path, _ in inputs)),
+    with ExitStack() as stack:
+        entries, bands, pairs = (
+            stack.enter_context(TemporaryFile(dir=near if near.is_dir() else None))
+            for _ in range(3)
         )
-        print(f"documents: {len(fingerprints.documents)}")
+        sorter = ExternalSorter(bands, BAND)
+        num_documents = 0
+        for chunk in fingerprints.entries:
+            num_documents += len(chunk)
+            if config.save_fingerprints is not None:
+                entries.write(chunk.tobytes())
+            if config.output is not None:
+                sorter.add(band_records(chunk, config.num_bands))
+        print(f"documents: {num_documents}")
         if config.save_fingerprints is not None:
-            save(
-                fingerprints,
-                config.save_fingerprints,
-                num_seeds=config.num_seeds,
-                seed=config.seed,
-            )
+            settings = {"num_seeds": config.num_seeds, "seed": config.seed}
+            save(entries, fingerprints.sources, config.save_fingerprints, **settings)
         if config.output is not None:
-            search(fingerprints, config)
+            search(fingerprints.sources, sorter.blocks(), pairs, config)
 
 
-def search(fingerprints: Fingerprints, config: DuplicatesConfig) -> None:
+def search(
+    sources: tuple[Source, ...],
+    bands: Iterator[NDArray],
+    scratch: BinaryIO,
+    config: DuplicatesConfig,
+) -> None:
     """Write the similar pairs, in the order of the documents."""
-    sources = fingerprints.sources
-    compare = CompareBucket(sources, config.jaccard, config.heuristic_iter)
+    compare = ComparePairs(sources, config.jaccard)
     workers = 1
     if config.jaccard_parallel:
         workers = num_workers(sum(source.bytes for source in sources))
     inputs = [source.path for source in sources]
+    num_pairs = 0
     with Texts(sources) as texts, new_files(config.output or "", inputs=inputs) as (output,):
         texts.check()
-        mains, others, similarities = similar_pairs(
-            fingerprints, compare, bands=config.num_bands, workers=workers
+        found = similar_pairs(
+            bands, compare, scratch, rounds=config.heuristic_iter, workers=workers
         )
-        pairs = zip(mains.tolist(), others.tolist(), similarities.tolist(), strict=True)
-        for main_index, found in groupby(pairs, key=itemgetter(0)):
-            duplicates = [
-                {texts.name(fingerprints.location(other)): similarity}
-                for _, other, similarity in found
-            ]
-            output.write(to_bytes({texts.name(fingerprints.location(main_index)): duplicates}))
-    print(f"{config.output}: documents with duplicates: {output.lines} | pairs: {len(mains)}")
+        pairs = chain.from_iterable(block.tolist() for block in found)
+        for main, similar in groupby(pairs, key=itemgetter(0)):
+            duplicates = [{texts.name(other): similarity} for _, other, similarity in similar]
+            num_pairs += len(duplicates)
+            output.write(to_bytes({texts.name(main): duplicates}))
+    print(f"{config.output}: documents with duplicates: {output.lines} | pairs: {num_pairs}")
 
 
 def problems(config: DuplicatesConfig) -> list[str]:

@@ -1,36 +1,29 @@
-"""Near duplicates among documents: candidates by fingerprint, proof by shingles."""
+"""Near duplicates among documents: candidates by MinHash bands, proof by shingles.
 
-import itertools
-from collections.abc import Callable, Iterator
+Documents that agree in a band of their fingerprints form a bucket. Bands and candidates are sorted
+on disk: memory does not grow with the number of documents.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.fingerprints import Fingerprints, Location, Source, Texts, shingles
+from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks
+from megatron.data.cleaning.fingerprints import Source, Texts, document_ids, shingles
 
 SIMILAR = 0.5  # pairs are reported above this
+BAND = np.dtype([("key", "<u8"), ("document", "<u8")])
+PAIR = np.dtype([("main", "<u8"), ("other", "<u8")])
+SIMILAR_PAIR = np.dtype([*PAIR.descr, ("similarity", "<f8")])
 
-_CHUNK_DOCUMENTS = 1 << 16
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, as in Fibonacci hashing
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two documents by their index in the fingerprints; `main` comes first."""
-
-    main: int
-    other: int
-    similarity: float
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Documents, in their order, that agree in one band of their fingerprints."""
-
-    indices: tuple[int, ...]
-    locations: tuple[Location, ...]
+_ITEM_PAIRS = 256  # that a worker compares at once
+_KEPT_SHINGLES = 16
 
 
 def jaccard(one: set[str], other: set[str], kind: str) -> float:
@@ -46,123 +39,125 @@ def jaccard(one: set[str], other: set[str], kind: str) -> float:
     return common / (sizes.get(kind) or len(one) + len(other) - common)
 
 
+def band_records(entries: NDArray, bands: int) -> NDArray:
+    """Return a record for each document and band; keys are equal where documents agree in a band."""
+    rows = entries.dtype["minhash"].shape[0] // bands
+    records = np.zeros((bands, len(entries)), BAND)
+    records["document"] = document_ids(entries["source"], entries["offset"])
+    for band, values in enumerate(records):
+        hashes = np.full(len(entries), band, "u8")
+        for column in entries["minhash"][:, band * rows : (band + 1) * rows].T.astype("u8"):
+            hashes = (hashes ^ column) * _MIX
+            hashes ^= hashes >> np.uint64(29)
+        values["key"] = hashes
+    return records.reshape(-1)
+
+
+@dataclass(frozen=True)
+class ComparePairs:
+    """Measures the similarity of candidate pairs by the shingles of their texts."""
+
+    sources: tuple[Source, ...]
+    kind: str = "union"
+    threshold: float = SIMILAR
+
+    def __call__(self, pairs: NDArray) -> NDArray:
+        """Return the pairs with a similarity over the threshold, with it."""
+        found = np.zeros(len(pairs), SIMILAR_PAIR)
+        found["main"], found["other"] = pairs["main"], pairs["other"]
+        with Texts(self.sources) as texts:
+            of = lru_cache(_KEPT_SHINGLES)(lambda document: shingles(texts.text(document)))
+            found["similarity"] = [
+                jaccard(of(main), of(other), self.kind) for main, other in pairs.tolist()
+            ]
+        return found[found["similarity"] > self.threshold]
+
+
 @dataclass(frozen=True)
 class CompareBucket:
-    """Finds the similar pairs of a bucket.
+    """Finds the similar pairs of a bucket in several rounds.
 
     The first document of those left is compared with all others, and what is similar to it leaves
     the bucket with it; that happens `rounds` times, or until one is left if that is -1.
     """
 
-    sources: tuple[Source, ...]
-    kind: str
+    compare: ComparePairs
     rounds: int
 
-    def __call__(self, bucket: Bucket) -> list[Pair]:
-        """Return the pairs with a similarity over SIMILAR."""
-        found: list[Pair] = []
-        left = list(range(len(bucket.indices)))
-        done = 0
-        with Texts(self.sources) as texts:
-            while len(left) > 1 and done != self.rounds:
-                main, *others = left
-                main_shingles = shingles(texts.text(bucket.locations[main]))
-                left = []
-                for other in others:
-                    other_shingles = shingles(texts.text(bucket.locations[other]))
-                    similarity = jaccard(main_shingles, other_shingles, self.kind)
-                    if similarity > SIMILAR:
-                        found.append(Pair(bucket.indices[main], bucket.indices[other], similarity))
-                    else:
-                        left.append(other)
-                done += 1
-        return found
+    def __call__(self, bucket: NDArray) -> NDArray:
+        """Return the similar pairs among the documents of a bucket."""
+        found = [np.zeros(0, SIMILAR_PAIR)]
+        while len(bucket) > 1 and len(found) != self.rounds + 1:
+            pairs = np.zeros(len(bucket) - 1, PAIR)
+            pairs["main"], pairs["other"] = bucket[0], bucket[1:]
+            found.append(self.compare(pairs))
+            bucket = bucket[1:][~np.isin(bucket[1:], found[-1]["other"])]
+        return np.concatenate(found)
 
 
 def similar_pairs(
-    fingerprints: Fingerprints, compare: Callable[[Bucket], list[Pair]], *, bands: int, workers: int
-) -> tuple[NDArray, NDArray, NDArray]:
-    """Return main, other and similarity of all similar pairs, by main and then other.
+    bands: Iterable[NDArray],
+    compare: ComparePairs,
+    scratch: BinaryIO,
+    *,
+    rounds: int,
+    workers: int,
+) -> Iterator[NDArray]:
+    """Yield all similar pairs, by main and then other.
 
     Args:
-        compare: what finds the pairs of a bucket, sent to each of the workers.
-        bands: pieces of a fingerprint, one of which must agree for a pair to be compared.
+        bands: sorted records of `band_records`, in blocks.
+        compare: sent to each of the workers.
+        scratch: an empty file for the pairs.
+        rounds: see `CompareBucket`. With 1, candidates are known before any is compared, and no
+            pair is compared twice.
     """
-    found = _Found(len(fingerprints.documents))
-    # One stream over all bands, so that the workers start once. What is known when a bucket is
-    # made only saves work: such a pair would be found again.
-    buckets = (
-        bucket for band in range(bands) for bucket in _buckets(fingerprints, band, bands, found)
-    )
-    for pairs in ordered_map(compare, buckets, workers):
+    if rounds == 1:
+        candidates = ExternalSorter(scratch, PAIR)
+        for pairs in first_pairs(bands):
+            candidates.add(pairs)
+        items = _split(unique_blocks(candidates.blocks()), _ITEM_PAIRS)
+        yield from ordered_map(compare, items, workers)
+        return
+    found = ExternalSorter(scratch, SIMILAR_PAIR)
+    for pairs in ordered_map(CompareBucket(compare, rounds), buckets(bands), workers):
         found.add(pairs)
-    return found.columns()
+    yield from unique_blocks(found.blocks())
 
 
-class _Found:
-    """The pairs found so far, as one number each: main * number of documents + other."""
+def first_pairs(bands: Iterable[NDArray]) -> Iterator[NDArray]:
+    """Yield the pairs of the first document of each bucket and each other document of it.
 
-    def __init__(self, num_documents: int):
-        self._num_documents = num_documents
-        self._codes = np.zeros(0, "i8")  # sorted
-        self._similarities = np.zeros(0)
-        self._new: list[Pair] = []
-
-    def add(self, pairs: list[Pair]) -> None:
-        self._new += pairs
-
-    def codes(self) -> NDArray:
-        """Return all codes, sorted."""
-        if self._new:
-            codes = [pair.main * self._num_documents + pair.other for pair in self._new]
-            similarities = [pair.similarity for pair in self._new]
-            self._codes, first = np.unique(
-                np.concatenate([self._codes, np.array(codes, "i8")]), return_index=True
-            )
-            self._similarities = np.concatenate([self._similarities, similarities])[first]
-            self._new = []
-        return self._codes
-
-    def columns(self) -> tuple[NDArray, NDArray, NDArray]:
-        """Return main, other and similarity of all pairs."""
-        mains, others = np.divmod(self.codes(), max(self._num_documents, 1))
-        return mains, others, self._similarities
+    Args:
+        bands: sorted records of `band_records`, in blocks.
+    """
+    carried = np.zeros(0, BAND)  # the first of the last bucket, which may go on
+    for block in bands:
+        records = np.concatenate([carried, block])
+        is_first = np.append(True, np.diff(records["key"]) != 0)
+        first = np.maximum.accumulate(np.where(is_first, np.arange(len(records)), 0))
+        pairs = np.zeros(len(records), PAIR)
+        pairs["main"], pairs["other"] = records["document"][first], records["document"]
+        yield pairs[~is_first]
+        carried = records[first[-1:]]
 
 
-def _buckets(fingerprints: Fingerprints, band: int, bands: int, found: _Found) -> Iterator[Bucket]:
-    """Yield the buckets to compare for one band, without pairs that are found already."""
-    known = found.codes()
-    documents = fingerprints.documents
-    hashes = _band_hashes(documents, band, bands)
-    order = np.argsort(hashes, kind="stable")
-    is_first = np.append(True, np.diff(hashes[order]) != 0) if len(order) else np.zeros(0, bool)
-    starts = np.append(np.flatnonzero(is_first), len(order))
-    sizes = np.diff(starts)
-    for start, size in zip(starts[:-1][sizes > 1], sizes[sizes > 1], strict=True):
-        main, *others = order[start : start + size].tolist()
-        codes = main * len(documents) + np.array(others, "i8")
-        new = ~_are_in(codes, known)
-        members = [main, *itertools.compress(others, new)]
-        if len(members) > 1:
-            yield Bucket(tuple(members), tuple(map(fingerprints.location, members)))
+def buckets(bands: Iterable[NDArray]) -> Iterator[NDArray]:
+    """Yield the documents of each bucket of several, in their order.
+
+    Args:
+        bands: sorted records of `band_records`, in blocks.
+    """
+    carried = np.zeros(0, BAND)  # the last bucket, which may go on
+    for block in bands:
+        records = np.concatenate([carried, block])
+        *complete, carried = np.split(records, np.flatnonzero(np.diff(records["key"])) + 1)
+        yield from (bucket["document"] for bucket in complete if len(bucket) > 1)
+    if len(carried) > 1:
+        yield carried["document"]
 
 
-def _are_in(values: NDArray, ordered: NDArray) -> NDArray:
-    """Return for each of `values` whether it is in `ordered`."""
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    nearest = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
-    return ordered[nearest] == values
-
-
-def _band_hashes(documents: NDArray, band: int, bands: int) -> NDArray:
-    """Return 64 bits of each document that agree if the band of the fingerprints does."""
-    rows = documents.dtype["minhash"].shape[0] // bands
-    hashes = np.zeros(len(documents), "u8")
-    for start in range(0, len(documents), _CHUNK_DOCUMENTS):
-        chunk = slice(start, start + _CHUNK_DOCUMENTS)
-        values = documents[chunk]["minhash"][:, band * rows : (band + 1) * rows]
-        for column in values.T.astype("u8"):
-            hashes[chunk] = (hashes[chunk] ^ column) * _MIX
-            hashes[chunk] ^= hashes[chunk] >> np.uint64(29)
-    return hashes
+def _split(blocks: Iterable[NDArray], size: int) -> Iterator[NDArray]:
+    for block in blocks:
+        for start in range(0, len(block), size):
+            yield block[start : start + size]

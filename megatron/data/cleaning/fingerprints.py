@@ -1,10 +1,9 @@
-"""Fingerprints of documents (MinHash), by which millions of texts are compared.
+"""Fingerprints of documents (MinHash), and the texts behind them by file and offset."""
 
-They lie in a file, not in memory; so do the texts, which are found again by file and offset.
-"""
-
+import itertools
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -34,7 +33,7 @@ _FACTORS = np.random.RandomState(SHINGLE).randint(1, 1 << 62, SHINGLE).astype("u
 _MIX = np.uint64(0xFF51AFD7ED558CCD)  # of MurmurHash3's 64-bit finalizer
 
 
-Location = tuple[int, int, int]  # source, line, offset
+_OFFSET_BITS = 44
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,17 @@ class Fingerprints:
     """The fingerprints of all documents of some files, in their order.
 
     Args:
-        documents: for each the index of its `source`, its `line`, the `offset` of that line, and
-            its `minhash`.
+        entries: arrays of `document_type`: for each document the index of its `source`, its
+            `line`, the `offset` of that line, and its `minhash`. They can be read once.
     """
 
     sources: tuple[Source, ...]
-    documents: NDArray
+    entries: Iterator[NDArray]
 
-    def location(self, index: int) -> Location:
-        """Return the location of document `index`: source, line, offset."""
-        entry = self.documents[index]
-        return int(entry["source"]), int(entry["line"]), int(entry["offset"])
+
+def document_ids(sources: NDArray, offsets: NDArray) -> NDArray:
+    """Return numbers that name documents, and whose order is that of the documents."""
+    return sources.astype("u8") << np.uint64(_OFFSET_BITS) | offsets.astype("u8")
 
 
 def shingles(text: str) -> set[str]:
@@ -118,10 +117,9 @@ def document_type(num_seeds: int) -> np.dtype:
     )
 
 
-def collect(
+def take_fingerprints(
     inputs: Sequence[tuple[str, str]],
     loaded: Sequence[str],
-    scratch: BinaryIO,
     *,
     num_seeds: int,
     seed: int,
@@ -131,19 +129,16 @@ def collect(
 
     Args:
         inputs: (path, key) of files of documents.
-        scratch: an empty file to keep them in; it must stay open.
 
     Raises:
         ConfigError: a file comes twice.
         DataError: a document is not as expected, or a file was saved with other settings.
     """
     sources: list[Source] = []
-    settings = {"num_seeds": num_seeds, "seed": seed}
+    chunks: list[Iterator[NDArray]] = []
     for path in loaded:
-        found, entries = _load(path, settings)
-        for chunk in entries:
-            chunk["source"] += len(sources)
-            scratch.write(chunk.tobytes())
+        found, entries = _load(path, {"num_seeds": num_seeds, "seed": seed})
+        chunks.append(_with_sources_from(len(sources), entries))
         sources += found
     for path, key in inputs:
         with read_errors_name(path):
@@ -153,17 +148,26 @@ def collect(
         raise ConfigError(*(f"{path} comes twice among the inputs" for path in twice))
     take = TakeFingerprints(tuple(sources), num_seeds, seed)
     lines = read_lines(source.path for source in sources[len(sources) - len(inputs) :])
-    for entry_bytes in ordered_map(take, batches(lines), workers):
-        scratch.write(entry_bytes)
-    scratch.flush()
     dtype = document_type(num_seeds)
-    if scratch.tell() == 0:
-        return Fingerprints(tuple(sources), np.zeros(0, dtype))
-    return Fingerprints(tuple(sources), np.memmap(scratch, dtype, "r"))
+    chunks.append(
+        np.frombuffer(taken, dtype) for taken in ordered_map(take, batches(lines), workers)
+    )
+    return Fingerprints(tuple(sources), itertools.chain.from_iterable(chunks))
 
 
-def save(fingerprints: Fingerprints, path: str, *, num_seeds: int, seed: int) -> None:
-    """Write `fingerprints` to an .npz file, which holds no code and which numpy reads.
+def _with_sources_from(first: int, chunks: Iterator[NDArray]) -> Iterator[NDArray]:
+    for chunk in chunks:
+        chunk["source"] += first
+        yield chunk
+
+
+def save(
+    entries: BinaryIO, sources: Sequence[Source], path: str, *, num_seeds: int, seed: int
+) -> None:
+    """Write fingerprints to an .npz file, which holds no code and which numpy reads.
+
+    Args:
+        entries: file of all entries.
 
     Raises:
         DataError: the file cannot be written.
@@ -173,10 +177,13 @@ def save(fingerprints: Fingerprints, path: str, *, num_seeds: int, seed: int) ->
         "shingle": SHINGLE,
         "num_seeds": num_seeds,
         "seed": seed,
-        "sources": [asdict(source) for source in fingerprints.sources],
+        "sources": [asdict(source) for source in sources],
     }
     target = Path(path)
-    documents = fingerprints.documents
+    dtype = document_type(num_seeds)
+    shape = (entries.seek(0, os.SEEK_END) // dtype.itemsize,)
+    header = {"descr": dtype.descr, "fortran_order": False, "shape": shape}
+    entries.seek(0)
     with (
         write_errors_name(target),
         replacing(target) as temporary,
@@ -186,10 +193,8 @@ def save(fingerprints: Fingerprints, path: str, *, num_seeds: int, seed: int) ->
             np.lib.format.write_array(member, np.array(json.dumps(settings)))
         member_name = zipfile.ZipInfo("documents.npy")
         with archive.open(member_name, "w", force_zip64=True) as member:
-            header = np.lib.format.header_data_from_array_1_0(documents)
             np.lib.format.write_array_header_1_0(member, header)
-            for start in range(0, len(documents), _CHUNK_DOCUMENTS):
-                member.write(documents[start : start + _CHUNK_DOCUMENTS].tobytes())
+            shutil.copyfileobj(entries, member)
 
 
 class Texts:
@@ -209,23 +214,23 @@ class Texts:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def text(self, location: Location) -> str:
-        """Return the text of the document at `location`.
+    def text(self, document: int) -> str:
+        """Return the text of a document, by its number of `document_ids`.
 
         Raises:
             DataError: the file is not what it was.
         """
-        line = self._line(location)
+        line, _ = self._line(document)
         return line.text(line.record(), TEXT_KEY)
 
-    def name(self, location: Location) -> str:
-        """Return the name of the document at `location`.
+    def name(self, document: int) -> str:
+        """Return the name of a document.
 
         Raises:
             DataError: the file is not what it was.
         """
-        line = self._line(location)
-        return line.text(line.record(), self._sources[location[0]].key)
+        line, source = self._line(document)
+        return line.text(line.record(), source.key)
 
     def check(self) -> None:
         """Raise DataError if a file has another size than when the fingerprints were taken."""
@@ -238,8 +243,8 @@ class Texts:
                     "were taken; take them again with --inputs"
                 )
 
-    def _line(self, location: Location) -> Line:
-        index, number, offset = location
+    def _line(self, document: int) -> tuple[Line, Source]:
+        index, offset = document >> _OFFSET_BITS, document & (1 << _OFFSET_BITS) - 1
         source = self._sources[index]
         with read_errors_name(source.path):
             if index not in self._files:
@@ -247,7 +252,7 @@ class Texts:
                 self._files[index] = self._stack.enter_context(file)
             self._files[index].seek(offset)
             raw = self._files[index].readline()
-        return Line(source.path, number, offset, raw.rstrip(b"\r\n"))
+        return Line(f"{source.path} from byte {offset}", 1, offset, raw.rstrip(b"\r\n")), source
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,8 @@
 """Near duplicates: estimates near the truth, every planted pair found, nothing else reported."""
 
+import io
 import itertools
+import random
 import tempfile
 
 import numpy as np
@@ -10,8 +12,22 @@ from hypothesis import strategies as st
 from texts import english
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.cleaning.duplicates import CompareBucket, jaccard, similar_pairs
-from megatron.data.cleaning.fingerprints import Texts, collect, minhash, save, shingles
+from megatron.data.cleaning.duplicates import (
+    BAND,
+    ComparePairs,
+    band_records,
+    jaccard,
+    similar_pairs,
+)
+from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks
+from megatron.data.cleaning.fingerprints import (
+    Texts,
+    document_ids,
+    minhash,
+    save,
+    shingles,
+    take_fingerprints,
+)
 from megatron.data.cleaning.groups import Groups
 
 SEEDS = 512
@@ -50,13 +66,22 @@ def test_shingles_are_all_runs_of_five():
 def search(write):
     """Return a function from texts to the similar pairs among them."""
 
-    def run(texts, *, kind="union", rounds=1, bands=20, seeds=100, workers=1):
+    def run(texts, *, kind="union", rounds=1, bands=20, seeds=100, workers=1, run_records=64):
         path = write("in.jsonl", [{"id": str(i), "text": text} for i, text in enumerate(texts)])
-        with tempfile.TemporaryFile() as scratch:
-            found = collect([(path, "id")], [], scratch, num_seeds=seeds, seed=1, workers=workers)
-            compare = CompareBucket(found.sources, kind, rounds)
-            columns = similar_pairs(found, compare, bands=bands, workers=workers)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+        taken = take_fingerprints([(path, "id")], [], num_seeds=seeds, seed=1, workers=workers)
+        with tempfile.TemporaryFile() as runs, tempfile.TemporaryFile() as scratch:
+            sorter = ExternalSorter(runs, BAND, run_records=run_records)
+            for entries in taken.entries:
+                sorter.add(band_records(entries, bands))
+            compare = ComparePairs(taken.sources, kind)
+            options = {"rounds": rounds, "workers": workers}
+            found = [
+                pair
+                for block in similar_pairs(sorter.blocks(), compare, scratch, **options)
+                for pair in block.tolist()
+            ]
+        with Texts(taken.sources) as names:
+            return [(int(names.name(a)), int(names.name(b)), alike) for a, b, alike in found]
 
     return run
 
@@ -107,51 +132,134 @@ def test_a_chain_of_copies_is_one_group(search):
     assert {similarity for _, _, similarity in found} == {1.0}
 
 
-def take(path, scratch, loaded=(), seeds=20, seed=1):
-    return collect([path] if path else [], loaded, scratch, num_seeds=seeds, seed=seed, workers=1)
+def take(path, loaded=(), seeds=20, seed=1):
+    taken = take_fingerprints([path] if path else [], loaded, num_seeds=seeds, seed=seed, workers=1)
+    return taken.sources, np.concatenate([*taken.entries])
+
+
+def save_entries(entries, sources, npz, seeds=20):
+    with tempfile.TemporaryFile() as scratch:
+        scratch.write(entries.tobytes())
+        save(scratch, sources, npz, num_seeds=seeds, seed=1)
 
 
 def test_saved_fingerprints_are_those_of_before(write, tmp_path):
     first = write("a.jsonl", [{"id": "a", "text": english(0)}, {"id": "b", "text": english(1)}])
     second = write("b.jsonl", [{"id": "c", "text": english(0)}])
     npz = str(tmp_path / "a.npz")
-    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as both:
-        saved = take((first, "id"), one)
-        save(saved, npz, num_seeds=20, seed=1)
-        assert np.load(npz)["documents"].tobytes() == saved.documents.tobytes()
-        loaded = take((second, "id"), both, [npz])
-        with Texts(loaded.sources) as texts:
-            texts.check()
-            assert [texts.name(loaded.location(i)) for i in range(3)] == ["a", "b", "c"]
-        minhashes = loaded.documents["minhash"]
-        assert minhashes[0].tolist() == minhashes[2].tolist() != minhashes[1].tolist()
+    sources, saved = take((first, "id"))
+    save_entries(saved, sources, npz)
+    assert np.load(npz)["documents"].tobytes() == saved.tobytes()
+    sources, entries = take((second, "id"), [npz])
+    documents = document_ids(entries["source"], entries["offset"]).tolist()
+    assert documents == sorted(documents)
+    with Texts(sources) as texts:
+        texts.check()
+        assert [texts.name(document) for document in documents] == ["a", "b", "c"]
+    minhashes = entries["minhash"]
+    assert minhashes[0].tolist() == minhashes[2].tolist() != minhashes[1].tolist()
 
 
 def test_fingerprints_that_do_not_fit_are_refused(write, tmp_path):
     path = write("a.jsonl", [{"id": "a", "text": "some text"}])
     npz = str(tmp_path / "a.npz")
-    with tempfile.TemporaryFile() as scratch:
-        saved = take((path, "id"), scratch)
-        save(saved, npz, num_seeds=20, seed=1)
-        with pytest.raises(DataError, match="is of --seed 1, not 2"):
-            take(None, scratch, [npz], seed=2)
-        with pytest.raises(DataError, match="is of --num-seeds 20, not 10"):
-            take(None, scratch, [npz], seeds=10)
-        with pytest.raises(ConfigError, match="a.jsonl comes twice"):
-            take((path, "id"), scratch, [npz])
-        write("a.jsonl", [{"id": "a", "text": "another text"}])
-        with Texts(saved.sources) as texts, pytest.raises(DataError, match="take them again"):
-            texts.check()
-        with pytest.raises(DataError, match=r"in\.txt: not a file of fingerprints"):
-            (tmp_path / "in.txt").write_text("text")
-            take(None, scratch, [str(tmp_path / "in.txt")])
+    sources, saved = take((path, "id"))
+    save_entries(saved, sources, npz)
+    with pytest.raises(DataError, match="is of --seed 1, not 2"):
+        take(None, [npz], seed=2)
+    with pytest.raises(DataError, match="is of --num-seeds 20, not 10"):
+        take(None, [npz], seeds=10)
+    with pytest.raises(ConfigError, match="a.jsonl comes twice"):
+        take((path, "id"), [npz])
+    write("a.jsonl", [{"id": "a", "text": "another text"}])
+    with Texts(sources) as texts, pytest.raises(DataError, match="take them again"):
+        texts.check()
+    with pytest.raises(DataError, match=r"in\.txt: not a file of fingerprints"):
+        (tmp_path / "in.txt").write_text("text")
+        take(None, [str(tmp_path / "in.txt")])
 
 
 def test_fingerprints_hold_no_code(tmp_path):
     npz = tmp_path / "evil.npz"
     np.savez(npz, settings=np.array([{"an": "object"}], object), documents=np.zeros(1))
-    with tempfile.TemporaryFile() as scratch, pytest.raises(DataError, match="not a file of"):
-        take(None, scratch, [str(npz)])
+    with pytest.raises(DataError, match="not a file of"):
+        take(None, [str(npz)])
+
+
+@pytest.mark.parametrize("rounds", [1, -1])
+def test_pairs_do_not_depend_on_the_size_of_sorted_runs(search, rounds):
+    texts = [english(i % 7, 4 + i % 3) for i in range(40)]  # 7 groups of near copies
+    found = [search(texts, rounds=rounds, run_records=size) for size in (3, 50, 1 << 20)]
+    assert found[0] == found[1] == found[2] != []
+
+
+@pytest.mark.parametrize(("bands", "threshold"), [(20, 0.7), (10, 0.9)])
+def test_recall_of_planted_near_duplicates(search, bands, threshold):
+    """At least 95 % of the pairs just above the threshold of these bands are found."""
+    rng = random.Random(1)
+    letters = [[rng.choice("abcdefghijklmnopqrstuvwxyz ") for _ in range(600)] for _ in range(150)]
+    changed = []
+    for text in letters:
+        copy = [*text]
+        # Each replaced character changes five shingles of both texts.
+        share = (1 - threshold) / (1 + threshold) / 5
+        for position in rng.sample(range(600), int(600 * share)):
+            copy[position] = rng.choice("0123456789")
+        changed.append(copy)
+    texts = ["".join(text) for text in [*letters, *changed]]
+    sets = [shingles(text) for text in texts]
+    pairs = {(i, 150 + i) for i in range(150)}
+    planted = {(a, b) for a, b in pairs if jaccard(sets[a], sets[b], "union") > threshold}
+    found = {(a, b) for a, b, _ in search(texts, bands=bands)}
+    assert len(planted) > 120
+    assert len(found & planted) >= 0.95 * len(planted)
+    assert found <= pairs  # unrelated texts are never joined
+
+
+records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=60)
+
+
+@given(records, st.integers(1, 20), st.integers(1, 5))
+def test_external_sort_equals_a_sort_in_memory(values, run_records, block_records):
+    with tempfile.TemporaryFile() as scratch:
+        sizes = {"run_records": run_records, "block_records": block_records}
+        sorter = ExternalSorter(scratch, BAND, **sizes)
+        sorter.add(np.array(values, BAND))
+        blocks = [block.tolist() for block in sorter.blocks()]
+        unique = [block.tolist() for block in unique_blocks(sorter.blocks())]
+    assert list(itertools.chain(*blocks)) == sorted(values)
+    assert list(itertools.chain(*unique)) == sorted(set(values))
+
+
+class CountingFile(io.BytesIO):
+    """A file that counts the bytes of its largest write and its largest read."""
+
+    largest_write = largest_read = 0
+
+    def write(self, data):
+        self.largest_write = max(self.largest_write, len(data))
+        return super().write(data)
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.largest_read = max(self.largest_read, len(data))
+        return data
+
+
+@pytest.mark.parametrize("num_runs", [2, 20])
+def test_external_sort_holds_one_run_or_one_block_of_each(num_runs):
+    rng = np.random.default_rng(0)
+    scratch = CountingFile()
+    sorter = ExternalSorter(scratch, BAND, run_records=200, block_records=10)
+    for _ in range(num_runs):
+        records = np.zeros(200, BAND)
+        records["key"] = rng.integers(0, 1 << 62, 200)
+        sorter.add(records)
+    sizes = [len(block) for block in sorter.blocks()]
+    assert sum(sizes) == 200 * num_runs
+    assert max(sizes) <= 10 * num_runs
+    assert scratch.largest_write == 200 * BAND.itemsize
+    assert scratch.largest_read == 10 * BAND.itemsize
 
 
 edges = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")))
