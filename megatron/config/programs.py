@@ -20,7 +20,7 @@ from megatron.config.tools.checkpoint_tools import (
     PartitionsConfig,
     UniversalConfig,
 )
-from megatron.config.tools.corpora import WikipediaConfig
+from megatron.config.tools.corpora import PublishedConfig, WikipediaConfig
 from megatron.config.tools.data_tools import (
     InspectConfig,
     SampleTextConfig,
@@ -84,6 +84,12 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         PreprocessConfig,
         PluginModulesConfig,
         WikipediaConfig,
+    ),
+    "tools/corpora/published.py": (
+        TokenizerConfig,
+        PreprocessConfig,
+        PluginModulesConfig,
+        PublishedConfig,
     ),
     "tools/merge_preprocessed_data.py": (MergeConfig,),
     "tools/build_index.py": _TRAINING,

@@ -7,7 +7,6 @@ those of tools/preprocess_data.py. A run that was stopped continues with the sam
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
@@ -17,9 +16,9 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.parser import value_in
 from megatron.config.tools.corpora import WikipediaConfig
-from megatron.data.cleaning.wikipedia import extract_articles, write_report
-from megatron.data.preprocessing.command import print_written, read_flags
-from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.cleaning.wikipedia import extract_articles
+from megatron.data.preprocessing.command import read_flags
+from megatron.data.preprocessing.recipe import corpus_report_of, tokenize_corpus
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,27 +27,18 @@ def main(argv: Sequence[str]) -> None:
     if value_in(argv, "--input") is not None:
         raise ConfigError("--input is for tools/preprocess_data.py; --dump names the dump")
     prefix = value_in(argv, "--output-prefix") or "wikipedia"
-    articles, report_path = f"{prefix}.articles.jsonl", f"{prefix}.corpus.json"
+    articles, report_path = f"{prefix}.articles.jsonl", corpus_report_of(prefix)
     command = read_flags(
         [*argv, "--input", articles],
         description=__doc__ or "",
         extra={"wikipedia": WikipediaConfig},
     )
     config: WikipediaConfig = command.sections["wikipedia"]
-    spec = command.spec
     report = extract_articles(
-        config.dump, articles, report_path, licence=config.licence, workers=spec.workers
+        config.dump, articles, report_path, licence=config.licence, workers=command.spec.workers
     )
     print(f"{articles}: {' | '.join(f'{kind}: {n}' for kind, n in report['pages'].items())}")
-    for notice in command.notices:
-        print(notice)
-    results = preprocess(replace(spec, resume=spec.resume or spec.staging.exists()))
-    tokens = [
-        {"prefix": each.prefix, "documents": each.documents, "tokens": each.tokens}
-        for each in results
-    ]
-    write_report(report_path, {**report, "token_files": tokens})
-    print_written(results)
+    tokenize_corpus(command, report)
 
 
 if __name__ == "__main__":

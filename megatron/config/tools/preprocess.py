@@ -32,6 +32,12 @@ class PreprocessConfig:
     )
     """Keys, or columns, whose text to convert; each becomes token files of its own."""
 
+    where: list[str] | None = None
+    """Convert only documents with certain metadata: a key, which may have dots for objects within
+    objects, and the values of which a document needs one, as meta.pile_set_name Github ArXiv. In a
+    list one entry is enough; numbers, true, false and null are written as in JSON (default: convert
+    all)."""
+
     conversations: bool = False
     """Lines are conversations, {"messages": [{"role": ..., "content": ...}]}, or pairs, {"prompt":
     ..., "completion": ...}: write their tokens, and beside them which are answers, for

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import ordered_map
 from megatron.data.cleaning.records import Progress, read_errors_name, to_bytes
 from megatron.data.cleaning.resumable import resumable_output
+from megatron.data.preprocessing.recipe import write_report
 from megatron.data.readers.decompress import UnreadableFormatError, decompressed
 
 _HIDDEN_NAMESPACES = (6, 14)  # of files and categories, whose links are no text
@@ -222,12 +222,6 @@ def extract_articles(
         report = {"source": about, "pages": dict(counts)}
         write_report(report_path, report)
     return report
-
-
-def write_report(path: str, report: Mapping[str, Any]) -> None:
-    """Write the report of a corpus."""
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    replace_text(Path(path), text, has_one_writer=True, is_flushed=True)
 
 
 def _finished_report(out_path: str, report_path: str, source: Mapping[str, Any]) -> dict[str, Any]:

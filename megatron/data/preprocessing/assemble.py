@@ -44,6 +44,7 @@ class Written:
     dropped: int  # documents that are left out, because they have no token under some key
     empty: int  # documents without a token under this key
     bad: int  # lines that were skipped
+    unselected: int  # documents that --where leaves out
     tokens: int
     bytes: int  # of both files
     report: tuple[str, ...]  # lines for people
@@ -115,7 +116,7 @@ def require_same_options(
     if found:
         raise DataError(
             f"the finished shards in {staging} are of another conversion: {'; '.join(found)}; run "
-            "as before, or convert all again without --resume"
+            f"as before, or remove {staging} to convert all again"
         )
 
 
@@ -180,6 +181,7 @@ def assemble(
             "documents": total.documents,
             "dropped_documents": total.dropped,
             "bad_lines": total.bad,
+            "unselected_documents": total.unselected,
             "tokenizer": dict(spec.tokenizer),
             "keys": of_keys,
         }
@@ -212,6 +214,7 @@ def publish_assembled(staging: Path) -> list[Written]:
             dropped=of_key["dropped_documents"],
             empty=of_key["without_tokens"],
             bad=report["bad_lines"],
+            unselected=report.get("unselected_documents", 0),
             tokens=of_key["tokens"],
             bytes=sum(os.path.getsize(prefix + suffix) for suffix in (".bin", ".idx")),
             report=tuple(readable(key, of_key)),
@@ -292,6 +295,7 @@ def _total(states: Iterable[ShardState], num_keys: int) -> ShardState:
         total.documents += state.documents
         total.dropped += state.dropped
         total.bad += state.bad
+        total.unselected += state.unselected
         total.input_bytes += state.input_bytes
     return total
 
@@ -330,6 +334,11 @@ def _why_nothing_is_left(
     dropped = max(empty, total.dropped)
     if not total.input_bytes:
         return f"the input {inputs} is empty"
+    if spec.where and total.unselected and not dropped and not total.bad:
+        return (
+            f"none of the {total.unselected} documents in {inputs} has the {spec.where.key} "
+            f"{' or '.join(map(repr, spec.where.values))} of --where"
+        )
     if not dropped and not total.bad:
         return f"the input {inputs} holds nothing but blank lines"
     if not total.bad:

@@ -19,7 +19,13 @@ from megatron.data.preprocessing.quality import (
     hash_documents,
 )
 from megatron.data.preprocessing.sentences import SentenceSplitter
-from megatron.data.readers.documents import BadLine, Documents, problem_of, read_documents
+from megatron.data.readers.documents import (
+    BadLine,
+    Documents,
+    Selection,
+    problem_of,
+    read_documents,
+)
 from megatron.data.readers.inputs import Block, read_range
 
 
@@ -69,6 +75,7 @@ class EncodingRules:
         odd_ids: ids whose share of the tokens is reported.
         chats: lines are conversations; see chat_encoder.py.
         max_line_bytes: a longer line was not read.
+        where: documents to convert; None for all.
     """
 
     keys: tuple[str, ...]
@@ -80,6 +87,7 @@ class EncodingRules:
     odd_ids: tuple[int, ...] = ()
     chats: bool = False
     max_line_bytes: int = 1 << 26
+    where: Selection | None = None
 
     @property
     def end(self) -> int | None:
@@ -127,6 +135,7 @@ class Encoded:
     num_lines: int
     num_documents: int
     num_dropped: int
+    num_unselected: int
     num_input_bytes: int  # of text
     keys: list[EncodedKey]
     bad: list[BadLine] = field(default_factory=list)
@@ -160,6 +169,7 @@ class BlockEncoder:
             num_lines=documents.num_lines,
             num_documents=kept,
             num_dropped=len(documents.lines) - kept,
+            num_unselected=documents.num_unselected,
             num_input_bytes=block.num_bytes,
             keys=keys,
             bad=documents.bad,
@@ -181,7 +191,8 @@ class BlockEncoder:
 
     def _read(self, block: Block) -> tuple[Documents, list[tuple[NDArray, NDArray, NDArray]]]:
         """Return the documents of `block`, and their tokens as `_encode_all` returns them."""
-        documents = read_documents(block, self._rules.keys, self._rules.max_line_bytes)
+        rules = self._rules
+        documents = read_documents(block, rules.keys, rules.max_line_bytes, rules.where)
         return documents, self._encode_all(documents)
 
     def _encode_all(self, documents: Documents) -> list[tuple[NDArray, NDArray, NDArray]]:

@@ -12,13 +12,14 @@ from typing import Any
 from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
-from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.parsing.flags import Legacy, Parsed, parse_sections
 from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.data.preprocessing.assemble import Written
 from megatron.data.preprocessing.block_encoder import KEYS
 from megatron.data.preprocessing.preprocess import input_problems
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.readers.documents import Selection
 from megatron.data.readers.inputs import STDIN
 from megatron.data.readers.text_formats import TextSeparator
 from megatron.data.token_files.publish import (
@@ -64,7 +65,18 @@ def read_flags(
     extra: dict[str, type] | None = None,
     legacy: Sequence[Legacy] = (),
 ) -> PreprocessCommand:
-    """Parse `argv`.
+    """Parse and check `argv`; see `parse_flags` and `to_command`."""
+    return to_command(parse_flags(argv, description=description, extra=extra, legacy=legacy))
+
+
+def parse_flags(
+    argv: Sequence[str],
+    *,
+    description: str,
+    extra: dict[str, type] | None = None,
+    legacy: Sequence[Legacy] = (),
+) -> Parsed:
+    """Parse `argv` and import its plugins.
 
     Args:
         extra: further sections of the tool.
@@ -72,16 +84,24 @@ def read_flags(
 
     Raises:
         ConfigError: listing all problems.
-        DataError: the tokenizer's files are damaged.
     """
-    modules = modules_in(argv)
-    load_plugins(modules)
+    load_plugins(modules_in(argv))
     known = {
         **{"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig},
         **{"plugins": PluginModulesConfig, **(extra or {})},
     }
-    parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
+    return parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
+
+
+def to_command(parsed: Parsed) -> PreprocessCommand:
+    """Build the command of parsed flags.
+
+    Raises:
+        ConfigError: listing all problems.
+        DataError: the tokenizer's files are damaged.
+    """
     config = _with_prefix(parsed.sections)
+    plugins: PluginModulesConfig = parsed.sections["plugins"]
     tokenizer_args = tokenizer_arguments(parsed.sections["tokenizer"])
     problems = [
         *tokenizer_problems(**tokenizer_args),
@@ -92,7 +112,7 @@ def read_flags(
         texts = [] if config.conversations else config.input
         keys = config.json_keys
         raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
-    spec = _spec(config, tokenizer_args, modules)
+    spec = _spec(config, tokenizer_args, plugins.plugin or ())
     notices = [
         *parsed.notices,
         *_sentence_notices(config, tokenizer_args["tokenizer_type"]),
@@ -116,10 +136,11 @@ def summary(written: Written) -> str:
     bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
     kept = written.empty - written.dropped
     empty = f" | documents without a token, kept: {kept}" if kept > 0 else ""
+    unselected = f" | left out by --where: {written.unselected}" if written.unselected else ""
     return (
         f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
         f"bytes of both files: {written.bytes} | documents without a token, left out: "
-        f"{written.dropped}{empty}{bad}"
+        f"{written.dropped}{empty}{unselected}{bad}"
     )
 
 
@@ -157,6 +178,7 @@ def _spec(
     return PreprocessSpec(
         inputs=tuple(config.input),
         text=text_separator(config),
+        where=Selection(config.where[0], tuple(config.where[1:])) if config.where else None,
         output_prefix=str(config.output_prefix),
         json_keys=KEYS if template else tuple(config.json_keys),
         make_encoder=make_encoder,
@@ -216,6 +238,8 @@ def _problems(config: PreprocessConfig) -> Iterator[str]:
         yield f"--on-error {' '.join(config.on_error)}: give stop, skip, or collect FILE"
     elif words != 1 + (config.on_error[0] == "collect"):
         yield f"--on-error {config.on_error[0]}: collect has one FILE after it, the others none"
+    if config.where is not None and len(config.where) < 2:
+        yield f"--where {' '.join(config.where)}: give a key and the values of documents to convert"
     if not config.split_sentences and config.keep_newlines:
         yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
     if not config.split_sentences and config.lang != PreprocessConfig.lang:
@@ -276,6 +300,8 @@ def _text_problems(config: PreprocessConfig) -> Iterator[str]:
         return
     if len(config.json_keys) > 1:
         yield f"--json-keys {' '.join(config.json_keys)}: plain text has no keys; give one name"
+    if config.where:
+        yield f"--where {config.where[0]}: plain text has no metadata; leave it out"
     if config.conversations:
         yield "--conversations are JSON; leave --input-format and --document-separator out"
 
@@ -287,6 +313,7 @@ def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
         return
     of_texts = {
         "--json-keys": config.json_keys != ["text"],
+        "--where": config.where is not None,
         "--append-bos": config.append_bos,
         "--prepend-space": config.prepend_space,
         "--split-sentences": config.split_sentences,

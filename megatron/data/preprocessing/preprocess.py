@@ -189,7 +189,7 @@ def input_problems(
             for source in find_sources([pattern], text):
                 if source.path == STDIN or source.kind == "stream":
                     continue
-                word, before = "row" if source.kind == "parquet" else "line", 0
+                word, before = "row" if source.is_table else "line", 0
                 for block in read_blocks([source], limits, columns=json_keys):
                     documents = read_documents(block, json_keys, limits.line_bytes)
                     if documents.bad:
@@ -262,7 +262,7 @@ class _Convert:
         state, current, lines = writer.state, 0, 0
         try:
             limits = self.spec.limits()
-            for block in read_blocks(sources, limits, columns=self.rules.keys):
+            for block in read_blocks(sources, limits, columns=self.spec.columns):
                 with self._alone_if_large(block, limits):
                     encoded = encode(block)
                 if block.source != current:
@@ -305,7 +305,7 @@ class _Convert:
     ) -> None:
         """Stop at a bad line, or count it."""
         word, origin = "line", shard.unpacked_from or source
-        if source.kind == "parquet":
+        if source.is_table:
             word, number = "row", block.start + bad.line + 1
         else:
             before = shard.lines_before if shard.unpacked_from else source.lines_before

@@ -14,7 +14,7 @@ from typing import Any
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.block_encoder import EmptyDocuments, Encoder, EncodingRules
 from megatron.data.preprocessing.sentences import build_splitter
-from megatron.data.readers.documents import no_key, read_documents
+from megatron.data.readers.documents import Selection, no_key, read_documents
 from megatron.data.readers.inputs import Source, columns_of_tables, find_sources, read_blocks
 from megatron.data.readers.line_blocks import Limits
 from megatron.data.readers.text_formats import TextSeparator
@@ -40,6 +40,7 @@ class PreprocessSpec:
         inputs: files, globs, or `-`; read in this order.
         output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
         text: what ends a document, if the inputs are plain text; None for JSON lines and tables.
+        where: documents to convert, by their metadata; None for all.
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: identifies the tokenizer, for the comparison on resuming.
         record: content of {output_prefix}_{key}_document.tokenizer.json; no file if empty.
@@ -63,6 +64,7 @@ class PreprocessSpec:
     output_prefix: str
     json_keys: tuple[str, ...] = ("text",)
     text: TextSeparator | None = None
+    where: Selection | None = None
     make_encoder: Callable[[], Encoder]
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     record: str = ""
@@ -90,6 +92,11 @@ class PreprocessSpec:
     def keys(self) -> tuple[str, ...]:
         """The JSON keys, each once."""
         return tuple(dict.fromkeys(self.json_keys))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of tables that are read."""
+        return (*self.keys, *(self.where.columns if self.where else ()))
 
     @property
     def staging(self) -> Path:
@@ -133,13 +140,12 @@ def require_columns(spec: PreprocessSpec) -> None:
     """
     if spec.chats:
         return
-    tables = columns_of_tables(spec.sources())
-    problems = [
-        f"{path}: {no_key(key, names)}"
-        for path, names in tables
-        for key in spec.keys
-        if key not in names
-    ]
+    problems = []
+    for path, names in columns_of_tables(spec.sources()):
+        problems += [f"{path}: {no_key(key, names)}" for key in spec.keys if key not in names]
+        if spec.where and not {*spec.where.columns} & {*names}:
+            present = ", ".join(map(repr, names))
+            problems.append(f"--where {spec.where.key}: {path} has no such column, but {present}")
     if problems:
         raise DataError("\n".join(problems))
 
@@ -180,6 +186,7 @@ def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
         odd_ids=() if spec.chats else odd_ids(encoder),
         chats=spec.chats,
         max_line_bytes=spec.max_text_bytes,
+        where=spec.where,
     )
 
 
@@ -212,6 +219,7 @@ def fingerprint(
         "--input": inputs,
         "--document-separator": spec.text,
         "--json-keys": spec.keys,
+        "--where": [spec.where.key, *spec.where.values] if spec.where else None,
         "the tokenizer": dict(spec.tokenizer),
         "the type of a token": rules.dtype.name,
         "the end of a document": rules.suffix,
@@ -230,8 +238,8 @@ def fingerprint(
 def first_documents(spec: PreprocessSpec) -> Iterator[tuple[str, ...]]:
     """Yield the texts, one for each key, of the documents in inputs that can be read twice."""
     sources = [source for source in spec.sources() if source.kind != "stream"]
-    for block in read_blocks(sources, spec.limits(), columns=spec.keys):
-        documents = read_documents(block, spec.keys, spec.max_text_bytes)
+    for block in read_blocks(sources, spec.limits(), columns=spec.columns):
+        documents = read_documents(block, spec.keys, spec.max_text_bytes, spec.where)
         yield from zip(*documents.texts, strict=True)
 
 

@@ -145,9 +145,10 @@ def retry_first_documents(
 ) -> None:
     """Decode the first documents of inputs that can be read twice; count the changed ones by key.
 
-    Documents that the sample by hash contains are counted already.
+    Documents that the sample by hash contains are counted already. Where documents are selected,
+    the first ones may be far apart, and only the sample counts.
     """
-    if rules.chats:
+    if rules.chats or rules.where:
         return
     documents, num_chars = [], 0
     for texts in islice(first_documents(spec), FIRST_DOCUMENTS):

@@ -37,6 +37,7 @@ class ShardState:
     lines: int = 0
     documents: int = 0  # under at least one key
     dropped: int = 0  # documents under no key, because they have no token
+    unselected: int = 0  # documents that --where leaves out
     written: list[int] = field(default_factory=list)  # documents of each key
     empty: list[int] = field(default_factory=list)  # documents without a token under each key
     bad: int = 0
@@ -102,6 +103,7 @@ class ShardWriter:
         state.lines += encoded.num_lines
         state.documents += encoded.num_documents
         state.dropped += encoded.num_dropped
+        state.unselected += encoded.num_unselected
         state.input_bytes += encoded.num_input_bytes
 
     def append_bad(self, entry: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ def plan_shards(sources: Sequence[Source], shard_bytes: int | None = None) -> li
             ranges, held = [], 0
 
     for source in sources:
-        can_be_cut = source.kind in ("plain", "parquet")
+        can_be_cut = source.kind == "plain" or source.is_table
         if source.kind == "stream" or (not can_be_cut and source.num_bytes > shard_bytes):
             close()
             full = ((source, 0, source.num_bytes),)

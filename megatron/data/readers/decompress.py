@@ -27,7 +27,6 @@ _UNREADABLE = {
     b"PK\x03\x04": f"a ZIP archive; {_UNPACK}",
     b"7z\xbc\xaf\x27\x1c": f"a 7-Zip archive; {_UNPACK}",
     b"\x04\x22\x4d\x18": f"an LZ4 file; {_UNPACK}",
-    b"ARROW1": "an Arrow file; write it as Parquet or JSON lines",
     **dict.fromkeys(
         (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{"),
         "text in UTF-16 or UTF-32; write it in UTF-8, for example with iconv -f UTF-16 -t UTF-8",

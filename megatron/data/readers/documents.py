@@ -1,7 +1,7 @@
-"""Documents of a block: one for each line or row, and the errors of invalid lines."""
+"""Documents of a block: one for each line or row that is selected, and the errors of invalid lines."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from operator import itemgetter
@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from megatron.data.readers import parquet
 from megatron.data.readers.inputs import Block, read_range
+from megatron.data.readers.tables import columns_of
 from megatron.data.readers.text_formats import BYTE_ORDER_MARK
 
 _EXCERPT = 80  # characters of a bad line that a message shows
@@ -40,6 +40,46 @@ class BadLine:
     excerpt: str
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Selection of documents by their metadata, such as The Pile's meta.pile_set_name.
+
+    Args:
+        key: of the metadata; with dots, of an object within objects.
+        values: of which a document needs one; numbers, true, false and null as JSON writes them.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of a table that can hold the metadata."""
+        return tuple(dict.fromkeys((self.key, self.key.partition(".")[0])))
+
+    def selects(self, document: Mapping[str, Any]) -> bool:
+        """Whether the document has one of the values, alone or in a list."""
+        found: Any = document
+        for part in [self.key] if self.key in document else self.key.split("."):
+            if isinstance(found, str):  # an object that a table holds as JSON
+                found = _parsed_object(found)
+            if not isinstance(found, dict) or part not in found:
+                return False
+            found = found[part]
+        every = found if isinstance(found, list) else [found]
+        return any(
+            (each if isinstance(each, str) else json.dumps(each, default=str)) in self.values
+            for each in every
+        )
+
+
+def _parsed_object(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
 @dataclass
 class Documents:
     """The documents of a block.
@@ -48,12 +88,14 @@ class Documents:
         lines: number in the block of each document's line.
         texts: for each key, the text of each document.
         num_lines: of the block, blank and bad ones included.
+        num_unselected: lines that a selection leaves out.
     """
 
     lines: list[int]
     texts: list[list[str]]
     num_lines: int
     bad: list[BadLine] = field(default_factory=list)
+    num_unselected: int = 0
 
     def remove(self, bad: dict[int, str]) -> None:
         """Take out the documents with these indices, each for the reason given."""
@@ -65,8 +107,10 @@ class Documents:
         self.bad.sort(key=lambda line: line.line)
 
 
-def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Documents:
-    """Return the text under each of `keys` of each line that is not blank."""
+def read_documents(
+    block: Block, keys: Sequence[str], max_line_bytes: int, where: Selection | None = None
+) -> Documents:
+    """Return the text under each of `keys` of each line that is not blank and is selected."""
     if block.too_long is not None:
         excerpt = block.too_long.decode("utf-8", "replace")
         problem = (
@@ -78,14 +122,11 @@ def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Do
     if data is None:
         data = read_range(block.path, block.start, block.end)
     if block.rows:
-        return _from_rows(data, block.end - block.start, keys)
+        return _from_rows(data, block.end - block.start, keys, where)
     if block.text:
         return _from_text(data, is_json=block.text != "line", is_begin=not block.start)
-    return _from_lines(data, keys)
-
-
-def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
-    return _from_good_lines(data, keys) or _from_any_lines(data, keys)
+    documents = _from_good_lines(data, keys) if where is None else None
+    return documents or _from_any_lines(data, keys, where)
 
 
 def _from_good_lines(data: bytes, keys: Sequence[str]) -> Documents | None:
@@ -127,7 +168,7 @@ def _from_text(data: bytes, *, is_json: bool, is_begin: bool) -> Documents:
     return documents
 
 
-def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:
+def _from_any_lines(data: bytes, keys: Sequence[str], where: Selection | None = None) -> Documents:
     texts: list[list[str]] = [[] for _ in keys]
     numbers: list[int] = []
     documents = Documents(numbers, texts, 0)
@@ -136,8 +177,10 @@ def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:
         if line.isspace():
             continue
         line = line.removesuffix(b"\n")
-        found = _careful(line, keys)
-        if isinstance(found, str):
+        found = _careful(line, keys, where)
+        if found is None:
+            documents.num_unselected += 1
+        elif isinstance(found, str):
             documents.bad.append(BadLine(number, found, _start(line)))
         else:
             for column, text in zip(texts, found, strict=True):
@@ -146,8 +189,8 @@ def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:
     return documents
 
 
-def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
-    """Return the texts of a line, or its error.
+def _careful(line: bytes, keys: Sequence[str], where: Selection | None) -> list[str] | str | None:
+    """Return the texts of a line, or its error, or None if it is not selected.
 
     Python's parser has the last word: it takes what the fast one does not, such as half of a
     surrogate pair, a number without bounds, or a byte order mark in front.
@@ -162,6 +205,8 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
     if not isinstance(document, dict):
         expected = _STRINGS if isinstance(document, str) else _EXPECTED
         return f"not a JSON object: {_start(line)!r}; {expected}"
+    if where and not where.selects(document):
+        return None
     found = []
     for key in keys:
         if key not in document:
@@ -204,10 +249,15 @@ def _location_of(error: ValueError) -> str:
     return str(error)
 
 
-def _from_rows(data: bytes, num_rows: int, keys: Sequence[str]) -> Documents:
-    columns, names = parquet.columns_of(data, keys)
+def _from_rows(
+    data: bytes, num_rows: int, keys: Sequence[str], where: Selection | None
+) -> Documents:
+    columns, names = columns_of(data, [*keys, *(where.columns if where else ())])
     documents = Documents([], [[] for _ in keys], num_rows)
     for row in range(num_rows):
+        if where and not where.selects({name: column[row] for name, column in columns.items()}):
+            documents.num_unselected += 1
+            continue
         problem = ""
         for key in keys:
             if key not in columns:

@@ -1,4 +1,4 @@
-"""Files of documents as blocks of complete lines: plain, compressed, Parquet, standard input.
+"""Files of documents as blocks of complete lines or rows: plain, compressed, tables, standard input.
 
 What a line means is not known here; only where lines end, in memory that does not grow with them.
 """
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from megatron.common.errors import DataError
-from megatron.data.readers import parquet
+from megatron.data.readers import arrow, parquet
 from megatron.data.readers.decompress import (
     UnreadableFormatError,
     compression_of,
@@ -30,6 +30,7 @@ from megatron.data.readers.text_formats import (
 )
 
 STDIN = "-"
+_TABLES: dict[str, Any] = {"parquet": parquet, "arrow": arrow}  # kinds, and their readers
 _PIECE_BYTES = 1 << 18
 _ARRAY_BYTES = 1 << 12  # of the beginning of a file, after which a JSON array has begun
 _MOST_ROWS = 1 << 16  # of a block, however little they hold
@@ -40,11 +41,18 @@ class Source:
     """An input, or the part of it from `start` to `end`: bytes of a plain file, rows of a table."""
 
     path: str
-    kind: str  # "plain", "stream", "parquet", a compression, or "whole" if it cannot be cut
+    kind: (
+        str  # "plain", "stream", "parquet", "arrow", a compression, or "whole" if it cannot be cut
+    )
     num_bytes: int  # of this part on disk; 0: unknown
     start: int = 0
     end: int | None = None
     text: TextSeparator | None = None  # what ends a document of plain text; None: JSON
+
+    @property
+    def is_table(self) -> bool:
+        """Whether documents are rows."""
+        return self.kind in _TABLES
 
     @cached_property
     def lines_before(self) -> int:
@@ -99,12 +107,12 @@ def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> 
 def cut_source(source: Source, low: int, high: int) -> Iterator[Source]:
     """Yield the part of `source` that begins in its bytes `low` to `high`, cut between lines.
 
-    Parts of consecutive ranges are the source: a Parquet file is cut between its row groups, and
+    Parts of consecutive ranges are the source: a table is cut between its row groups, and
     what cannot be cut belongs to the range that holds its first byte.
     """
     if source.kind == "plain":
         yield from _plain_part(source, low, high)
-    elif source.kind == "parquet":
+    elif source.is_table:
         yield from _table_part(source, low, high)
     elif low <= 0 < high:
         yield source
@@ -123,7 +131,7 @@ def read_blocks(
     """
     for index, source in enumerate(sources):
         with _read_errors_name(source.path):
-            if source.kind == "parquet":
+            if source.is_table:
                 yield from _table_blocks(index, source, limits, columns)
             elif source.kind == "plain" and limits.block_lines is None:
                 yield from _plain_blocks(index, source, limits)
@@ -156,9 +164,9 @@ def open_text(
 def columns_of_tables(sources: Iterable[Source]) -> Iterator[tuple[str, list[str]]]:
     """Yield the path and the names of the columns of each source that is a table."""
     for source in sources:
-        if source.kind == "parquet":
+        if source.is_table:
             with _read_errors_name(source.path):
-                yield source.path, parquet.column_names(source.path)
+                yield source.path, _TABLES[source.kind].column_names(source.path)
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
@@ -206,14 +214,21 @@ def _source(path: str, text: TextSeparator | None) -> Source:
             return Source(path, "stream", 0, text=text)
         with Path(path).open("rb") as file:
             begin = file.read(_ARRAY_BYTES)
-        kind = "parquet" if begin.startswith(parquet.MAGIC) else compression_of(begin)
-    if kind == "parquet" and text:
-        raise DataError(f"--input {path} is Parquet; leave --input-format text out")
+        kind = _table_kind(begin) or compression_of(begin)
+    if kind in _TABLES and text:
+        raise DataError(f"--input {path} is {kind.title()}; leave --input-format text out")
     if kind is None and (is_array(begin) if text is None else text != "line"):
         kind = "whole"
     if kind is not None:
         return Source(path, kind, status.st_size, text=text)
     return Source(path, "plain", status.st_size, 0, status.st_size, text)
+
+
+def _table_kind(begin: bytes) -> str | None:
+    """Return the kind of a table that begins with these bytes; None for anything else."""
+    if begin.startswith(parquet.MAGIC):
+        return "parquet"
+    return "arrow" if begin.startswith(arrow.MAGICS) else None
 
 
 def _plain_part(source: Source, low: int, high: int) -> Iterator[Source]:
@@ -229,7 +244,7 @@ def _plain_part(source: Source, low: int, high: int) -> Iterator[Source]:
 
 def _table_part(source: Source, low: int, high: int) -> Iterator[Source]:
     with _read_errors_name(source.path):
-        rows = parquet.row_group_starts(source.path)
+        rows = _TABLES[source.kind].row_group_starts(source.path)
     groups = len(rows) - 1
     mine = [i for i in range(groups) if low <= source.num_bytes * i // groups < high]
     if mine:
@@ -315,9 +330,9 @@ def _named(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
 def _lines_only(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
     """Yield `pieces` if they are not those of a table, which must be in a file of its own."""
     for number, piece in enumerate(pieces):
-        if number == 0 and piece.startswith(parquet.MAGIC):
+        if number == 0 and (kind := _table_kind(piece)):
             raise DataError(
-                f"--input {path} is Parquet in a pipe or in a compressed file, and is read from "
+                f"--input {path} is {kind.title()} in a pipe or in a compressed file, and is read from "
                 "both of its ends; write it to a file, and give that"
             )
         yield piece
@@ -333,7 +348,7 @@ def _table_blocks(
     index: int, source: Source, limits: Limits, columns: Sequence[str] | None
 ) -> Iterator[Block]:
     start = source.start
-    for rows in parquet.read_rows(
+    for rows in _TABLES[source.kind].read_rows(
         source.path,
         start,
         source.end,

@@ -1,32 +1,13 @@
-"""Rows of a Parquet file, in pieces that are sent between processes. Needs pyarrow, on use only."""
+"""Parquet files as tables: row groups, column names, and rows page by page. Needs pyarrow, on use only."""
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from megatron.common.errors import DataError
+from megatron.data.readers.tables import Rows, grouped_rows, require_pyarrow, small_batches
 
 MAGIC = b"PAR1"
-_NAMES = b"columns of the file"
 _READ_BYTES = 1 << 18
-_EXCERPT = 80  # characters
 _READS_A_PIECE = 4  # so that a piece has about the bytes that it may have
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Consecutive rows.
-
-    Args:
-        num_bytes: that they have in memory.
-        data: the rows as an Arrow stream, for `columns_of`; of one that is too long, its start.
-    """
-
-    num_rows: int
-    num_bytes: int
-    data: bytes
-    is_too_long: bool = False
 
 
 def row_group_starts(path: str) -> list[int]:
@@ -68,32 +49,9 @@ def read_rows(
         names = file.schema_arrow.names
         end = file.metadata.num_rows if end is None else end
         columns = [name for name in names if keys is None or name in keys]
-        held: list[Any] = []
-        num_rows = num_bytes = 0
-        sizes = {"most_bytes": most_bytes, "most_rows": most_rows, "most_decoded": most_row_bytes}
-        for batch in _batches(path, file, columns, start, end, **sizes):
-            size = batch.nbytes
-            is_full = num_bytes + size > most_bytes or num_rows + batch.num_rows > most_rows
-            if held and (is_full or size > most_row_bytes):
-                yield Rows(num_rows, num_bytes, _packed(held, names))
-                held, num_rows, num_bytes = [], 0, 0
-            if batch.num_rows == 1 and size > most_row_bytes:
-                yield Rows(1, size, _start_of(batch), is_too_long=True)
-                continue
-            held.append(batch)
-            num_rows += batch.num_rows
-            num_bytes += size
-        if held:
-            yield Rows(num_rows, num_bytes, _packed(held, names))
-
-
-def columns_of(data: bytes, keys: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return {key: values} for those of `keys` that the file has, and the names of its columns."""
-    import pyarrow
-
-    table = pyarrow.ipc.open_stream(data).read_all()
-    present = {key: table.column(key).to_pylist() for key in keys if key in table.column_names}
-    return present, json.loads(table.schema.metadata[_NAMES])
+        sizes = {"most_bytes": most_bytes, "most_rows": most_rows}
+        batches = _batches(path, file, columns, start, end, most_decoded=most_row_bytes, **sizes)
+        yield from grouped_rows(batches, names, most_row_bytes=most_row_bytes, **sizes)
 
 
 def _batches(
@@ -131,7 +89,7 @@ def _batches(
             low, high = max(start - row, 0), min(end - row, batch.num_rows)
             row += batch.num_rows
             if low < high:
-                yield from _halved(_without_dictionaries(batch[low:high]), most_bytes)
+                yield from small_batches(batch[low:high], most_bytes)
 
 
 def _parts(group: Any, columns: list[str]) -> list[Any]:
@@ -164,56 +122,10 @@ def _longest_repeated(path: str, metadata: Any, group: int, parts: list[Any]) ->
     return longest
 
 
-def _halved(batch: Any, most_bytes: int) -> Iterator[Any]:
-    if batch.nbytes <= most_bytes or batch.num_rows == 1:
-        yield batch
-    else:
-        middle = batch.num_rows // 2
-        yield from _halved(batch[:middle], most_bytes)
-        yield from _halved(batch[middle:], most_bytes)
-
-
-def _without_dictionaries(batch: Any) -> Any:
-    """Return the rows with the values themselves, whose size is known."""
-    import pyarrow
-
-    if not any(map(pyarrow.types.is_dictionary, batch.schema.types)):
-        return batch
-    columns = [
-        column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
-        for column in batch.columns
-    ]
-    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _packed(batches: list[Any], names: list[str]) -> bytes:
-    """Return the rows as an Arrow stream, with the names of all columns of their file."""
-    import pyarrow
-
-    table = pyarrow.Table.from_batches(batches).combine_chunks()
-    table = table.replace_schema_metadata({_NAMES: json.dumps(names)})
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def _start_of(row: Any) -> bytes:
-    """Return the start of the longest text of a row."""
-    import pyarrow
-
-    longest = max(row.columns, key=lambda column: column.nbytes)
-    if longest.type not in (pyarrow.string(), pyarrow.large_string()):
-        return b""
-    return pyarrow.compute.utf8_slice_codeunits(longest, 0, _EXCERPT)[0].as_py().encode()
-
-
 def _opened(path: str, **options: Any) -> Any:
-    try:
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError("to read Parquet files, install pyarrow: pip install pyarrow") from error
+    require_pyarrow("Parquet")
+    import pyarrow.parquet
+
     # Otherwise all of a row group's columns would be read at once.
     in_pieces = {"buffer_size": _READ_BYTES, "pre_buffer": False}
     return pyarrow.parquet.ParquetFile(path, **in_pieces, **options)

@@ -16,6 +16,7 @@ from megatron.common.errors import DataError
 from megatron.data.preprocessing.preprocess import convert_share, preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers import inputs, line_blocks
+from megatron.data.readers.arrow import MAGICS
 from megatron.data.readers.decompress import compression_of
 from megatron.data.readers.inputs import (
     count_lines,
@@ -45,9 +46,14 @@ def zstd_of_a_long_window(data):
 
 
 def write_as(path, kind, data=CONTENT):
+    table = pyarrow.table({"id": range(len(TEXTS)), "text": TEXTS})
     if kind == "parquet":
-        table = pyarrow.table({"id": range(len(TEXTS)), "text": TEXTS})
         parquet.write_table(table, path, row_group_size=9)
+        return str(path)
+    if kind in ("arrow stream", "arrow file"):
+        new = pyarrow.ipc.new_stream if kind == "arrow stream" else pyarrow.ipc.new_file
+        with new(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=9)
         return str(path)
     pack = {
         "plain": bytes,
@@ -69,6 +75,7 @@ def write_as(path, kind, data=CONTENT):
     return str(path)
 
 
+TABLES = ["parquet", "arrow stream", "arrow file"]
 KINDS = [
     "plain",
     "gzip",
@@ -80,7 +87,7 @@ KINDS = [
     "xz",
     "lzma",
     "bzip2",
-    "parquet",
+    *TABLES,
 ]
 
 
@@ -109,7 +116,6 @@ UNREADABLE = {
     "a ZIP archive; unpack it": b"PK\x03\x04\x14\0\0\0",
     "a 7-Zip archive; unpack it": b"7z\xbc\xaf\x27\x1c\0\4",
     "an LZ4 file; unpack it": b"\x04\x22\x4d\x18\x64\x40\xa7",
-    "an Arrow file; write it as Parquet": b"ARROW1\0\0",
     "text in UTF-16 or UTF-32; write it in UTF-8": CONTENT.decode().encode("utf-16"),
     "text in UTF-16 .* iconv": CONTENT.decode().encode("utf-16-le"),
     "text in UTF-16 or": CONTENT.decode().encode("utf-16-be"),
@@ -137,7 +143,7 @@ def test_a_file_of_another_format_is_named(tmp_path, report, monkeypatch):
 
 def is_text(data):
     try:
-        return compression_of(data) is None and not data.startswith(b"PAR1")
+        return compression_of(data) is None and not data.startswith((b"PAR1", *MAGICS))
     except DataError:
         return False
 
@@ -233,7 +239,7 @@ def test_a_line_over_the_limit_is_reported_and_not_held(tmp_path, kind):
     assert long[0].too_long == b"long" * 20
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "bzip2", "parquet"])
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "bzip2", *TABLES])
 def test_a_file_cut_off_is_named(tmp_path, kind):
     path = tmp_path / "data"
     write_as(path, kind, b"".join(LINES) * 50)
@@ -259,7 +265,7 @@ BAD = b'{"text": "a"}\n' * 4 + b'{"text": 7}\n' + b'{"text": "a"}\n'
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [*(pair for pair in HERE if pair[0] != "parquet"), ("plain", {"shard_bytes": 30})],
+    [*(pair for pair in HERE if pair[0] not in TABLES), ("plain", {"shard_bytes": 30})],
 )
 def test_a_bad_line_has_its_number_in_every_kind(tmp_path, kind, how):
     path = write_as(tmp_path / "data", kind, BAD)
@@ -351,7 +357,9 @@ def test_standard_input_has_no_parts(tmp_path):
         )
 
 
-@pytest.mark.parametrize(("library", "kind"), [("zstandard", "zstd"), ("pyarrow", "parquet")])
+@pytest.mark.parametrize(
+    ("library", "kind"), [("zstandard", "zstd"), ("pyarrow", "parquet"), ("pyarrow", "arrow file")]
+)
 def test_a_missing_library_is_named(tmp_path, library, kind, monkeypatch):
     path = write_as(tmp_path / "data", kind)
     for name in (library, f"{library}.parquet"):

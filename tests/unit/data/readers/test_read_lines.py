@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from megatron.data.readers.documents import (
     _from_any_lines,
     _from_good_lines,
-    _from_lines,
     problem_of,
+    read_documents,
 )
+from megatron.data.readers.inputs import Block
 
 VALUES = st.recursive(
     st.text(max_size=4) | st.none() | st.integers() | st.booleans(),
@@ -57,7 +58,8 @@ def test_both_ways_to_read_lines_agree(lines, keys):
         one_by_one = _from_any_lines(data, keys)
         at_once = _from_good_lines(data, keys)
         assert at_once is None or at_once == one_by_one
-        assert _from_lines(data, keys) == one_by_one
+        block = Block(0, "data", 0, len(data), data)
+        assert read_documents(block, keys, 1 << 20) == one_by_one
 
 
 def test_good_lines_are_read_at_once():
