@@ -6,7 +6,7 @@
 #
 # PAGES is a folder of JSON lines with text and url. Without it, URLS, a folder of lists of URLs, is
 # filtered to OUT/urls.txt, for a program that fetches them. Run again, the script continues: a step
-# is done when its output is there and not older than its input.
+# whose output is there is left out, unless its options or its input files have changed.
 #
 #   LAMBADA, TASK_FILES   texts of evaluations to take out: LAMBADA's file; "squad FILE race FILE"
 #   THRESHOLD             similarity above which documents are duplicates (0.7)
@@ -18,21 +18,39 @@ tools=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../tools" && pwd)
 out=${OUT:?set it to the folder to write}
 mkdir -p "$out"
 
-# step OUTPUT INPUT COMMAND...: run the command, unless OUTPUT is there and as new as INPUT.
+# step OUTPUT COMMAND...: run the command, unless OUTPUT is there and OUTPUT.step shows that it was
+# made by the same command from the same files (names, sizes and times of change).
 step() {
-    if [[ -e $1 && ! $2 -nt $1 ]]; then
-        echo "$1 is there"
-    else
-        "${@:3}"
+    local output=$1 now
+    shift
+    now=$(printf '%q ' "$@"; for word in "$@"; do
+        [[ $word == "$output" || ! -e $word ]] || find -L "$word" -type f -printf '\n%p %s %T@' | sort
+    done)
+    if [[ -e $output && -e $output.step && $(< "$output.step") == "$now" ]]; then
+        echo "$output is there"
+        return
     fi
+    rm -f "$output.step"
+    # Tokens of an interrupted run are continued only if nothing before them has changed.
+    if [[ ! -e $output.begun || $(< "$output.begun") != "$now" ]]; then
+        rm -rf "$out/openwebtext.stage"
+        printf '%s' "$now" > "$output.begun"
+    fi
+    "$@"
+    mv "$output.begun" "$output.step"
 }
 
 own() {
     python "$tools/openwebtext/$1.py" "${@:2}"
 }
 
+tokenize() {
+    python "$tools/preprocess_data.py" "$@" --tokenizer-type GPT2BPETokenizer --append-eod --resume \
+        --workers "${WORKERS:-8}"
+}
+
 if [[ -n ${URLS:-} ]]; then
-    step "$out/urls.txt" "$URLS" own blacklist_urls "$URLS" "$out/urls.txt"
+    step "$out/urls.txt" own blacklist_urls "$URLS" "$out/urls.txt"
     if [[ -z ${PAGES:-} ]]; then
         echo "fetch the pages of $out/urls.txt, then run again with PAGES=FOLDER"
         exit
@@ -40,16 +58,16 @@ if [[ -n ${URLS:-} ]]; then
 fi
 
 : "${PAGES:?set it to the folder of fetched pages, or URLS to that of lists of URLs}"
-step "$out/merged.json" "$PAGES" \
+step "$out/merged.json" \
     own merge_jsons --json_path "$PAGES" --output_file "$out/merged.json"
-step "$out/clean.json" "$out/merged.json" \
+step "$out/clean.json" \
     own cleanup_dataset "$out/merged.json" "$out/clean.json" \
     --vocab-file "${VOCAB_FILE:-gpt2-vocab.json}" --merge-file "${MERGE_FILE:-gpt2-merges.txt}"
-step "$out/pairs.jsonl" "$out/clean.json" \
+step "$out/pairs.jsonl" \
     own find_duplicates --inputs "$out/clean.json" url --output "$out/pairs.jsonl"
-step "$out/groups.jsonl" "$out/pairs.jsonl" \
+step "$out/groups.jsonl" \
     own group_duplicate_url "$out/pairs.jsonl" "$out/groups.jsonl" "${THRESHOLD:-0.7}"
-step "$out/unique.json" "$out/groups.jsonl" \
+step "$out/unique.json" \
     own remove_group_duplicates "$out/groups.jsonl" "$out/clean.json" "$out/unique.json"
 
 last=unique
@@ -60,18 +78,16 @@ for ((i = 0; i < ${#files[@]}; i += 2)); do
 done
 if ((${#tasks[@]})); then
     last=decontaminated
-    step "$out/$last.json" "$out/unique.json" \
+    step "$out/$last.json" \
         own filter_ngrams --tasks "${tasks[@]}" --dedup-dataset "$out/unique.json" text \
         ${LAMBADA:+--lambada-path "$LAMBADA"} ${files:+--task-files "${files[@]}"} \
         --output "$out/$last.json"
 fi
-step "$out/corpus.jsonl" "$out/$last.json" \
+step "$out/corpus.jsonl" \
     own add_id --input-file "$out/$last.json" --output-file "$out/corpus.jsonl" --id-prefix owt
-step "$out/openwebtext_text_document.idx" "$out/corpus.jsonl" \
-    python "$tools/preprocess_data.py" --input "$out/corpus.jsonl" \
-    --output-prefix "$out/openwebtext" --tokenizer-type GPT2BPETokenizer --append-eod --resume \
-    --vocab-file "${VOCAB_FILE:-gpt2-vocab.json}" --merge-file "${MERGE_FILE:-gpt2-merges.txt}" \
-    --workers "${WORKERS:-8}"
+step "$out/openwebtext_text_document.idx" \
+    tokenize --input "$out/corpus.jsonl" --output-prefix "$out/openwebtext" \
+    --vocab-file "${VOCAB_FILE:-gpt2-vocab.json}" --merge-file "${MERGE_FILE:-gpt2-merges.txt}"
 
 python - "$out" "${DATE:-}" "${LICENCE:-}" "$last" << 'EOT'
 import json, os, sys

@@ -59,14 +59,21 @@ def test_pages_become_token_files_and_a_second_run_continues(tmp_path, write):
     assert len(IndexedDataset(tmp_path / "owt" / "openwebtext_text_document")) == 7
     assert "secret" not in (tmp_path / "owt" / "corpus.jsonl").read_text()
 
-    # As after a kill: the last steps are done again, the others are not.
+    # With another threshold, and as after a kill: the steps that depend on it are done again.
     written = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "owt").iterdir()}
     (tmp_path / "owt" / "corpus.jsonl").unlink()
-    assert run(tmp_path, **variables).returncode == 0
+    (tmp_path / "owt" / "openwebtext.stage").mkdir()
+    variables |= {"THRESHOLD": "1.0", "WORKERS": "2"}
+    done = run(tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
     again = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "owt").iterdir()}
-    changed = {name for name in written if again[name] != written[name]}
-    assert {"corpus.jsonl", "corpus.json", "openwebtext_text_document.idx"} <= changed
-    assert not {"merged.json", "clean.json", "unique.json", "decontaminated.json"} & changed
+    changed = {name for name in again if again[name] != written.get(name)}
+    assert {"groups.jsonl", "unique.json", "decontaminated.json", "corpus.jsonl"} <= changed
+    assert {"corpus.json", "openwebtext_text_document.idx"} <= changed
+    assert not {"merged.json", "clean.json", "pairs.jsonl"} & changed
+    report = json.loads((tmp_path / "owt" / "corpus.json").read_text())
+    assert report["documents"]["unique"] == 7
+    assert len(IndexedDataset(tmp_path / "owt" / "openwebtext_text_document")) == 8
 
 
 def test_missing_pages_are_reported(tmp_path):
