@@ -47,6 +47,7 @@ from megatron.config.tools.preprocess import (
     ShardConfig,
     WorkerTrialConfig,
 )
+from megatron.config.tools.retro import RetroPreprocessingConfig
 
 _TRAINING = tuple(SECTIONS.values())
 
@@ -91,6 +92,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         PluginModulesConfig,
         PublishedConfig,
     ),
+    "tools/retro/preprocess_data.py": (RetroPreprocessingConfig,),
     "tools/merge_preprocessed_data.py": (MergeConfig,),
     "tools/build_index.py": _TRAINING,
     "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig),

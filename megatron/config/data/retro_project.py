@@ -20,6 +20,8 @@ _FIELDS = {
     "retro_gpt_tokenizer_model": "tokenizer_model",
     "retro_gpt_vocab_file": "vocab_file",
     "retro_gpt_merge_file": "merge_file",
+    "retro_gpt_vocab_size": "vocab_size",
+    "retro_gpt_sample_order": "sample_order",
     "retro_gpt_seq_length": "seq_length",
     "retro_gpt_global_batch_size": "global_batch_size",
     "retro_gpt_chunk_length": "retro_chunk_length",

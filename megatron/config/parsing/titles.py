@@ -52,6 +52,7 @@ TITLES = {
     "SelectionConfig": "Selection by toxicity",
     "ContinuationsConfig": "Continuations of prompts",
     "ToxicityConfig": "Toxicity of continuations",
+    "RetroPreprocessingConfig": "Retro preprocessing",
     "WikipediaConfig": "Dump of Wikipedia",
 }
 """Headings of the sections whose class is not called what a reader would look for."""

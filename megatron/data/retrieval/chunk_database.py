@@ -10,7 +10,13 @@ from megatron.common.errors import DataError
 from megatron.data.retrieval.hdf5_files import read_array
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
 
-_COLUMNS = 5  # dataset, document, start, end, length in the tokens of the embedder
+TRAIN = Path("db", "merged", "train.hdf5")
+"""The chunks that can be retrieved, from the project directory on."""
+
+INFOS = Path("db", "indexed_dataset_infos.json")
+"""The token files of the chunks, from the project directory on."""
+
+COLUMNS = 5  # dataset, document, start, end, length in the tokens of the embedder
 
 
 class ChunkDatabase:
@@ -28,14 +34,14 @@ class ChunkDatabase:
     """
 
     def __init__(self, project: Path, *, chunk_length: int, num_chunks: int, pad: int):
-        self.file = project / "db" / "merged" / "train.hdf5"
+        self.file = project / TRAIN
         self._chunks = read_array(self.file, "chunks")
-        if self._chunks.ndim != 2 or self._chunks.shape[1] != _COLUMNS:
+        if self._chunks.ndim != 2 or self._chunks.shape[1] != COLUMNS:
             raise DataError(
-                f"{self.file}: chunks has shape {list(self._chunks.shape)} instead of [n, {_COLUMNS}]"
+                f"{self.file}: chunks has shape {list(self._chunks.shape)} instead of [n, {COLUMNS}]"
             )
         self._chunk_length, self._num_chunks, self._pad = chunk_length, num_chunks, pad
-        self._datasets = _token_files(project)
+        self._datasets = open_data(project)
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -77,9 +83,13 @@ class ChunkDatabase:
         return tokens, length
 
 
-def _token_files(project: Path) -> list[IndexedDataset]:
-    """Open the token files of the database, in the order of their numbers in chunks."""
-    file = project / "db" / "indexed_dataset_infos.json"
+def open_data(project: Path) -> list[IndexedDataset]:
+    """Open the token files of the database, in the order of their numbers in chunks.
+
+    Raises:
+        DataError: files are missing or damaged.
+    """
+    file = project / INFOS
     try:
         infos = json.loads(file.read_text(encoding="utf-8"))
         prefixes = [info["prefix"] for info in infos]

@@ -1,15 +1,18 @@
-"""HDF5 files of Retro preprocessing, read through h5py: memory-mapped arrays and blocks of rows."""
+"""HDF5 files of Retro preprocessing, through h5py: memory-mapped arrays and blocks of rows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from megatron.common.atomic_files import replacing
 from megatron.common.errors import DataError, WrongDataError
+from megatron.data.token_files.publish import write_errors_name
 
 _BLOCK = re.compile(r"(\d+)-(\d+)\.hdf5")
 
@@ -50,6 +53,43 @@ def read_array(file: Path, key: str) -> NDArray:
             f"{file} cannot be read as HDF5: {error}; if preprocessing was killed while it wrote this "
             "file, run it again"
         ) from error
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
+    """Write an HDF5 file, which appears complete or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    h5py = import_h5py()
+    with write_errors_name(file), replacing(file) as temporary, h5py.File(temporary, "w") as made:
+        for key, array in arrays.items():
+            made.create_dataset(key, data=array)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Array whose rows come in pieces, so that memory need not hold all."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    pieces: Iterable[NDArray]
+
+
+def write_streams(file: Path, arrays: Mapping[str, Streamed]) -> None:
+    """Write an HDF5 file of streamed arrays, which appears complete or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    h5py = import_h5py()
+    with write_errors_name(file), replacing(file) as temporary, h5py.File(temporary, "w") as made:
+        for key, streamed in arrays.items():
+            array = made.create_dataset(key, streamed.shape, streamed.dtype)
+            start = 0
+            for piece in streamed.pieces:
+                array[start : start + len(piece)] = piece
+                start += len(piece)
 
 
 class BlockedRows:

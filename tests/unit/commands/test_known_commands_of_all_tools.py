@@ -105,7 +105,7 @@ def script_and_words(command, folder):
 def launched(command, folder):
     """Return the words that the script for bash in `command` hands to its launcher."""
     done = subprocess.run(
-        ["bash", "-c", command.replace("bash examples/", f"bash {REPOSITORY}/examples/")],
+        ["bash", "-c", re.sub(r"bash (?=(examples|tools)/)", f"bash {REPOSITORY}/", command)],
         env={"PATH": os.environ["PATH"], "LAUNCHER": r"printf %q\n"},
         cwd=folder,
         capture_output=True,

@@ -1,0 +1,91 @@
+#!/usr/bin/env python
+"""Find the neighbors of all samples of a run, for pretrain_retro.py.
+
+Cuts documents into chunks (db-build), makes an index of their embeddings (index-train, index-add), and
+searches it for the neighbors of the chunks of all samples (query-neighbors). Several processes under a
+launcher share the work; a command that was stopped continues when it is given again.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
+from megatron.common.errors import raise_if_any
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.parsing.parser import value_in
+from megatron.config.tools.retro import (
+    KEPT,
+    RETRO_LEGACY,
+    RetroPreprocessingConfig,
+    retro_preprocessing_problems,
+    retro_tasks,
+)
+from megatron.data.retrieval.blocks import Ranks
+from megatron.data.retrieval.embedders import Embedder, HashedEmbedder, TokenCounter, WordCounter
+from megatron.data.retrieval.project import prepare_project, saved_settings
+from megatron.data.retrieval.retro_tasks import run_tasks, validate_tasks
+from megatron.training.process.environment import cpu_threads, read_launch
+from megatron.training.process.launchers import write_root_cause
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the tasks of the command line `argv`, as one rank of those that a launcher started."""
+    launch = read_launch(None)
+    log.configure(rank=launch.rank)
+    config: RetroPreprocessingConfig
+    config, notices = parsed(argv)
+    tasks = retro_tasks(config.retro_tasks)
+    raise_if_any(retro_preprocessing_problems(config))
+    ranks = Ranks(
+        launch.rank,
+        launch.world_size,
+        num_cores=cpu_threads(launch),
+        timeout_s=config.retro_timeout_s,
+    )
+    project = prepare_project(config, ranks)
+    run = run_tasks if config.retro_task_validate is None else validate_tasks
+    lines = run(
+        project,
+        tasks,
+        ranks,
+        make_counter=counter_of(config),
+        make_embedder=embedder_of(config),
+    )
+    for line in chain(notices, lines):
+        if ranks.is_first or config.retro_task_validate is not None:
+            print(line, flush=True)
+
+
+def parsed(argv: Sequence[str]) -> tuple[RetroPreprocessingConfig, Sequence[str]]:
+    """Return the flags of `argv`, with those of the project's earlier commands, and notices."""
+    directory = value_in(argv, "--retro-project-dir") or value_in(argv, "--retro-workdir")
+    saved = saved_settings(Path(directory)) if directory else {}
+    parsed = parse_sections(
+        argv,
+        {"retro": RetroPreprocessingConfig},
+        description=__doc__ or "",
+        legacy=RETRO_LEGACY,
+        defaults={name: value for name, value in saved.items() if name in KEPT},
+    )
+    config: RetroPreprocessingConfig = parsed.sections["retro"]
+    return config, parsed.notices
+
+
+def counter_of(config: RetroPreprocessingConfig) -> Callable[[], TokenCounter]:
+    """Return a function that makes the counter of the embedder's tokens, also in other processes."""
+    return WordCounter
+
+
+def embedder_of(config: RetroPreprocessingConfig) -> Callable[[], Embedder]:
+    """Return a function that loads the embedder at its first call."""
+    return cache(lambda: HashedEmbedder(config.retro_hashed_width))
+
+
+if __name__ == "__main__":
+    run_tool(main, on_error=write_root_cause)
