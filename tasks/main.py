@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Downstream tasks: finetune a BERT on RACE or GLUE; evaluate a GPT on WikiText or LAMBADA.
+"""Downstream tasks: finetune a BERT or GPT on RACE or GLUE; evaluate a GPT on WikiText or LAMBADA.
 
 Of WikiText and LAMBADA the network's sizes and the tokenizer are those of the checkpoint; flags that
 repeat them must agree.
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import raise_if_any
-from megatron.config.data.downstream import is_finetuned, objective_of
+from megatron.config.data.downstream import is_finetuned
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.tasks import TaskConfig, name_problems, stride_of, task_problems
 from megatron.config.parsing.parser import value_in
@@ -22,7 +22,7 @@ from megatron.inference.loading.model_source import ModelSource, read_model_sour
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_rank, run_tool_or_rank
-from megatron.training.text_tasks import with_pretrained_network
+from megatron.training.text_tasks import objective_in, with_pretrained_network
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
@@ -39,12 +39,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def finetune(argv: Sequence[str]) -> int:
-    """Finetune a BERT on a task, or evaluate it with 0 epochs; return the exit code."""
+    """Finetune a network on a task, or evaluate it with 0 epochs; return the exit code."""
     words = with_kept_batch(argv)
     if value_in(words, "--epochs") == "0" and value_in(words, "--lr") is None:
         words += ["--lr", "0"]  # which training needs
     words = with_pretrained_network(words, is_first=read_launch(None).rank == 0)
-    return train_from(words, objective_of(value_in(words, "--task")), description=__doc__)
+    objective = objective_in(words, str(value_in(words, "--task")))
+    return train_from(words, objective, description=__doc__)
 
 
 def with_kept_batch(argv: Sequence[str]) -> list[str]:

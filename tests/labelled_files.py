@@ -1,16 +1,29 @@
-"""Files of MNLI, RACE, words and answers whose labels a small network finds out, and their vocabulary."""
+"""Files of downstream tasks whose labels a small network finds out, and text to pretrain it on."""
 
 import json
 import random
 from pathlib import Path
 
+from sentence_corpora import write_sentences
+
 CLASSES = ("contradiction", "entailment", "neutral")
 WORDS = [f"w{i}" for i in range(40)]
+TOPICS = [range(first, first + 8) for first in range(0, 40, 8)]
+"""Numbers of the words that are in the same sentences of the text to pretrain on."""
+
+_OTHERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "_", ".", "?", "what")
 
 
 def write_vocabulary(file: Path) -> None:
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "_", ".", "?", "what")
-    file.write_text("\n".join([*special, *WORDS]) + "\n")
+    file.write_text("\n".join([*_OTHERS, *WORDS]) + "\n")
+
+
+def write_topics(prefix: Path, count: int, *, seed: int = 0) -> None:
+    """Write token files of documents of four sentences; all words of a document are of one topic."""
+    draw = random.Random(seed)
+    words = [draw.choices(draw.choice(TOPICS), k=16) for _ in range(count)]
+    tokens = [len(_OTHERS) + number for document in words for number in document]
+    write_sentences(prefix, [4] * 4 * count, [*range(0, 4 * count + 1, 4)], tokens)
 
 
 def write_mnli(file: Path, count: int, *, seed: int = 0) -> None:
@@ -22,6 +35,36 @@ def write_mnli(file: Path, count: int, *, seed: int = 0) -> None:
         first = " ".join(draw.choices(WORDS[3:], k=3))
         second = " ".join([WORDS[label], *draw.choices(WORDS[3:], k=2)])
         lines.append("\t".join([str(i), *"1234567", first, second, "-", CLASSES[label]]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def write_sst2(file: Path, count: int, *, words: slice, seed: int = 0) -> None:
+    """Write sentences of the words of one of two topics, which is their label.
+
+    Args:
+        words: of a topic that the file has: others mean nothing to a network that has only seen these.
+    """
+    draw = random.Random(seed)
+    lines = ["sentence\tlabel"]
+    for _ in range(count):
+        label = draw.randrange(2)
+        lines.append(
+            " ".join(WORDS[i] for i in draw.choices(TOPICS[label][words], k=4)) + f"\t{label}"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def write_stsb(file: Path, count: int, *, seed: int = 0) -> None:
+    """Write pairs of texts; the first word of the second is one of each score from 0 to 5."""
+    draw = random.Random(seed)
+    lines = ["\t".join(f"column{i}" for i in range(10))]
+    for i in range(count):
+        score = draw.randrange(6)
+        first = " ".join(draw.choices(WORDS[6:], k=3))
+        second = " ".join([WORDS[score], *draw.choices(WORDS[6:], k=2)])
+        lines.append("\t".join([str(i), *"123456", first, second, f"{score:.3f}"]))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
 

@@ -36,8 +36,9 @@ class ParameterNames:
     """Parameter names of a network in checkpoints, and its module names.
 
     Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
-    final_layernorm.weight, output_layer.weight of an untied embedding; of BERT also pooler.dense,
-    lm_head and binary_head, or classification_head, and of T5 decoder.layers, decoder.final_layernorm and lm_head.bias.
+    final_layernorm.weight, output_layer.weight of an untied embedding, or classification_head; of
+    BERT also pooler.dense, lm_head and binary_head, and of T5 decoder.layers, decoder.final_layernorm
+    and lm_head.bias.
 
     Args:
         tied: whether the embedding is the output layer too.
@@ -96,6 +97,7 @@ class ParameterNames:
         yield f"{behind + 1}.", "final_layernorm."
         if self.architecture in ("gpt", "retro"):
             yield f"{behind + 2}.word_embeddings.", "output_layer."
+            yield f"{behind + 2}.classification_head.", "classification_head."
             return
         yield f"{behind + 2}.dense.", "lm_head.dense."
         yield f"{behind + 2}.layernorm.", "lm_head.layernorm."

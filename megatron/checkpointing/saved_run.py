@@ -14,6 +14,7 @@ from megatron.common.errors import (
 )
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
@@ -49,6 +50,18 @@ def read_saved_run(directory: str | None) -> Run:
         parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],
         manifest.plan.get("objective", {}).get("name", "gpt"),
     )
+
+
+def saved_architecture(directory: Path) -> Architecture | None:
+    """Return the architecture of the network in `directory`; None if no manifest can be read."""
+    for tag in published_tags(directory):
+        try:
+            model = read_manifest(directory / tag).plan["model"]
+        except CheckpointError:
+            continue  # a run passes over it too, or names what is wrong
+        architecture: Architecture = model.get("architecture", "gpt")
+        return architecture
+    return None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.masked_lm import FillMaskConfig
 from megatron.config.inference.server import ServingConfig
-from megatron.config.inference.tasks import HarnessConfig, TaskConfig
+from megatron.config.inference.tasks import EnsembleConfig, HarnessConfig, TaskConfig
 from megatron.config.inference.text_to_text import TextToTextConfig
 from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.checkpoint_tools import (
@@ -122,6 +122,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tasks/token_classification.py": _TRAINING,
     "tasks/text_classification.py": _TRAINING,
     "tasks/question_answering.py": _TRAINING,
+    "tasks/ensemble_classifier.py": (EnsembleConfig,),
     "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),
     "examples/detxoify_lm/generate_samples_gpt.py": (
         *_TRAINING,

@@ -447,7 +447,9 @@ def _objective_problems(
         num_files=len(config.downstream.valid_data or ()),
     )
     sequence = config.parallel.ds_sequence_parallel_size
-    if task in TEXT_TASKS and sequence > 1:
+    # Heads on each token, of which a GPT's loss takes the last.
+    on_tokens = declared.kind == LABELLED and declared.architecture == "gpt" or task in TEXT_TASKS
+    if on_tokens and sequence > 1:
         yield f"--ds-sequence-parallel-size {sequence}: --task {task} needs full sequences; write 1"
     yield from _architecture_problems(config, declared.architecture)
     if config.plugins.dataset and declared.kind != "documents":

@@ -144,7 +144,8 @@ class ReplicatedLinear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Leave the weight to `initialise`, and let the bias be 0."""
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class BertHeadPipe(nn.Module):

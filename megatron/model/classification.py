@@ -1,4 +1,4 @@
-"""Heads of downstream tasks on BERT's encoder: classification, multiple choice, each token."""
+"""Heads of downstream tasks on BERT or GPT: classification, multiple choice, each token."""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.bert import ReplicatedLinear, encoder_layers, on_first_token
-from megatron.model.gpt import take_tokens, to_float32
+from megatron.model.gpt import decoder_layers, take_tokens, to_float32
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.layer_list import Layer, Step
 from megatron.model.layers.mlp import MixtureBuilder
@@ -31,39 +31,45 @@ def classification_layers(
     build_mixture: MixtureBuilder | None = None,
     sequence_parallel: bool = False,
 ) -> list[Step]:
-    """Return the layers of a classifier: a batch of BERT's inputs in, logits [b, C] out.
+    """Return the layers of a classifier: a batch in, logits out, [b, C] of a BERT and [b, s, C] of a GPT.
 
-    The encoder and the pooler have the numbers and names of `bert_layers`, whose checkpoints they
-    open. With several choices a batch has fields [b, n, s], and there is a row of logits for each.
+    The layers below the head, and the pooler, have the numbers and names of `bert_layers` or
+    `gpt_layers`, whose checkpoints they open. With several choices a batch has fields [b, n, s], and
+    there is a row of logits for each.
 
-    The arguments are those of `bert_layers`.
+    The arguments are those of `gpt_layers`.
     """
-    encoder = encoder_layers(
-        spec,
-        group=group,
-        rng=rng,
-        core_attention=core_attention,
-        kernels=kernels,
-        build_mixture=build_mixture,
-        sequence_parallel=sequence_parallel,
-    )
-    head = {"spec": spec, "group": group, "sequence_parallel": sequence_parallel}
+    shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+    parts = {"rng": rng, "core_attention": core_attention, "kernels": kernels, **shared}
+    if spec.architecture == "gpt":
+        body = decoder_layers(spec, batch_fields=batch_fields, build_mixture=build_mixture, **parts)
+    else:
+        body = encoder_layers(spec, build_mixture=build_mixture, **parts)
     return [
         take_tokens if spec.num_choices == 1 else rows_of_choices,
-        *encoder,
-        Layer(TokenHeadPipe if spec.head_layers else ClassificationHeadPipe, head),
+        *body,
+        Layer(_head_of(spec), {"spec": spec, **shared}),
         *([to_float32] if mixed else []),
     ]
+
+
+def _head_of(spec: ModelSpec) -> type[nn.Module]:
+    if spec.architecture == "gpt":
+        return ScorePipe
+    return TokenHeadPipe if spec.head_layers else ClassificationHeadPipe
 
 
 def rows_of_choices(batch: Batch) -> Batch:
     """Return the inputs of a batch of questions with a row for each choice.
 
-    Shapes: [b, n, s] -> [b * n, s], of the attention span [b, n, 2] -> [b * n, 1, 2].
+    Shapes: [b, n, s] -> [b * n, s], of the attention span, if there is one, [b, n, 2] ->
+        [b * n, 1, 2].
     """
-    inputs = ("tokens", "token_types", "positions")
-    rows = {name: batch[name].flatten(0, 1) for name in inputs}
-    return {**rows, "attention_span": batch["attention_span"].flatten(0, 1)[:, None]}
+    inputs = ("tokens", "token_types", "positions", "attention_span")
+    rows = {name: batch[name].flatten(0, 1) for name in inputs if name in batch}
+    if "attention_span" in rows:
+        rows["attention_span"] = rows["attention_span"][:, None]
+    return rows
 
 
 class ClassificationHeadPipe(nn.Module):
@@ -131,9 +137,39 @@ class TokenHeadPipe(nn.Module):
         for layer in hidden:
             x = F.relu(layer(x))
         logits = last(x)
-        if not self.sequence_parallel:
-            return logits
-        # All ranks compute the same loss of all tokens, and the gather sums its gradients over
-        # them: only those of rank 0 count.
-        full = gather_sequence(logits, 1, self.group)
-        return full if self.group.rank() == 0 else full.detach() + 0 * full
+        return _of_all_tokens(logits, self.group) if self.sequence_parallel else logits
+
+
+class ScorePipe(nn.Module):
+    """Linear layer without bias on each token of a GPT; the loss takes the logits of the last one.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, C].
+    Communication: as of `TokenHeadPipe`.
+    Source: GPT2ForSequenceClassification of transformers.
+    """
+
+    def __init__(
+        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
+    ):
+        super().__init__()
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self.classification_head = ReplicatedLinear(spec.hidden_size, spec.num_outputs, bias=False)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        logits: Tensor = self.classification_head(x_bsh)
+        return _of_all_tokens(logits, self.group) if self.sequence_parallel else logits
+
+
+def _of_all_tokens(logits: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Gather the logits of a divided sequence.
+
+    All ranks compute the same loss of all tokens, and the gather sums its gradients over them: only
+    those of rank 0 count.
+    """
+    full = gather_sequence(logits, 1, group)
+    return full if group.rank() == 0 else full.detach() + 0 * full

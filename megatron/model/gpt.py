@@ -50,6 +50,39 @@ def gpt_layers(
         loss_chunk_tokens: leaves the logits to the loss, as `DeferredLogits`; 0 for none.
     """
     own: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+    decoder = decoder_layers(
+        spec,
+        rng=rng,
+        core_attention=core_attention,
+        batch_fields=batch_fields,
+        kernels=kernels,
+        build_mixture=build_mixture,
+        **own,
+    )
+    return [
+        take_tokens,
+        *decoder,
+        _head(spec, own, loss_chunk_tokens),
+        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
+    ]
+
+
+def decoder_layers(
+    spec: ModelSpec,
+    *,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    core_attention: CoreAttention,
+    batch_fields: Collection[str],
+    kernels: Kernels,
+    build_mixture: MixtureBuilder | None,
+    sequence_parallel: bool,
+) -> list[Step]:
+    """Return the layers of a GPT's decoder, from the embedding to the final norm.
+
+    Shapes: a batch with fields [b, s] -> [b, s, h].
+    """
+    own: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
     embedding = Layer(
         EmbeddingPipe,
         {**own, "spec": spec, "kernels": kernels},
@@ -69,7 +102,6 @@ def gpt_layers(
         "core_attention": core_attention,
     }
     return [
-        take_tokens,
         embedding,
         to_sequence_first,
         *(
@@ -78,8 +110,6 @@ def gpt_layers(
         ),
         to_batch_first,
         norm_layer(spec, kernels=kernels),
-        _head(spec, own, loss_chunk_tokens),
-        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
     ]
 
 

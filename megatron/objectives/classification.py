@@ -1,4 +1,4 @@
-"""Classification, regression and multiple choice: the loss of a head on the first token of a text."""
+"""Classification, regression and multiple choice: the loss of a head on a token of BERT or GPT."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from megatron.data.datasets.task_datasets import task_datasets
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.classification import classification_layers
 from megatron.model.layers.layer_list import Step
-from megatron.model.loss import Loss
+from megatron.model.loss import Loss, Losses
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -42,6 +42,21 @@ CHOICE_FIELDS: Fields = {
     "attention_span": Field("b42"),
 }
 """A batch of questions with a row for each of their choices."""
+
+
+_DECODED = ("tokens", "positions", "label", "weight", "index")
+
+SCORE_FIELDS: Fields = {
+    **{name: CLASSIFICATION_FIELDS[name] for name in _DECODED},
+    "last": Field("b"),
+}
+"""A batch of a GPT, for which attention is causal; `last` is the position of a text's last token."""
+
+CHOICE_SCORE_FIELDS: Fields = {
+    **{name: CHOICE_FIELDS[name] for name in _DECODED},
+    "last": Field("b4"),
+}
+"""A batch of questions of a GPT with a row for each of their choices."""
 
 
 class Predictions:
@@ -128,6 +143,53 @@ class MultipleChoice(Classification):
         return CHOICE_FIELDS
 
 
+@OBJECTIVES.register("gpt-classification")
+class GPTClassification(Classification):
+    """The loss of `Classification` of a GPT, whose logits are those of a text's last token."""
+
+    name: ObjectiveName = "gpt-classification"
+
+    def batch_fields(self, masks: MaskPlan) -> Fields:
+        """Return the fields of a batch, with their shapes and dtypes."""
+        return SCORE_FIELDS
+
+    def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
+        """Return `scored_batch`."""
+        return scored_batch
+
+    def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
+        """Return the builder of the loss, which also records predictions."""
+
+        def build(
+            group: dist.ProcessGroup,
+            kernels: Kernels = REFERENCE,
+            *,
+            vocab_size: int | None = None,
+            sequence_group: dist.ProcessGroup | None = None,
+        ) -> Loss:
+            of_rows = class_loss(self.predictions)
+
+            def loss(logits_bsc: Tensor, batch: Batch) -> Tensor | Losses:
+                last_b = batch["last"].flatten()
+                rows_b = torch.arange(len(last_b), device=last_b.device)
+                return of_rows(logits_bsc[rows_b, last_b], batch)
+
+            return loss
+
+        return build
+
+
+@OBJECTIVES.register("gpt-multiple-choice")
+class GPTMultipleChoice(GPTClassification):
+    """The loss of `MultipleChoice` of a GPT."""
+
+    name: ObjectiveName = "gpt-multiple-choice"
+
+    def batch_fields(self, masks: MaskPlan) -> Fields:
+        """Return the fields of a batch, with their shapes and dtypes."""
+        return CHOICE_SCORE_FIELDS
+
+
 def labelled_batch(
     text: Tensor,
     types: Tensor,
@@ -159,6 +221,16 @@ def labelled_batch(
         "weight": weight.float(),
         "index": index,
     }
+
+
+def scored_batch(**inputs: Tensor) -> Batch:
+    """Return a batch of a GPT; the arguments are those of `labelled_batch`.
+
+    Shapes: those of `labelled_batch` -> SCORE_FIELDS or CHOICE_SCORE_FIELDS.
+    """
+    batch = labelled_batch(**inputs)
+    last = inputs["padding_mask"].sum(-1) - 1
+    return {name: batch[name] for name in _DECODED} | {"last": last}
 
 
 def class_loss(

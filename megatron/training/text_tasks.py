@@ -10,11 +10,12 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
-from megatron.checkpointing.saved_run import checkpoint_flags
+from megatron.checkpointing.saved_run import checkpoint_flags, saved_architecture
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
 from megatron.config.config import Config, all_sections, parse_conversion
 from megatron.config.data.downstream import objective_of
+from megatron.config.data.objective import ObjectiveName, declaration_of
 from megatron.config.foreign_flags.nemo import NEMO_TASKS, nemo_flags
 from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
@@ -60,7 +61,29 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
         words.append(f"--load={_converted(Path(load), words, is_first=is_first)}")
     if load:
         words.append("--use-checkpoint-args")
-    return train_from(words, objective_of(task), description=description)
+    return train_from(words, objective_in(words, task), description=description)
+
+
+def objective_in(words: Sequence[str], task: str) -> ObjectiveName:
+    """Return the objective that the network in --pretrained-checkpoint or --load learns a task with.
+
+    Without a checkpoint that is a BERT.
+
+    Raises:
+        WrongCheckpointError: no network of this architecture learns it.
+    """
+    for flag in ("--pretrained-checkpoint", "--load"):
+        folder = value_in(words, flag)
+        architecture = saved_architecture(Path(folder)) if folder else None
+        if folder and architecture:
+            objective = objective_of(task, architecture)
+            if declaration_of(objective).architecture != architecture:
+                raise WrongCheckpointError(
+                    f"{flag} {folder} holds a {architecture.upper()}, which does not learn --task "
+                    f"{task}: give a {declaration_of(objective).architecture.upper()}"
+                )
+            return objective
+    return objective_of(task)
 
 
 def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str]:
@@ -187,6 +210,6 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
         saver="own",
         flags=("", ""),
         heads=int(heads) if heads and heads.isdecimal() else None,
-        architecture="bert",
+        architecture=None,
     )
     return [*convert(conversion, parse)]

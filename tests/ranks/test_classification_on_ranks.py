@@ -1,4 +1,4 @@
-"""Finetuning on MNLI and RACE over tensor, pipeline and data parallel ranks; all metrics are exact."""
+"""A pretrained BERT is finetuned on every kind of task, in every layout; all metrics are exact."""
 
 import json
 import os
@@ -17,11 +17,13 @@ from labelled_files import (
     write_mnli,
     write_race,
     write_squad,
+    write_sst2,
+    write_stsb,
     write_tagged,
+    write_topics,
     write_vocabulary,
 )
 from ranks import outcomes_on_ranks, require_passed
-from sentence_corpora import write_sentences
 from stood_in import stood_in
 
 from megatron.checkpointing.manifest import published_tags, read_manifest
@@ -29,6 +31,7 @@ from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import parse_config
+from megatron.config.data.downstream import objective_of
 from megatron.engine.deepspeed import distributed
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.training import pretrain
@@ -41,6 +44,8 @@ NETWORK = """
     --make-vocab-size-divisible-by 8 --log-interval 100 --eval-interval 30 --eval-iters 1
     --lr 0.003 --lr-warmup-fraction 0.1
 """
+PRETRAINING = 150
+"""Steps of 32 samples."""
 
 
 @cache
@@ -57,10 +62,14 @@ def folder():
         write_race(path / "RACE" / "train", 120)
         write_race(path / "RACE" / "dev" / "middle", 13, seed=1)
         write_race(path / "RACE" / "dev" / "high", 7, seed=2)
+        write_sst2(path / "SST-2" / "train.tsv", 80, words=slice(4))
+        write_sst2(path / "SST-2" / "dev.tsv", 60, words=slice(4, 8), seed=1)
+        write_stsb(path / "STS-B" / "train.tsv", 160)
+        write_stsb(path / "STS-B" / "dev.tsv", 61, seed=1)
         for name, count, seed in (("train", 160, 0), ("dev", 21, 1)):
             write_tagged(path / f"{name}.conll", count, seed=seed)
             write_squad(path / f"{name}.json", count, seed=seed)
-        write_sentences(path / "sentences", [4] * 80, [*range(0, 81, 4)], [9] * 320)
+        write_topics(path / "topics", 200)
         shared = [path]
     dist.broadcast_object_list(shared)
     return shared[0]
@@ -79,17 +88,27 @@ def train(words, *flags, objective="classification"):
     dist.barrier()
 
 
-def finetune(task, words, *flags):
-    """Finetune on a task in three epochs, with a global batch of 8."""
+def finetune(task, words, *flags, architecture="bert"):
+    """Finetune on a task."""
     of_task = {
         "MNLI": "--train-data MNLI/train.tsv --valid-data MNLI/dev_matched.tsv MNLI/dev_mismatched.tsv",
         "RACE": "--train-data RACE/train --valid-data RACE/dev/middle RACE/dev/high",
-    }[task]
+    }.get(task, f"--train-data {task}/train.tsv --valid-data {task}/dev.tsv")
     paths = " ".join(
         str(folder() / word) if word.startswith(task) else word for word in of_task.split()
     )
-    objective = "multiple-choice" if task == "RACE" else "classification"
-    train(f"--task {task} {paths} {words}", *flags, objective=objective)
+    train(f"--task {task} {paths} {words}", *flags, objective=objective_of(task, architecture))
+
+
+@cache
+def pretrained():
+    """Return the directory of a BERT that is pretrained on sentences, a topic in each document."""
+    train(
+        f"--data-path {folder()}/topics --train-iters {PRETRAINING} --micro-batch-size 16 "
+        f"--save {folder()}/bert",
+        objective="bert",
+    )
+    return folder() / "bert"
 
 
 def records(save, event):
@@ -116,6 +135,66 @@ def tables(directory):
     """Return the lines of the tables of predictions, without their headers, by file."""
     files = sorted(directory.glob("predictions_*.tsv"))
     return {f.stem: [line.split("\t") for line in f.read_text().splitlines()[1:]] for f in files}
+
+
+def a_pretrained_bert_learns_from_few_words(rank):
+    begins_at, ends_at = (losses(pretrained().name)[i] for i in (1, PRETRAINING))
+    assert begins_at > 3.5 > 2.8 > ends_at  # the words of a topic are known, not which of them
+    shared = "--epochs 2 --global-batch-size 8"
+    layouts = {
+        "data": "--micro-batch-size 4",
+        "tensor": f"{TENSOR} 2 --micro-batch-size 8",
+        "pipeline": f"{PIPELINE} 2 --micro-batch-size 4",
+    }
+    for task, metric, least in (("SST-2", "accuracy", 0.9), ("STS-B", "pearson", 0.7)):
+        for name, layout in layouts.items():
+            save = f"{task}-{name}"
+            words = f"{shared} {layout} --pretrained-checkpoint {pretrained()}"
+            finetune(task, f"{words} --save {folder()}/{save}")
+            assert losses(save) == pytest.approx(losses(f"{task}-data"), rel=0.05, abs=0.01)
+            found = records(save, "task")[-1][metric]
+            assert found > least, f"{save}: {metric} {found}"
+    # No word of the file is one that was finetuned on: all that is known of them is their topic.
+    finetune("SST-2", f"{shared} --micro-batch-size 4 --save {folder()}/unknowing")
+    assert scores("unknowing")[-1][2] < 0.8
+
+
+def a_gpt_learns_with_the_state_of_the_last_token(rank):
+    gpt = folder() / "gpt"
+    shared = "--tokenizer-type BertWordPieceLowerCase --global-batch-size 8"
+    train(
+        f"--data-path {folder()}/topics --train-iters 60 --micro-batch-size 16 --save {gpt} "
+        "--tokenizer-type BertWordPieceLowerCase",
+        objective="gpt",
+    )
+    layouts = {
+        "data": "--micro-batch-size 4",
+        "tensor": f"{TENSOR} 2 --sequence-parallel --micro-batch-size 8",
+        "pipeline": f"{PIPELINE} 2 --micro-batch-size 4",
+    }
+    for task, epochs, least in (("SST-2", 2, 0.9), ("RACE", 3, 0.6)):
+        for name, layout in layouts.items():
+            save = f"gpt-{task}-{name}"
+            words = f"{shared} {layout} --epochs {epochs} --pretrained-checkpoint {gpt}"
+            finetune(task, f"{words} --save {folder()}/{save}", architecture="gpt")
+            assert losses(save) == pytest.approx(losses(f"gpt-{task}-data"), rel=0.05, abs=0.01)
+            assert scores(save)[-1][2] > least, f"{save}: {scores(save)}"
+    best, words = folder() / "gpt-SST-2-data" / "best", f"{shared} --epochs 0"
+    found = []
+    for name, layout in layouts.items():
+        save = folder() / f"gpt-{name}-again"
+        evaluates = f"{words} {layout} --load {best} --save {save}"
+        finetune("SST-2", evaluates, architecture="gpt")
+        found.append([line[:3] for line in tables(save)["predictions_dev"]])
+        assert sum(line[1] == line[2] for line in found[-1]) / 60 == pytest.approx(
+            json.loads((best / "best.json").read_text())["score"]
+        )
+    assert found[0] == found[1] == found[2]
+    twice = folder() / "gpt-twice"
+    for stop in ("--exit-interval 13", ""):
+        words = f"{shared} {layouts['data']} --epochs 2 --load {twice} --save {twice} {stop}"
+        finetune("SST-2", f"{words} --pretrained-checkpoint {gpt}", architecture="gpt")
+    assert losses("gpt-twice") == losses("gpt-SST-2-data")
 
 
 def every_layout_learns_mnli_alike(rank):
@@ -193,22 +272,18 @@ def a_run_resumed_within_an_epoch_is_the_uninterrupted_one(rank):
 
 
 def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
-    bert = folder() / "bert"
-    train(
-        f"--data-path {folder()}/sentences --train-iters 2 --micro-batch-size 2 --save {bert}",
-        objective="bert",
-    )
+    bert = pretrained()
     words = f"--train-iters 1 --lr 0 --weight-decay 0 --micro-batch-size 4 {TENSOR} 2"
     finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --save {folder()}/begun")
-    pretrained, begun = weights(bert), weights(folder() / "begun")
-    shared = {*pretrained} & {*begun}
+    before, begun = weights(bert), weights(folder() / "begun")
+    shared = {*before} & {*begun}
     assert {*begun} - shared == {"7.classification_head.weight", "7.classification_head.bias"}
-    assert {*pretrained} - shared == {
+    assert {*before} - shared == {
         *(f"7.{layer}.{kind}" for layer in ("dense", "layernorm") for kind in ("weight", "bias")),
         *("7.binary_head.weight", "7.binary_head.bias", "9.output_bias"),
     }
     for name in shared:
-        weight = pretrained[name].all()
+        weight = before[name].all()
         # Two tensor-parallel ranks need more padding of the vocabulary.
         assert torch.equal(weight, begun[name].all()[: len(weight)]), name
     finetune(
@@ -218,7 +293,7 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
     )
     adapted = weights(folder() / "adapted")
     changed = {
-        name for name in shared if not torch.equal(*(w[name].all() for w in (pretrained, adapted)))
+        name for name in shared if not torch.equal(*(w[name].all() for w in (before, adapted)))
     }
     assert not changed
     trained = {*adapted} - shared
@@ -237,9 +312,7 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
     lora = f"--epochs 1 --micro-batch-size 8 --pretrained-checkpoint {bert} --lora-rank 2"
     finetune("MNLI", f"{lora} --save {folder()}/lora")
     adapted = weights(folder() / "lora")
-    moved = {
-        name for name in shared if not torch.equal(adapted[name].all(), pretrained[name].all())
-    }
+    moved = {name for name in shared if not torch.equal(adapted[name].all(), before[name].all())}
     assert moved == set()
     assert bool(adapted["7.classification_head.bias"].all().any())
 
@@ -279,6 +352,8 @@ def labels_of(directory):
 
 
 CHECKS = [
+    a_pretrained_bert_learns_from_few_words,
+    a_gpt_learns_with_the_state_of_the_last_token,
     every_layout_learns_mnli_alike,
     predictions_of_any_layout_are_the_same,
     race_counts_questions,

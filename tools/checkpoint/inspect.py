@@ -16,6 +16,7 @@ from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manife
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
+from megatron.config.data.downstream import LABELLED
 from megatron.config.data.objective import declaration_of
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.checkpoint_tools import LookConfig
@@ -59,6 +60,9 @@ def _own(path: Path, *, each: bool) -> Iterator[str]:
     objective = manifest.plan.get("objective", {}).get("name", "gpt")
     script = declaration_of(objective).script or f"pretrain_gpt.py --objective {objective}"
     yield f"resume with: {script} --use-checkpoint-args --load {directory} --save {directory} ..."
+    if declaration_of(objective).kind == LABELLED:
+        yield f"evaluate with: {script} --epochs 0 --use-checkpoint-args --load {directory} ..."
+        return
     yield {
         "gpt": f"generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT",
         "bert": f'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"',

@@ -88,7 +88,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     template = options.chat_template or trained_with
     write_model(folder, spec, family, job.checkpoint, dtype, max_bytes=options.max_shard_bytes)
     _write_json(folder / "config.json", _config(spec, family, dtype, tokenizer))
-    if spec.architecture == "gpt":
+    if spec.architecture == "gpt" and not spec.num_outputs:
         _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
     no_tokenizer = write_hugging_face_files(
         folder, tokenizer, job.tokenizer_arguments, max_length=spec.max_position_embeddings

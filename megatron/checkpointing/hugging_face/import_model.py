@@ -273,7 +273,7 @@ def _plan(run_config: Config, vocab_size: int, objective: ObjectiveName) -> Plan
 
 def _names_in_files(reader: Reader, family: Family) -> dict[str, str]:
     """Map the architecture's tensor names to those in the files, without constants."""
-    heads = ("lm_head.", "embed_out.", "cls.", "classifier.", "qa_outputs.")
+    heads = ("lm_head.", "embed_out.", "cls.", "classifier.", "qa_outputs.", "score.")
     names = {
         name.removeprefix(_LANGUAGE_MODEL): name
         for name in reader.names

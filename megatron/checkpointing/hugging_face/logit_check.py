@@ -193,7 +193,7 @@ def _our_logits(
     batch = {"tokens": tokens_bs, "positions": positions_bs}
     if spec.architecture == "gpt":
         logits_bsv = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
-        return [logits_bsv[..., : spec.vocab_size].flatten(0, 1)]
+        return [logits_bsv[..., : spec.num_outputs or spec.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
     lengths_b = real_bs.sum(1)
     span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
@@ -210,8 +210,12 @@ def _our_logits(
 
 
 @torch.no_grad()
-def _their_logits(spec: ModelSpec, model: nn.Module, tokens_bs: Tensor) -> list[Tensor]:
+def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor]:
     """Return the outputs of transformers' model in the form of `_our_logits`."""
+    if spec.architecture == "gpt" and spec.num_outputs:
+        # Of every token: the model itself returns those of the last that is no padding.
+        hidden_bsh = model.base_model(tokens_bs).last_hidden_state
+        return [model.score(hidden_bsh).float().flatten(0, 1)]
     if spec.architecture == "gpt":
         return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)

@@ -50,7 +50,7 @@ class Conversion:
         pipeline: pipeline stages to write them for.
         flags: names of the flags for these two, for messages.
         heads: attention heads, if given by the user.
-        architecture: that the user expects of the network.
+        architecture: that the user expects of the network; None for any.
     """
 
     source: Path
@@ -61,7 +61,7 @@ class Conversion:
     pipeline: int = 1
     flags: tuple[str, str]
     heads: int | None = None
-    architecture: Architecture = "gpt"
+    architecture: Architecture | None = "gpt"
 
 
 def find(source: Path, loader: str | None, *, heads: int | None = None) -> ForeignCheckpoint:
@@ -148,7 +148,7 @@ def _require_architecture(conversion: Conversion, found: Architecture) -> None:
     """
     if found == "retro":
         raise ConfigError(f"{conversion.source} holds a RETRO, which is not converted")
-    if found != conversion.architecture:
+    if conversion.architecture not in (None, found):
         raise ConfigError(
             f"--model-type {conversion.architecture.upper()}, but {conversion.source} holds a "
             f"{found.upper()}: give --model-type {found.upper()}"
@@ -162,6 +162,8 @@ def _next_steps(written: Path, conversion: Conversion, how: str = "--finetune") 
         how: flags for resuming with everything in it.
     """
     yield f"{written} holds {conversion.source}"
+    if conversion.architecture is None:
+        return
     script = declaration_of(conversion.architecture).script
     yield f"continue training with: {script} --use-checkpoint-args --load {conversion.output} {how} ..."
     if conversion.architecture == "gpt":

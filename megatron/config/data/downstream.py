@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from megatron.config.data.text_tasks import TEXT_TASKS, TextTaskPlan, num_outputs_of
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import Architecture, ModelSpec
 
 LABELLED = "labelled"
 """Kind of the labelled texts of a downstream task, which are no token files."""
@@ -18,6 +18,9 @@ _CHOICES = {"RACE": 4}
 
 _OUTPUTS = {"RACE": 1, "MNLI": 3, "STS-B": 1}
 """Outputs of the head for a row, where it is not 2: the classes; 1 for a choice or a score."""
+
+_OF_ROWS = ("classification", "multiple-choice")
+"""Objectives of texts with one label, which a GPT learns too."""
 
 Task = Literal[
     "WIKITEXT103",
@@ -44,7 +47,7 @@ class DownstreamConfig:
 
     task: Task | None = None
     """What is measured: of a GPT the perplexity of a text (WIKITEXT103) or the accuracy of last words
-    (LAMBADA); of a BERT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
+    (LAMBADA); of a BERT or GPT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
 
     train_data: list[str] | None = None
     """Files of a GLUE task, or folders of RACE, to finetune on."""
@@ -58,7 +61,7 @@ class DownstreamConfig:
     predictions to a file."""
 
     pretrained_checkpoint: str | None = None
-    """Directory of a pretrained BERT, whose weights a run begins with that has no checkpoint in
+    """Directory of a pretrained BERT or GPT, whose weights a run begins with that has no checkpoint in
     --load yet; one of transformers or Megatron-LM is converted to pretrained/ in --save."""
 
     keep_last_batch: bool = False
@@ -111,15 +114,14 @@ def with_classes(
 
 
 def is_finetuned(task: str | None) -> bool:
-    """Whether a task is one that a BERT is finetuned on."""
+    """Whether a task is one that a network is finetuned on."""
     return task in get_args(Task) and task not in _ZERO_SHOT
 
 
-def objective_of(task: str | None) -> str:
-    """Return the name of the objective that a task is finetuned with."""
-    if task in TEXT_TASKS:
-        return TEXT_TASKS[task]
-    return "multiple-choice" if task in _CHOICES else "classification"
+def objective_of(task: str | None, architecture: Architecture = "bert") -> str:
+    """Return the name of the objective that a network is finetuned on a task with."""
+    name = TEXT_TASKS.get(task or "", "multiple-choice" if task in _CHOICES else "classification")
+    return f"gpt-{name}" if architecture == "gpt" and name in _OF_ROWS else name
 
 
 def downstream_problems(
@@ -146,7 +148,7 @@ def downstream_problems(
     task, epochs = downstream.task, downstream.epochs
     if not is_finetuned(task):
         yield f"--task {task}: write the task whose labelled texts are learned, such as MNLI"
-    elif objective_of(task) != objective:
+    elif objective not in (objective_of(task), objective_of(task, "gpt")):
         yield f"--task {task} is learned with --objective {objective_of(task)}, not {objective}"
     if epochs is not None and epochs < 0:
         yield f"--epochs {epochs} must be at least 0"

@@ -189,6 +189,8 @@ for _name, _module, _script in (
             tokenizer="BertWordPieceLowerCase",
         ),
     )
+for _name in ("gpt-classification", "gpt-multiple-choice"):
+    _declare(_name, "classification", Declaration(script="tasks/main.py", kind=LABELLED))
 
 
 def declaration_of(name: ObjectiveName) -> Declaration:

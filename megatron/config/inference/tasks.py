@@ -21,6 +21,42 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnsembleConfig:
+    """Predictions of several finetuned models, to be combined."""
+
+    paths: list[str]
+    """Directories with a file of predictions each, or such files: predictions_….pt of tasks/main.py
+    or of Megatron-LM."""
+
+    outdir: str
+    """Directory for the predictions: NAME/PREDICTION_NAME.tsv with id and label of each sample."""
+
+    prediction_name: str = "test_predictions.pt"
+    """File of predictions in each of --paths (default: test_predictions.pt, or else the only
+    …predictions_….pt in the directory)."""
+
+    eval: bool = False
+    """Print the accuracy, or the Pearson correlation of a regression."""
+
+    majority: bool = False
+    """Predict the class that most models predict, and of equally many the likelier one (default: that
+    with the highest mean of the probabilities)."""
+
+    labels: list[str] | None = None
+    """Names of the classes in the order of their numbers (default: the numbers)."""
+
+    threshold: list[float] | None = None
+    """Of two classes, predict the second from this mean probability on: one number, or one for each
+    file of the predictions."""
+
+    calc_threshold: bool = False
+    """Use the --threshold with the highest accuracy, of 0.00 to 0.99, for each file by itself."""
+
+    one_threshold: bool = False
+    """Use the same one for all files (with --calc-threshold)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HarnessConfig:
     """Evaluation on tasks of lm_eval."""
 
@@ -116,7 +152,7 @@ def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
         ("--pretrained-checkpoint", downstream.pretrained_checkpoint),
     ):
         if value is not None:
-            yield f"{flag} is for tasks that a BERT is finetuned on; of {name} nothing is trained"
+            yield f"{flag} is for tasks that a network is finetuned on; of {name} nothing is trained"
     if task.strict_lambada and name != "LAMBADA":
         yield f"--strict-lambada is for --task LAMBADA, not for {name}"
     length, stride = config.model.seq_length, task.overlapping_eval
@@ -130,6 +166,16 @@ def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
 def stride_of(config: Config, task: TaskConfig) -> int:
     """Return the tokens from one window to the next."""
     return task.overlapping_eval or min(_STRIDE, config.model.seq_length)
+
+
+def ensemble_problems(config: EnsembleConfig) -> Iterator[str]:
+    """Yield flags that contradict each other."""
+    if config.threshold and config.calc_threshold:
+        yield "--threshold and --calc-threshold contradict each other: leave one out"
+    if config.one_threshold and not config.calc_threshold:
+        yield "--one-threshold is for --calc-threshold"
+    if config.majority and (config.threshold or config.calc_threshold):
+        yield "--majority has no use for a threshold: leave one out"
 
 
 def harness_problems(config: Config, harness: HarnessConfig) -> Iterator[str]:

@@ -87,9 +87,11 @@ class ModelSpec:
     architecture: Architecture = "gpt"
     num_token_types: int = 0  # rows of BERT's table of segments; 0: there is none
     binary_head: bool = False  # BERT's pooler and classifier of the order of two segments
-    num_outputs: int = 0  # of a classification head on the first token; 0: heads of pretraining
+    num_outputs: int = 0  # of the head of a downstream task; 0: heads of pretraining
     num_choices: int = 1  # rows of a sample, which have a sequence each
-    head_layers: int = 0  # linear layers of a head on each token; 0: it is on the first token
+    head_layers: int = (
+        0  # linear layers of a head on each token; 0: on the first, of a GPT the last
+    )
     head_dropout: float = 0.0  # in front of a head on each token
     labels: tuple[str, ...] = ()  # names of the classes of a head; (): the task knows them
     head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
@@ -171,7 +173,7 @@ class ModelSpec:
         if self.architecture == "t5":
             return self.padded_vocab_size
         if self.architecture != "bert":
-            return 0
+            return self.num_outputs * self.hidden_size
         dense = self.hidden_size**2 + self.hidden_size
         if self.num_outputs:
             # The pooler of a head on the first token counts as a layer.

@@ -25,7 +25,7 @@ def task_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
         WrongDataError: a file is missing or malformed, or two have the same name.
     """
     downstream = plan.downstream
-    task = task_of(downstream.task, plan.text_task)
+    task = task_of(downstream.task, plan.text_task, plan.model.architecture)
     read = partial(task.data, tokenizer=tokenizer, seq_length=plan.model.seq_length)
     files = [read([Path(path)], trains=False) for path in downstream.valid_data]
     names = [file.name for file in files]

@@ -1,8 +1,9 @@
-"""Input of BERT for one or two texts: [CLS] A [SEP] B [SEP], padded, with types and padding mask."""
+"""Input of BERT or GPT for one or two texts, such as [CLS] A [SEP] B [SEP]: padded, with padding mask."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,21 @@ def clean_text(text: str) -> str:
     for _ in range(3):
         text = text.replace(" . ", ". ")
     return text
+
+
+class Packer(Protocol):
+    """Pack the token ids of one or two texts into one row; one that is too long loses its end."""
+
+    def pack(
+        self, first: NDArray | Sequence[int], second: NDArray | Sequence[int] | None = None
+    ) -> dict[str, NDArray]:
+        """Return the row of `first`, followed by `second` unless that is None.
+
+        Shapes: {"text", "types", "padding_mask": [length]} int64.
+        """
+
+    def is_cut(self, num_tokens: int, *, is_pair: bool) -> bool:
+        """Whether a row of texts with so many tokens in all loses some of them."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +67,7 @@ class SegmentPacker:
     def pack(
         self, first: NDArray | Sequence[int], second: NDArray | Sequence[int] | None = None
     ) -> dict[str, NDArray]:
-        """Return the row of `first`, followed by `second` unless that is None.
-
-        Shapes: {"text", "types", "padding_mask": [length]} int64.
-        """
+        """See `Packer`."""
         ids = [self.cls, *first, self.sep]
         num_first = len(ids)
         is_cut = num_first + len(second if second is not None else ()) >= self.length
@@ -70,6 +83,54 @@ class SegmentPacker:
             types[min(num_first, len(ids) - 1) : len(ids)] = 1
         padding_mask = (np.arange(self.length) < len(ids)).astype(np.int64)
         return {"text": text, "types": types, "padding_mask": padding_mask}
+
+    def is_cut(self, num_tokens: int, *, is_pair: bool) -> bool:
+        """See `Packer`."""
+        return num_tokens + (3 if is_pair else 2) > self.length
+
+
+@dataclass(frozen=True)
+class DecoderPacker:
+    """Pack the token ids of one or two texts into one row of a GPT: A, or A EOD B.
+
+    In front is the token that the tokenizer begins texts with, if it does.
+
+    Args:
+        length: tokens of a row.
+        front: ids in front of the first text.
+        eod: id that ends documents.
+    """
+
+    length: int
+    front: tuple[int, ...]
+    eod: int
+    pad: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, length: int) -> "DecoderPacker":
+        """Return the packer with the special tokens of `tokenizer`.
+
+        Raises:
+            DataError: the tokenizer has none that ends documents.
+        """
+        bos, eod = tokenizer.special_ids.get("bos"), tokenizer.eod
+        front = () if bos is None or tokenizer.encode("")[:1] != [bos] else (bos,)
+        return cls(length, front=front, eod=eod, pad=tokenizer.special_ids.get("pad", eod))
+
+    def pack(
+        self, first: NDArray | Sequence[int], second: NDArray | Sequence[int] | None = None
+    ) -> dict[str, NDArray]:
+        """See `Packer`."""
+        pair = () if second is None else (self.eod, *second)
+        ids = [*self.front, *first, *pair][: self.length]
+        text = np.full(self.length, self.pad)
+        text[: len(ids)] = ids
+        padding_mask = (np.arange(self.length) < len(ids)).astype(np.int64)
+        return {"text": text, "types": np.zeros_like(padding_mask), "padding_mask": padding_mask}
+
+    def is_cut(self, num_tokens: int, *, is_pair: bool) -> bool:
+        """See `Packer`."""
+        return len(self.front) + num_tokens + is_pair > self.length
 
 
 class EncodedTexts:

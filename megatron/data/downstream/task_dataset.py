@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import WrongDataError
+from megatron.config.network.model_spec import Architecture
 from megatron.data.downstream.metrics import (
     METRICS,
     class_scores,
@@ -17,7 +18,12 @@ from megatron.data.downstream.metrics import (
     confusion_table,
     score_table,
 )
-from megatron.data.downstream.packing import EncodedTexts, SegmentPacker
+from megatron.data.downstream.packing import (
+    DecoderPacker,
+    EncodedTexts,
+    Packer,
+    SegmentPacker,
+)
 from megatron.data.downstream.task import Predicted
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -61,6 +67,7 @@ class ClassificationTask:
         read: reader of one file or folder.
         num_choices: rows of an item, one for each answer of a question; 0 if an item is one row.
         max_first_tokens: tokens that text A is cut to before it is packed.
+        architecture: of the network that reads its items.
     """
 
     name: str
@@ -69,6 +76,7 @@ class ClassificationTask:
     read: Callable[[Path], Examples]
     num_choices: int = 0
     max_first_tokens: int | None = None
+    architecture: Architecture = "bert"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -208,7 +216,7 @@ class TaskDataset:
 
     Raises:
         WrongDataError: a file is missing or malformed; the message names file and line.
-        DataError: the tokenizer has no [CLS], [SEP] or [PAD].
+        DataError: the tokenizer lacks a special token that items need.
 
     Shapes: dataset[i] -> {"text", "types", "padding_mask": [seq_length], or [choices, seq_length]
         of a multiple-choice question, "label", "uid": []}, int64 but for float64 labels of a
@@ -225,7 +233,8 @@ class TaskDataset:
     ):
         self.task = task
         self.name = "+".join(map(task.set_name, paths))
-        self._packer = SegmentPacker.of(tokenizer, seq_length)
+        packers = DecoderPacker if task.architecture == "gpt" else SegmentPacker
+        self._packer: Packer = packers.of(tokenizer, seq_length)
         files = [task.read(path) for path in paths]
         self.unlabelled = [p for p, f in zip(paths, files, strict=True) if not f.has_labels]
         self.has_labels = not self.unlabelled

@@ -1,8 +1,10 @@
 """Downstream tasks by name."""
 
+from dataclasses import replace
 from functools import partial
 
 from megatron.config.data.text_tasks import TextTaskPlan
+from megatron.config.network.model_spec import Architecture
 from megatron.data.downstream.glue import GLUE
 from megatron.data.downstream.race import RACE
 from megatron.data.downstream.sentences import read_labelled_sentences
@@ -13,8 +15,12 @@ from megatron.data.downstream.text_tasks import AnswerTask, TaggingTask
 TASKS = {task.name: task for task in (RACE, *GLUE)}
 
 
-def task_of(name: str, plan: TextTaskPlan) -> Task:
-    """Return a task by its name, with the labels and options of a plan."""
+def task_of(name: str, plan: TextTaskPlan, architecture: Architecture = "bert") -> Task:
+    """Return a task by its name, with the labels and options of a plan.
+
+    Args:
+        architecture: of the network that learns it.
+    """
     match name:
         case "token-classification":
             return TaggingTask(plan)
@@ -26,5 +32,6 @@ def task_of(name: str, plan: TextTaskPlan) -> Task:
                 classes=plan.labels,
                 metric_names=("accuracy",),
                 read=partial(read_labelled_sentences, labels=plan.labels),
+                architecture=architecture,
             )
-    return TASKS[name]
+    return replace(TASKS[name], architecture=architecture)

@@ -247,8 +247,14 @@ def require_architecture(source: ModelSource, spec: ModelSpec, name: Architectur
     """Refuse a checkpoint of another network, and name the tool for it.
 
     Raises:
-        WrongCheckpointError: its architecture is not `name`.
+        WrongCheckpointError: its architecture is not `name`, or it has the head of a downstream task.
     """
+    if spec.num_outputs:
+        task = source.manifest.plan["downstream"]["task"]
+        raise WrongCheckpointError(
+            f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "
+            "evaluates it, with --epochs 0"
+        )
     if spec.architecture != name:
         raise WrongCheckpointError(
             f"{source.folder} holds no {name.upper()} but a {spec.architecture.upper()}: "

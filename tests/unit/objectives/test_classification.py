@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from tiny import tiny_plan
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.data.downstream import Task, is_finetuned, objective_of
 from megatron.config.data.text_tasks import TEXT_TASKS
 from megatron.data.downstream.tasks import TASKS
@@ -14,26 +15,25 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.objectives.classification import (
-    Classification,
-    MultipleChoice,
     Predictions,
     class_loss,
     labelled_batch,
+    scored_batch,
 )
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 NAMES = [name for name in Task.__args__ if is_finetuned(name) and name not in TEXT_TASKS]
 
 
-def spec_of(task, *flags):
+def spec_of(task, *flags, architecture="bert"):
     words = ("--task", task, "--train-data", "a", "--hidden-dropout", "0", *flags)
-    return tiny_plan(*words, without=("--data-path",), objective=objective_of(task)).model
+    objective = objective_of(task, architecture)
+    return tiny_plan(*words, without=("--data-path",), objective=objective).model
 
 
-def model_of(group, task, *flags):
-    spec = spec_of(task, *flags)
-    objective = (MultipleChoice if objective_of(task) == "multiple-choice" else Classification)()
-    layers = objective.layers(
+def model_of(group, task, *flags, architecture="bert"):
+    spec = spec_of(task, *flags, architecture=architecture)
+    layers = OBJECTIVES.get(objective_of(task, architecture))().layers(
         spec,
         group=group,
         rng=OrdinaryStream(),
@@ -46,28 +46,33 @@ def model_of(group, task, *flags):
     return model
 
 
-def batch_of(*shape, label=(0, 1), weight=(1, 1)):
+def inputs_of(*shape, label=(0, 1), weight=(1, 1)):
     length = torch.full(shape[:-1], 4)
-    return labelled_batch(
-        text=torch.randint(1, 11, shape),
-        types=torch.zeros(shape, dtype=torch.int64),
-        padding_mask=(torch.arange(shape[-1]) < length[..., None]).long(),
-        label=torch.tensor(label),
-        uid=torch.arange(shape[0]),
-        weight=torch.tensor(weight),
-        index=torch.tensor([7, 3]),
-    )
+    return {
+        "text": torch.randint(1, 11, shape),
+        "types": torch.zeros(shape, dtype=torch.int64),
+        "padding_mask": (torch.arange(shape[-1]) < length[..., None]).long(),
+        "label": torch.tensor(label),
+        "uid": torch.arange(shape[0]),
+        "weight": torch.tensor(weight),
+        "index": torch.tensor([7, 3]),
+    }
+
+
+def batch_of(*shape, **others):
+    return labelled_batch(**inputs_of(*shape, **others))
 
 
 def test_the_tasks_of_flags_and_of_readers_are_the_same():
     assert {*NAMES} == {*TASKS}
 
 
+@pytest.mark.parametrize("architecture", ["bert", "gpt"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_network_has_the_outputs_of_the_task(name, group):
-    task, spec = TASKS[name], spec_of(name)
+def test_the_network_has_the_outputs_of_the_task(name, architecture, group):
+    task, spec = TASKS[name], spec_of(name, architecture=architecture)
     assert (spec.num_outputs, spec.num_choices) == (task.num_outputs, task.num_choices or 1)
-    model = model_of(group, name)
+    model = model_of(group, name, architecture=architecture)
     assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
 
 
@@ -88,6 +93,23 @@ def test_pooler_and_encoder_have_the_names_of_a_pretrained_bert(group):
     head = {name: shape for name, shape in own.items() if "classification_head" in name}
     assert own.items() - head.items() <= theirs.items()
     assert {*head.values()} == {(3, 8), (3,)}
+
+
+def test_a_gpt_reads_the_logits_of_the_last_token(group):
+    for task, shape in (("MNLI", (2, 6)), ("RACE", (2, 4, 6))):
+        model = model_of(group, task, architecture="gpt").eval()
+        batch = scored_batch(**inputs_of(*shape))
+        logits = model(batch)
+        changed = batch | {"tokens": batch["tokens"].clone()}
+        changed["tokens"][..., 4:] = 0
+        predictions = Predictions()
+        plan = tiny_plan().objective
+        loss = OBJECTIVES.get(objective_of(task, "gpt"))().loss(plan)(group)
+        assert torch.equal(loss(model(changed), batch), loss(logits, batch))
+        # Tokens behind the end of the text differ, and are not read.
+        assert not torch.equal(model(changed), logits)
+        expected = class_loss(predictions)(logits[:, 3], batch)
+        assert torch.equal(loss(logits, batch), expected)
 
 
 def test_padding_changes_no_logits(group):

@@ -2,16 +2,23 @@
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from labelled_files import write_vocabulary
-from transformers import BertTokenizer, MegatronBertConfig, MegatronBertForPreTraining
+from transformers import (
+    BertTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MegatronBertConfig,
+    MegatronBertForPreTraining,
+)
 
 from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, WrongCheckpointError
 from megatron.config.config import parse_config
 
 MAIN = Path(__file__).resolve().parents[3] / "tasks" / "main.py"
@@ -58,14 +65,27 @@ def finetune(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "train_from", lambda words, *_, **__: parse_config(words)[0])
-    return lambda *words: module.main([*TASK, *map(str, words)])
+    objectives = []
+
+    def train_from(words, objective, **_):
+        objectives.append(objective)
+        return parse_config(words)[0]
+
+    monkeypatch.setattr(module, "train_from", train_from)
+    run = partial(_run, module)
+    run.objectives = objectives
+    return run
+
+
+def _run(module, *words):
+    return module.main([*TASK, *map(str, words)])
 
 
 def test_a_task_begins_with_a_bert_of_transformers(bert, finetune, group, tmp_path):
     folder, model = bert
     words = ("--pretrained-checkpoint", folder, "--save", tmp_path / "run", "--seq-length", "12")
     config = finetune(*words)
+    assert finetune.objectives == ["classification"]
     found = config.model
     assert (found.num_layers, found.hidden_size, found.ffn_hidden_size) == (1, 16, 48)
     assert (found.seq_length, found.max_position_embeddings) == (12, 24)
@@ -88,3 +108,19 @@ def test_a_task_begins_with_a_bert_of_transformers(bert, finetune, group, tmp_pa
 def test_a_bert_of_transformers_needs_a_folder_for_its_import(bert, finetune):
     with pytest.raises(ConfigError, match="--save, which is missing"):
         finetune("--pretrained-checkpoint", bert[0])
+
+
+def test_a_task_begins_with_a_gpt_of_transformers(finetune, group, tmp_path):
+    write_vocabulary(tmp_path / "vocab.txt")
+    BertTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "hf")
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24}
+    GPT2LMHeadModel(GPT2Config(vocab_size=49, **sizes)).save_pretrained(tmp_path / "hf")
+    words = ("--pretrained-checkpoint", tmp_path / "hf", "--save", tmp_path / "run")
+    assert finetune(*words).model.hidden_size == 16
+    # The flags of the last --task count.
+    finetune(*words, "--task", "RACE")
+    assert finetune.objectives == ["gpt-classification", "gpt-multiple-choice"]
+    with pytest.raises(
+        WrongCheckpointError, match="holds a GPT, which does not learn --task quest"
+    ):
+        finetune(*words, "--task", "question-answering")

@@ -173,6 +173,7 @@ def plain_values(spec: ModelSpec) -> Allowed:
         "logit_softcap": (0.0,),
         "num_experts": ((),),
         "num_outputs": (0,),
+        "num_choices": (1,),
     }
 
 

@@ -6,6 +6,12 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from megatron.checkpointing.hugging_face.families.classifiers import (
+    CLASS_KEYS,
+    LABEL_KEYS,
+    class_flags,
+    label_flags,
+)
 from megatron.checkpointing.hugging_face.families.family import (
     Allowed,
     Family,
@@ -138,41 +144,17 @@ def _downstream(
     )
 
 
-_LABELS: Mapping[str, Callable[[ModelSpec], Any]] = {
-    "id2label": lambda spec: dict(enumerate(label_names(spec))),
-    "label2id": lambda spec: {name: i for i, name in enumerate(label_names(spec))},
-}
-
-
-def label_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of the outputs of a head; by default those of transformers."""
-    return spec.labels or tuple(f"LABEL_{i}" for i in range(spec.num_outputs))
-
-
-def _label_flags(config: HuggingFaceConfig) -> list[str]:
-    """Return the flags of the labels in config.json, in the order of their ids."""
-    names = {int(i): str(name) for i, name in config["id2label"].items()}
-    return ["--labels", *(names[i] for i in sorted(names))]
-
-
-def _class_flags(config: HuggingFaceConfig) -> list[str]:
-    """Return the flags of a classification of texts, or of a regression."""
-    if len(config["id2label"]) == 1:
-        return ["--task", "STS-B"]
-    return ["--task", "text-classification", *_label_flags(config)]
-
-
 DOWNSTREAM_BERTS = (
     _downstream(
         "TokenClassification",
         objective="token-classification",
         flags=lambda config: [
             *("--task", "token-classification", "--head-layers", "1"),
-            *_label_flags(config),
+            *label_flags(config),
         ],
         needs=lambda spec: {"head_layers": (1,), "labels": (spec.labels or ("O",),)},
         network={"classification_head.0": "classifier"},
-        keys=_LABELS,
+        keys=LABEL_KEYS,
     ),
     _downstream(
         "QuestionAnswering",
@@ -184,15 +166,10 @@ DOWNSTREAM_BERTS = (
     _downstream(
         "SequenceClassification",
         objective="classification",
-        flags=_class_flags,
+        flags=class_flags,
         needs=lambda _: {"head_layers": (0,)},
         network={**_POOLER, "classification_head": "classifier"},
-        keys={
-            **_LABELS,
-            "problem_type": lambda spec: (
-                "regression" if spec.num_outputs == 1 else "single_label_classification"
-            ),
-        },
+        keys=CLASS_KEYS,
     ),
     _downstream(
         "MultipleChoice",

@@ -1,6 +1,7 @@
 """Find the architecture of transformers for a network, or for a config.json."""
 
 from megatron.checkpointing.hugging_face.families.bloom import BLOOM
+from megatron.checkpointing.hugging_face.families.classifiers import decoder_classifier
 from megatron.checkpointing.hugging_face.families.family import Family, HuggingFaceConfig
 from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
@@ -14,19 +15,13 @@ from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
 
+_DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
+
 FAMILIES = (
-    GPT2,
-    BLOOM,
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GPT_NEOX,
+    *_DECODERS,
     MEGATRON_BERT,
     *DOWNSTREAM_BERTS,
+    *map(decoder_classifier, _DECODERS),
 )
 """In order of preference."""
 

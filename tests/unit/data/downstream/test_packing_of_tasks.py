@@ -1,8 +1,14 @@
-"""Rows of BERT for one or two texts equal Megatron's."""
+"""Rows for one or two texts: those of BERT equal Megatron's."""
 
+import numpy as np
 import pytest
 
-from megatron.data.downstream.packing import EncodedTexts, SegmentPacker, clean_text
+from megatron.data.downstream.packing import (
+    DecoderPacker,
+    EncodedTexts,
+    SegmentPacker,
+    clean_text,
+)
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 
@@ -27,6 +33,37 @@ def test_rows_are_packed_as_megatron_packs_them(first, second, length, ids, type
     num_tokens = len(ids.rstrip(" 0").split())
     assert row["padding_mask"].tolist() == [1] * num_tokens + [0] * (length - num_tokens)
     assert {array.dtype.name for array in row.values()} == {"int64"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length", "ids"),
+    [
+        ([5, 6, 7], None, 5, "1 5 6 7 0"),
+        ([5, 6, 7], [8, 9], 8, "1 5 6 7 2 8 9 0"),
+        ([5, 6, 7], [8, 9], 7, "1 5 6 7 2 8 9"),
+        ([5, 6, 7], [8, 9], 6, "1 5 6 7 2 8"),
+        ([5, 6, 7], None, 3, "1 5 6"),
+    ],
+)
+def test_rows_of_a_gpt_end_with_the_text(first, second, length, ids):
+    packer = DecoderPacker(length, front=(1,), eod=2, pad=0)
+    row = packer.pack(first, second)
+    assert " ".join(map(str, row["text"])) == ids
+    assert row["padding_mask"].sum() == len(ids.rstrip(" 0").split())
+    assert not row["types"].any()
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [SegmentPacker(9, cls=2, sep=3, pad=0), DecoderPacker(9, front=(1,), eod=2, pad=0)],
+)
+def test_rows_that_lose_tokens_are_recognized(packer):
+    for second in (None, [1], [1] * 4):
+        for count in range(1, 12):
+            tokens = count + len(second or ())
+            row = packer.pack([5] * count, second)
+            kept = int(np.isin(row["text"][1:], [1, 5]).sum())  # behind [CLS] or the beginning
+            assert packer.is_cut(tokens, is_pair=second is not None) == (kept < tokens)
 
 
 def test_types_are_padded_with_0_whatever_the_padding_token():

@@ -1,0 +1,111 @@
+"""GPTs with a classification head in transformers: weights, logits and predictions, both ways."""
+
+import json
+
+import pytest
+import torch
+from architectures import OURS, SIZES, tool
+from checkpoints import random_weights, whole_weights, write_checkpoint
+from tiny import tiny_config
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import default_collate
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, pipeline
+
+from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.common.errors import CheckpointError
+from megatron.config.data.downstream import objective_of
+from megatron.config.data.text_tasks import TextTaskPlan
+from megatron.config.plan import plan
+from megatron.data.downstream.tasks import task_of
+from megatron.objectives.classification import scored_batch
+from megatron.tokenizer.build import build_tokenizer
+
+WORDS = ["<end>", "time", "light", "water", "stone", "river", "house", "night", "green", "small"]
+TEXTS = ["time light water", "stone", "river house night green small time", "green river"]
+LABELS = ("--labels", "bad", "good", "none")
+CLASSES = {
+    "gpt2": "GPT2ForSequenceClassification",
+    "llama 2": "LlamaForSequenceClassification",
+    "bloom": "BloomForSequenceClassification",
+    "qwen3": "Qwen3ForSequenceClassification",
+    "pythia": "GPTNeoXForSequenceClassification",
+}
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Return flags of a tokenizer of transformers without padding, as GPT-2's."""
+    ids = {word: number for number, word in enumerate(WORDS)}
+    backend = Tokenizer(models.WordLevel(ids, unk_token="<end>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer.save_pretrained(tmp_path / "words")
+    return ("--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", tmp_path / "words")
+
+
+def write_gpt(tmp_path, flags, words, task, *more):
+    """Write a checkpoint of a random GPT with the head of a task; return its folder."""
+    sizes = SIZES.replace("--tokenizer-type NullTokenizer --vocab-size 10", "")
+    flags = [*sizes.split(), *flags.split(), *map(str, words), "--task", task, *more]
+    flags += ["--train-data", "none"]
+    network = {"vocab_size": len(WORDS), "objective": objective_of(task, "gpt")}
+    config = tiny_config(*flags, without=("--data-path",))
+    weights = random_weights(plan(config, world_size=4, device="cpu", **network).model)
+    return write_checkpoint(
+        tmp_path / "saved", weights, *flags, **network, without=("--data-path",)
+    )
+
+
+@torch.no_grad()
+def probabilities_of(folder, file, words):
+    """Return our probabilities of the classes of each text of a file."""
+    manifest = read_manifest(folder)
+    saved = manifest.plan
+    options = {**saved["text_task"], "labels": tuple(saved["text_task"]["labels"])}
+    task = task_of(saved["downstream"]["task"], TextTaskPlan(**options), "gpt")
+    tokenizer = build_tokenizer(tokenizer_type=words[1], tokenizer_name_or_path=str(words[3]))
+    data = task.data([file], tokenizer=tokenizer, seq_length=10, trains=False)
+    items = default_collate([dict(item) for item in data])
+    rest = dict.fromkeys(("weight", "index"), torch.zeros(len(data)))
+    batch = scored_batch(**items, **rest)
+    checkpoint = read_checkpoint(folder, manifest, optimizer=False)
+    logits = load_network(spec_of(saved["model"]), checkpoint)(batch)
+    return logits[torch.arange(len(data)), batch["last"]].softmax(-1)
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_a_classifier_is_the_same_in_transformers_and_back(case, group, tmp_path, words):
+    saved = write_gpt(tmp_path, OURS[case][1], words, "text-classification", *LABELS)
+    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config["architectures"] == [CLASSES[case]]
+    assert [*config["id2label"].values()] == [*LABELS[1:]]
+
+    (tmp_path / "texts.tsv").write_text("".join(f"{text}\tgood\n" for text in TEXTS))
+    ours = probabilities_of(saved, tmp_path / "texts.tsv", words)
+    # In one batch, of texts of different lengths.
+    classify = pipeline("text-classification", model=str(tmp_path / "hf"), batch_size=4, top_k=3)
+    theirs = [{each["label"]: each["score"] for each in found} for found in classify(TEXTS)]
+    for row, scores in zip(ours.tolist(), theirs, strict=True):
+        assert row == pytest.approx([scores[name] for name in LABELS[1:]], abs=1e-5)
+
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
+    back = tmp_path / "back" / "global_step0"
+    found = whole_weights(back, read_manifest(back))
+    for name, weight in whole_weights(saved, read_manifest(saved)).items():
+        assert torch.equal(found[name], weight[: len(found[name])]), name
+
+
+def test_a_regression_and_its_pairs(group, tmp_path, words):
+    saved = write_gpt(tmp_path, "", words, "STS-B")
+    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf")
+    assert model.config.problem_type == "regression" and model.score.out_features == 1
+
+
+def test_multiple_choice_of_a_gpt_is_refused(group, tmp_path, words):
+    saved = write_gpt(tmp_path, "", words, "RACE")
+    with pytest.raises(CheckpointError, match="num_choices is 4, and it has 1"):
+        tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
