@@ -517,6 +517,18 @@ RETRO = {
     },
 }
 
+INSTRUCT = {
+    name: Turned(flags, "error", says="is for tools/retro/sft/sft_retro.py")
+    for name, flags in {
+        "data_folder": "--data-folder x",
+        "ft_neighbours": "--ft_neighbours 2",
+        "use_retrieved_neighbours": "--use-retrieved-neighbours",
+        "reuse_top": "--reuse-top",
+        "longform_answer": "--longform-answer",
+        "answer_loss_only": "--answer-loss-only",
+    }.items()
+}
+
 FIM = {
     "fim_rate": Turned("--fim-rate 1", "batches", on=_SLOW_TEXT, **_TRANSFER),
     "fim_spm_rate": Turned("--fim-spm-rate 0", "batches", on=_FIM, **_TRANSFER),
@@ -739,6 +751,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **MASKED_LM,
     **ENCODER_DECODER,
     **RETRO,
+    **INSTRUCT,
     **TOKENIZER,
     **CHECKPOINT,
     **GUARDS,

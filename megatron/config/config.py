@@ -8,6 +8,7 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.downstream import DownstreamConfig
+from megatron.config.data.instructions import InstructConfig
 from megatron.config.data.masked_lm import MaskedLMConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
@@ -69,6 +70,7 @@ class Config:
     masked_lm: MaskedLMConfig
     downstream: DownstreamConfig
     text_task: TextTaskConfig
+    instruct: InstructConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     guards: GuardsConfig

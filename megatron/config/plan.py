@@ -25,6 +25,7 @@ from megatron.config.data.downstream import (
     plan_downstream,
     with_classes,
 )
+from megatron.config.data.instructions import plan_instructions
 from megatron.config.data.masked_lm import plan_sentences
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import (
@@ -347,6 +348,7 @@ def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
         name,
         seq_length=config.model.seq_length,
     )
+    plan = replace(plan, instruct=plan_instructions(config.instruct))
     retrieves = declaration_of(name).architecture == "retro"
     retro = plan_retro(config.retro, seq_length=config.model.seq_length) if retrieves else None
     return replace(plan, retro=retro) if retro else plan

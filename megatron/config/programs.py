@@ -6,6 +6,7 @@ from megatron.config.config import SECTIONS
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.masked_lm import FillMaskConfig
+from megatron.config.inference.questions import AnswerConfig, AnswerScoreConfig
 from megatron.config.inference.server import ServingConfig
 from megatron.config.inference.tasks import EnsembleConfig, HarnessConfig, TaskConfig
 from megatron.config.inference.text_to_text import TextToTextConfig
@@ -59,6 +60,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "pretrain_retro.py": _TRAINING,
     "finetune_t0_non_causal_decoder.py": _TRAINING,
     "finetune_sft.py": _TRAINING,
+    "tools/retro/sft/sft_retro.py": _TRAINING,
     "tools/plan.py": (*_TRAINING, PlanningConfig),
     "tools/doctor.py": (*_TRAINING, DoctorConfig),
     "tools/watch.py": (WatchConfig,),
@@ -115,6 +117,12 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/convert_checkpoint/inspect_checkpoint.py": (FileConfig,),
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": (FilesConfig,),
     "tools/generate_samples_gpt.py": (*_TRAINING, GenerationConfig),
+    "tools/retro/text_generation/retro_text_generation.py": (
+        *_TRAINING,
+        GenerationConfig,
+        AnswerConfig,
+    ),
+    "tools/retro/text_generation/evaluate.py": (AnswerScoreConfig,),
     "tools/fill_mask.py": (*_TRAINING, FillMaskConfig),
     "tools/text_to_text.py": (*_TRAINING, TextToTextConfig),
     "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),

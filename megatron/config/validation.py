@@ -10,6 +10,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.downstream import LABELLED, downstream_problems
+from megatron.config.data.instructions import QUESTIONS, instruction_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
 from megatron.config.data.text_tasks import TEXT_TASKS, text_task_problems
 from megatron.config.network.encoder_decoder import (
@@ -23,7 +24,7 @@ from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import encoder_problems, model_problems
 from megatron.config.network.model_spec import Architecture
-from megatron.config.network.retro import retro_flag_problems, retro_problems
+from megatron.config.network.retro import neighbor_problems, retro_flag_problems, retro_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -262,7 +263,7 @@ def _run_problems(
         )
 
 
-def _architecture_problems(config: Config, architecture: Architecture) -> Iterator[str]:
+def _architecture_problems(config: Config, architecture: Architecture, kind: str) -> Iterator[str]:
     """Yield the flags that the network of an objective does not have, and wrong values of its own."""
     if architecture == "bert":
         yield from encoder_problems(config.model, config.masks)
@@ -274,8 +275,11 @@ def _architecture_problems(config: Config, architecture: Architecture) -> Iterat
             config.lora,
             config.masks,
             config.parallel,
-            order=config.data.dataloader_type,
         )
+        if kind != QUESTIONS:
+            yield from neighbor_problems(
+                config.retro, config.model, order=config.data.dataloader_type
+            )
     else:
         yield from retro_flag_problems(config.retro)
     if architecture != "t5":
@@ -451,7 +455,8 @@ def _objective_problems(
     on_tokens = declared.kind == LABELLED and declared.architecture == "gpt" or task in TEXT_TASKS
     if on_tokens and sequence > 1:
         yield f"--ds-sequence-parallel-size {sequence}: --task {task} needs full sequences; write 1"
-    yield from _architecture_problems(config, declared.architecture)
+    yield from instruction_problems(config.instruct, kind=declared.kind, split=config.data.split)
+    yield from _architecture_problems(config, declared.architecture, declared.kind)
     if config.plugins.dataset and declared.kind != "documents":
         yield f"--dataset {config.plugins.dataset} reads documents, not {declared.kind}"
     if has_curriculum(user) and not declared.takes_short_samples:

@@ -28,6 +28,10 @@ from megatron.tensor_parallel.rng import RngTracker
 FIRST_LAYER = 3
 """Index of the first transformer layer in the list of GPT."""
 
+PROMPT_LENGTHS = "prompt_lengths"
+"""Field of a batch whose samples are a prompt, which retrieved its neighbors, and an answer: tokens of
+the prompt. Without it chunks of equal length have retrieved them."""
+
 _RETRIEVER = {"inter_attention", "pre_inter_attention_layernorm", "encoder"}
 
 
@@ -48,6 +52,8 @@ def retro_layers(spec: ModelSpec, **parts: Any) -> list[Step]:
     plain = embedding.carried or ()
     neighbors = ("encoder_hidden", "encoder_span")
     fields = [name for name in LayerInput._fields if name in (*plain, *neighbors)]
+    if PROMPT_LENGTHS in parts["batch_fields"]:
+        fields.append(PROMPT_LENGTHS)
     steps[1] = replace(embedding, cls=RetroEmbeddingPipe, carried=tuple(fields))
     for number in spec.retro_layers:
         index = FIRST_LAYER + number - 1
@@ -84,7 +90,8 @@ def no_final_norm(x_bsh: Tensor) -> Tensor:
 class RetroEmbeddingPipe(EmbeddingPipe):
     """Embedding of tokens and of retrieved neighbors, whose positions begin at 0 in each neighbor.
 
-    Shapes: tokens, positions [b, s], neighbor_tokens [b, c, k, r], neighbor_lengths [b, c, k] int64
+    Shapes: tokens, positions [b, s], neighbor_tokens [b, c, k, r], neighbor_lengths [b, c, k] int64,
+        perhaps prompt_lengths [b] int64, which stay
         -> hidden [b, s, h], encoder_hidden [r, e, h], encoder_span [e, 1, 2].
     Communication: two all-reduces, of [b, s, h] and of [e, r, h], over `group` forward.
     """
@@ -97,7 +104,8 @@ class RetroEmbeddingPipe(EmbeddingPipe):
         neighbors = super().forward({"tokens": tokens_er, "positions": positions_er})
         return inputs._replace(
             encoder_hidden=neighbors.hidden.transpose(0, 1).contiguous(),
-            encoder_span=torch.stack([torch.zeros_like(lengths_e), lengths_e], -1)[:, None],
+            encoder_span=_span_to(lengths_e),
+            batch={name: batch[name] for name in (PROMPT_LENGTHS,) if name in batch} or None,
         )
 
 
@@ -149,6 +157,9 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     does not divide the sequence, the first chunk is the short one. A chunk without neighbors gets
     zeros, the bias included. The gate multiplies what cross-attention adds to the residual stream.
 
+    If a batch has the lengths of prompts, each prompt is the one chunk of its sample (c = 1): its
+    last token and all tokens behind it attend to its neighbors.
+
     The first Retro layer has the encoder of neighbors, the last one drops its output.
 
     Shapes: hidden [s, b, h] -> the same; encoder_hidden: neighbors [r, e, h] -> rows [k*r, n, h] in
@@ -165,20 +176,24 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
             self.encoder = RetroEncoder(spec=spec, **parts)
             self.replaces = ("hidden", "encoder_hidden")
         if number == spec.retro_layers[-1]:
-            self.drops = ("encoder_hidden", "encoder_span")
+            self.drops = ("encoder_hidden", "encoder_span", "batch")
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         context, span_e12 = inputs.encoder_hidden, inputs.encoder_span
         if context is None or span_e12 is None:
             raise ValueError("a Retro layer needs retrieved neighbors")
         shared: Shared = {} if inputs.shared is None else inputs.shared
+        prompts_b = (inputs.batch or {}).get(PROMPT_LENGTHS)
         x_sbh, normed_sbh = self.self_attended(inputs)
         if self.encoder is not None:
-            context = self.encoder(context, span_e12, normed_sbh, shared)
-        y_sbh = self.attend_chunks(normed_sbh, context, span_e12, shared)
+            context = self.encoder(context, span_e12, normed_sbh, shared, prompts_b)
+        if prompts_b is None:
+            y_sbh = self.attend_chunks(normed_sbh, context, span_e12, shared)
+        else:
+            y_sbh = self.attend_prompts(normed_sbh, context, span_e12, prompts_b, shared)
         hidden = self.to_mlp(y_sbh, None, x_sbh)
         if self.drops:
-            return inputs._replace(hidden=hidden, encoder_hidden=None, encoder_span=None)
+            return inputs._replace(hidden=hidden, **dict.fromkeys(self.drops))
         return inputs._replace(hidden=hidden, encoder_hidden=context)
 
     def attend_chunks(
@@ -196,6 +211,23 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         y = y.unflatten(1, (b, c)).permute(2, 0, 1, 3).flatten(0, 1)
         return F.pad(y[: s - first + 1], (0, 0, 0, 0, first - 1, 0))
 
+    def attend_prompts(
+        self,
+        normed_sbh: Tensor,
+        context: Tensor,
+        span_e12: Tensor,
+        prompts_b: Tensor,
+        shared: Shared,
+    ) -> Tensor:
+        """Return what cross-attention to the neighbors of prompts adds, [s, b, h]."""
+        s, b, _ = normed_sbh.shape
+        span_b12 = once(shared, "Retro context span", lambda: _span_of_chunks(span_e12, b))
+        y, bias = self.inter_attention(normed_sbh, context, span_b12, shared=shared)
+        positions_s1 = torch.arange(s, device=prompts_b.device)[:, None]
+        attends_sb = (positions_s1 >= prompts_b - 1) & (span_b12[:, 0, 1] > 0)
+        gate_sb1 = self.spec.retro_attention_gate * attends_sb.to(y.dtype)[..., None]
+        return (y if bias is None else y + bias) * gate_sb1
+
 
 class RetroEncoder(nn.Module):
     """Bidirectional encoder of retrieved neighbors; its first layer attends to the retrieving chunk.
@@ -204,7 +236,8 @@ class RetroEncoder(nn.Module):
     chunked cross-attention: rows of real tokens come first in the result, so that a span of positions
     says which those are. The order of rows has no effect on attention without positions.
 
-    Shapes: neighbors [r, e, h], span [e, 1, 2], chunk states [s, b, h] -> [k*r, n, h].
+    Shapes: neighbors [r, e, h], span [e, 1, 2], chunk states [s, b, h], lengths of prompts [b] or None
+        -> [k*r, n, h].
     Communication: as many all-reduces as layers have, of [r, e, h].
     """
 
@@ -226,13 +259,21 @@ class RetroEncoder(nn.Module):
         )
 
     def forward(
-        self, neighbors_reh: Tensor, span_e12: Tensor, states_sbh: Tensor, shared: Shared
+        self,
+        neighbors_reh: Tensor,
+        span_e12: Tensor,
+        states_sbh: Tensor,
+        shared: Shared,
+        prompts_b: Tensor | None = None,
     ) -> Tensor:
         (r, e), k = neighbors_reh.shape[:2], self.spec.retro_num_neighbors
         positions_er = None
         if self.spec.layers_read_positions:
             positions_er = torch.arange(r, device=neighbors_reh.device).expand(e, r)
-        chunks_mnh, chunk_span = self._chunks(states_sbh, e // k)
+        if prompts_b is None:
+            chunks_mnh, chunk_span = self._chunks(states_sbh, e // k)
+        else:
+            chunks_mnh, chunk_span = states_sbh, _span_to(prompts_b)
         inputs = LayerInput(
             neighbors_reh,
             positions=positions_er,
@@ -256,7 +297,7 @@ class RetroEncoder(nn.Module):
         chunks_mnh = to_chunks(torch.cat([padding, states_sbh[first:]]), c)
         stops_n = torch.full((n,), m, device=states_sbh.device)
         stops_n[::c] = first
-        return chunks_mnh, torch.stack([torch.zeros_like(stops_n), stops_n], -1)[:, None]
+        return chunks_mnh, _span_to(stops_n)
 
 
 class RetroEncoderLayer(CrossAttentionLayer):
@@ -309,6 +350,11 @@ def _real_first(span_e12: Tensor, r: int, n: int) -> Tensor:
     positions_r = torch.arange(r, device=span_e12.device)
     is_padding_nq = (positions_r >= span_e12[:, 0, 1:]).view(n, -1)
     return is_padding_nq.to(torch.uint8).argsort(dim=1, stable=True).T.contiguous()
+
+
+def _span_to(stops_n: Tensor) -> Tensor:
+    """Return spans [n, 1, 2] of the positions from 0 to `stops_n`."""
+    return torch.stack([torch.zeros_like(stops_n), stops_n], -1)[:, None]
 
 
 def _span_of_chunks(span_e12: Tensor, n: int) -> Tensor:

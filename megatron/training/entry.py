@@ -5,6 +5,7 @@ Flags and paths are checked here before torch, which takes seconds to import.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from megatron.common.errors import ConfigError, ExitCode, WrongDataError, near
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config, parse_config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
+from megatron.config.data.instructions import QUESTIONS
 from megatron.config.data.objective import (
     ObjectiveName,
     declaration_of,
@@ -49,6 +51,10 @@ def train_from(
         MegatronError: something that the user can mend.
     """
     saved = checkpoint_flags(argv)
+    if saved and declaration_of(objective).kind == QUESTIONS:
+        # The samples of a Retro project are those of pretraining.
+        flags = {name: value for name, value in saved.flags.items() if name != "retro_project_dir"}
+        saved = replace(saved, flags=flags)
     try:
         config, notices = parse_config(
             argv, description=description or "", defaults=saved.flags if saved else None
@@ -59,9 +65,7 @@ def train_from(
         notices = (*notices, *saved.describe(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
-    objective = config.plugins.objective or objective
-    if objective == "retro":
-        objective = retro_objective(config.retro)
+    objective = retro_objective(config.retro, config.plugins.objective or objective)
     return train(config, objective, notices=notices)
 
 
@@ -144,7 +148,7 @@ def _may_be_gpu(wanted: str) -> bool:
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
-    if declaration_of(objective).architecture == "retro" and not config.retro.retro_project_dir:
+    if objective == "retro" and not config.retro.retro_project_dir:
         yield "--retro-project-dir is missing: the directory of Retro preprocessing"
     yield from _data_problems(config, SUFFIXES[declaration_of(objective).kind])
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.

@@ -8,6 +8,7 @@ from typing import Literal
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import OwnFlags
 from megatron.config.data.downstream import LABELLED
+from megatron.config.data.instructions import QUESTIONS
 from megatron.config.data.masked_lm import NO_SENTENCES, SentencePlan
 from megatron.config.data.split_paths import (
     SplitGroup,
@@ -80,6 +81,7 @@ SUFFIXES = {
     "conversations": ("_tokens_document", "_loss_mask_document"),
     "sentences": ("",),
     LABELLED: (),
+    QUESTIONS: (),
 }
 """Suffixes of the token files of each kind, after their prefix."""
 
@@ -176,6 +178,9 @@ def data_problems(data: DataConfig, kind: str = "documents") -> Iterator[str]:
     yield from _surplus_problems(data)
     if kind == LABELLED:
         yield from _token_file_problems(data)
+        return
+    if kind == QUESTIONS and not data.data_path:
+        yield "--data-path is missing: a NAME in --data-folder, or weights and names by turns"
         return
     weighted = [_flag(paths) + ("" if paths.texts else "-path") for paths in _weighted_paths(data)]
     if data.data_path and weighted:

@@ -1,11 +1,12 @@
 """The training objective and fill-in-the-middle: flags, resolution and checks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from megatron.common.registry import OBJECTIVES, OwnFlags
 from megatron.config.data.downstream import LABELLED
+from megatron.config.data.instructions import QUESTIONS, InstructPlan
 from megatron.config.data.masked_lm import (
     MaskedLMConfig,
     MaskedLMPlan,
@@ -82,7 +83,7 @@ UNMASKED = "micro-batches without masked tokens"
 """Names of the terms of a loss in logs; a loss with one term is the first."""
 
 ObjectiveName = str
-"""gpt, prefix-lm, multitask, sft, bert, t5, retro, those of downstream tasks, or the name of a plugin's
+"""gpt, prefix-lm, multitask, sft, bert, t5, retro, instruct, instruct-retro, those of downstream tasks, or the name of a plugin's
 objective."""
 
 
@@ -173,6 +174,9 @@ _declare(
     "retro",
     Declaration(script="pretrain_retro.py", architecture="retro", view="retro"),
 )
+_INSTRUCT = Declaration(script="tools/retro/sft/sft_retro.py", kind=QUESTIONS)
+_declare("instruct", "instruct", _INSTRUCT)
+_declare("instruct-retro", "instruct", replace(_INSTRUCT, architecture="retro"))
 for _name, _module, _script in (
     ("classification", "classification", "tasks/main.py"),
     ("multiple-choice", "classification", "tasks/main.py"),
@@ -231,6 +235,7 @@ class ObjectivePlan:
     fim: FimPlan
     masked: MaskedLMPlan
     retro: RetroPlan = RetroPlan()
+    instruct: InstructPlan = InstructPlan()
     own_flags: OwnFlags = ()  # of a plugin's objective
 
 

@@ -63,9 +63,13 @@ class RetroConfig:
     """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
 
 
-def retro_objective(config: RetroConfig) -> str:
-    """Return the objective of pretrain_retro.py: retro, or gpt as its baseline on the same samples."""
-    return "retro" if config.retro_add_retriever else "gpt"
+_BASELINES = {"retro": "gpt", "instruct-retro": "instruct"}
+"""Objectives of a GPT on the same samples, by those of Retro."""
+
+
+def retro_objective(config: RetroConfig, name: str) -> str:
+    """Return the objective `name`; that of a GPT in place of Retro's without --retro-add-retriever."""
+    return name if config.retro_add_retriever else _BASELINES.get(name, name)
 
 
 def retro_layer_numbers(num_layers: int) -> tuple[int, ...]:
@@ -114,14 +118,8 @@ def retro_problems(
     lora: LoraConfig,
     masks: MaskConfig,
     parallel: ParallelConfig,
-    *,
-    order: str,
 ) -> Iterator[str]:
-    """Yield why a network with retrieval cannot be built.
-
-    Args:
-        order: --dataloader-type.
-    """
+    """Yield why a network with retrieval cannot be built."""
     for flag, size in (
         ("--retro-chunk-length", config.retro_chunk_length),
         ("--retro-num-neighbors", config.retro_num_neighbors),
@@ -137,8 +135,6 @@ def retro_problems(
         if not 0 <= probability < 1:
             yield f"{flag} {probability} must be at least 0 and less than 1"
     chunk, retrieved = config.retro_chunk_length, config.retro_num_retrieved_chunks
-    if chunk > 0 and model.seq_length % chunk:
-        yield f"--seq-length {model.seq_length} is not a multiple of --retro-chunk-length {chunk}"
     positions = model.max_position_embeddings
     if positions is not None and positions < chunk * retrieved:
         yield (
@@ -150,12 +146,23 @@ def retro_problems(
             f"--num-layers {model.num_layers} must be at least 6: the first layer that attends to "
             "neighbors is the sixth"
         )
+    yield from _unsupported_problems(model, experts, lora, masks, parallel)
+
+
+def neighbor_problems(config: RetroConfig, model: ModelConfig, *, order: str) -> Iterator[str]:
+    """Yield why the samples are not those whose chunks have stored neighbors.
+
+    Args:
+        order: --dataloader-type.
+    """
+    chunk = config.retro_chunk_length
+    if chunk > 0 and model.seq_length % chunk:
+        yield f"--seq-length {model.seq_length} is not a multiple of --retro-chunk-length {chunk}"
     if order != "single":
         yield (
             f"--dataloader-type {order}: neighbors are stored in the order of the samples: leave the "
             "flag out"
         )
-    yield from _unsupported_problems(model, experts, lora, masks, parallel)
 
 
 def _unsupported_problems(

@@ -187,6 +187,8 @@ class Engine:
             yield "every token of the vocabulary is a stop token: no text can be generated"
         if request.max_new_tokens < 0:
             yield f"{request.max_new_tokens} new tokens: give 0 or more"
+        if request.neighbors and not self.runner.spec.retro_layers:
+            yield "a prompt has retrieved neighbors, and the network attends to none"
         if request.prompt_logprobs and self.runner.sees_prefix:
             yield (
                 "a prefix language model has no log-probabilities of the prompt: its tokens attend "
@@ -340,7 +342,8 @@ class Engine:
 
     def _prefill(self, sequences: Sequence[ActiveSequence], first: int) -> Tensor:
         prefixes = [len(one.request.prompt) for one in sequences]
-        return self.runner.prefill([one.tokens for one in sequences], prefixes, first)
+        neighbors = [one.request.neighbors for one in sequences]
+        return self.runner.prefill([one.tokens for one in sequences], prefixes, first, neighbors)
 
     def _sample(
         self,

@@ -31,6 +31,9 @@ class KVCache:
     Shapes: keys and values [layers, rows, g, max_length, d].
     """
 
+    others: tuple[Tensor, ...] = ()
+    """Further tensors with a row for each sequence, which move with it."""
+
     def __init__(
         self,
         layers: range,
@@ -67,11 +70,15 @@ class KVCache:
         """Zero these rows after NaN: masked values of the next sequences are multiplied by 0."""
         for kept in (self.keys, self.values):
             kept[:, rows] = 0
+        for other in self.others:
+            other[rows] = 0
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of the row `source` to the row `target`."""
         for kept in (self.keys, self.values):
             kept[:, target, :, :length] = kept[:, source, :, :length]
+        for other in self.others:
+            other[target] = other[source]
 
     def reorder(self, rows: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of the row rows[i] to row i, for all i."""
@@ -81,6 +88,8 @@ class KVCache:
         for kept in (self.keys, self.values):
             for layer in kept:
                 layer[: len(rows), :, :length] = layer[order, :, :length]
+        for other in self.others:
+            other[: len(rows)] = other[order]
 
 
 class CachedAttention:

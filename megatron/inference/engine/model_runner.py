@@ -20,7 +20,7 @@ from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, re
 from megatron.model.gpt import gpt_layers, to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput
-from megatron.model.layers.layer_list import SequentialModel, in_turn
+from megatron.model.layers.layer_list import Layer, SequentialModel, Step, in_turn
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.process_groups import Groups
@@ -28,6 +28,9 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import exact_quotient, shard_of
 
 Value = TypeVar("Value")
+
+Neighbors = Sequence[Sequence[int]]
+"""Tokens of each of the texts that were retrieved for one prompt."""
 
 _HEAD_POSITIONS = 256
 """Positions whose logits are in memory at once when full texts are scored."""
@@ -60,6 +63,9 @@ class ModelRunner:
         ConfigError: the KV cache does not fit into memory.
     """
 
+    layers: Callable[..., list[Step]] = staticmethod(gpt_layers)
+    batch_fields: tuple[str, ...] = ()
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -86,11 +92,14 @@ class ModelRunner:
             "group": groups.tensor,
             "rng": OrdinaryStream(),
             "mixed": dtype != torch.float32,
-            "batch_fields": (),
+            "batch_fields": self.batch_fields,
         }
         plain = core_attention_of(spec)
-        steps = gpt_layers(spec, **parts, core_attention=plain)
-        is_block = [getattr(step, "cls", None) is ParallelTransformerLayerPipe for step in steps]
+        steps = self.layers(spec, **parts, core_attention=plain)
+        is_block = [
+            isinstance(step, Layer) and issubclass(step.cls, ParallelTransformerLayerPipe)
+            for step in steps
+        ]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
         self.cache = None
         if rows:
@@ -106,13 +115,15 @@ class ModelRunner:
                 dtype=dtype,
                 device=device,
             )
-            steps = gpt_layers(
-                spec, **parts, core_attention=self.cache.core_attention(plain(first))
-            )
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
         fill_parameters(model, weights)
         pack_weights(model)
+        if self.cache:
+            cached = self.cache.core_attention(plain(first))
+            for block in model.calls:
+                if isinstance(block, ParallelTransformerLayerPipe):
+                    block.self_attention.core_attention = cached(block.number)
         self.model = model.eval()
         end = steps.index(to_batch_first)
         self._body, self._head = model.calls[:end], model.calls[end + 1 :]
@@ -127,12 +138,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(
-        self, sequences: Sequence[Sequence[int]], prefixes: Sequence[int], first: int = 0
+        self,
+        sequences: Sequence[Sequence[int]],
+        prefixes: Sequence[int],
+        first: int = 0,
+        neighbors: Sequence[Neighbors] = (),
     ) -> Tensor:
         """Prefill: run sequences from their first token, and cache them in the rows from `first` on.
 
         Args:
             prefixes: number of prompt tokens of each sequence.
+            neighbors: what was retrieved for each prompt, of a Retro; default: nothing.
 
         Shapes: returns the hidden states, the input of the head, [b, s, h], s the longest sequence;
             meaningful on the last stage only.
@@ -150,7 +166,18 @@ class ModelRunner:
             prefix_b1 = to_device(prefixes, self.device)[:, None]
             ends_bs = torch.maximum(positions_bs + 1, prefix_b1)
             spans_bs2 = torch.stack([torch.zeros_like(ends_bs), ends_bs], -1)
-        return self._forward(tokens_bs, positions_bs, spans_bs2)
+        retrieved = self.retrieved(prefixes, neighbors, first)
+        return self._forward(tokens_bs, positions_bs, spans_bs2, retrieved)
+
+    def retrieved(
+        self, prefixes: Sequence[int], neighbors: Sequence[Neighbors], first: int
+    ) -> Mapping[str, Tensor]:
+        """Return the fields of a prefill's batch that a Retro reads: see `prefill`."""
+        return {}
+
+    def retrieved_before(self, rows: int) -> Mapping[str, Tensor]:
+        """Return the fields of a decode step's batch that a Retro reads, for the first `rows`."""
+        return {}
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
@@ -179,7 +206,8 @@ class ModelRunner:
         assert self.cache, "decode steps need a KV cache"
         tokens_b, positions_b = inputs_2b
         self.cache.mode = Decode(positions_b, shape, max_length=self.max_length, lengths=lengths)
-        return self._forward(tokens_b[:, None], positions_b[:, None], None)
+        retrieved = self.retrieved_before(len(tokens_b))
+        return self._forward(tokens_b[:, None], positions_b[:, None], None, retrieved)
 
     @torch.inference_mode()
     def logits(self, features: Tensor) -> Tensor:
@@ -259,9 +287,15 @@ class ModelRunner:
         return broadcast_object(value, source=source, group=self._control)
 
     @without_cudnn_attention()
-    def _forward(self, tokens_bs: Tensor, positions_bs: Tensor, spans_bs2: Tensor | None) -> Tensor:
+    def _forward(
+        self,
+        tokens_bs: Tensor,
+        positions_bs: Tensor,
+        spans_bs2: Tensor | None,
+        retrieved: Mapping[str, Tensor],
+    ) -> Tensor:
         if self.groups.stage == 0:
-            inputs: Any = {"tokens": tokens_bs, "positions": positions_bs}
+            inputs: Any = {"tokens": tokens_bs, "positions": positions_bs, **retrieved}
             if spans_bs2 is not None:
                 inputs["attention_span"] = spans_bs2
         else:

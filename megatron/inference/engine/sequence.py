@@ -27,6 +27,7 @@ class Request:
         logprobs: compute the log-probabilities of generated tokens.
         prompt_logprobs: compute those of the prompt's tokens too.
         top_logprobs: number of most likely tokens to report at each position.
+        neighbors: tokens of the texts that were retrieved for the prompt, of a Retro.
         min_new_tokens: number of generated tokens before which stop tokens and stop strings have
             no effect.
     """
@@ -42,6 +43,7 @@ class Request:
     prompt_logprobs: bool = False
     top_logprobs: int = 0
     min_new_tokens: int = 0
+    neighbors: tuple[tuple[int, ...], ...] = ()
 
 
 class ActiveSequence:

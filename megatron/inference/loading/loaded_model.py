@@ -1,6 +1,6 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -39,6 +39,7 @@ from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.retro_runner import RetroRunner
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
@@ -73,13 +74,19 @@ class LoadedModel:
 
 
 def load_model(
-    source: ModelSource, options: GenerationConfig, *, rows: int, with_replicas: bool = False
+    source: ModelSource,
+    options: GenerationConfig,
+    *,
+    rows: int,
+    with_replicas: bool = False,
+    architectures: Sequence[Architecture] = ("gpt",),
 ) -> LoadedModel:
     """Load a checkpoint in the layout of the command line.
 
     Args:
         rows: most sequences at once.
         with_replicas: use further processes for further replicas of the model.
+        architectures: that the caller can use.
 
     Raises:
         ConfigError: options contradict each other or do not fit the machine.
@@ -89,7 +96,8 @@ def load_model(
     """
     config, parallel = source.config, source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
-    require_architecture(source, spec, "gpt")
+    require_architecture(source, spec, *architectures)
+    retrieves = spec.architecture == "retro"
     launch, device = prepare_process(parallel)
     dtype = inference_dtype(options, config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
@@ -102,6 +110,7 @@ def load_model(
             *room_problems(options, spec, rows=rows),
             *vocabulary_problems(options, vocab_size=spec.vocab_size),
             *dtype_problems(dtype, device=device.type),
+            *_stage_problems(parallel, spec),
         ]
     )
     if device.type == "cpu":
@@ -111,7 +120,7 @@ def load_model(
     tensor = groups.topology.tensor
     even = replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
     with source.weights() as full:
-        runner = ModelRunner(
+        runner = (RetroRunner if retrieves else ModelRunner)(
             even,
             full.parameters,
             groups=groups,
@@ -121,7 +130,9 @@ def load_model(
             max_length=options.inference_max_seq_length,
             sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
-            capture=decode_capture(spec, groups, device) if options.decode_graphs else None,
+            capture=decode_capture(spec, groups, device)
+            if options.decode_graphs and not retrieves
+            else None,
         )
     return LoadedModel(
         engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=options.recompute),
@@ -191,12 +202,7 @@ def prepare_encoder(
         *batch_problems(source.config.training.micro_batch_size),
         *dtype_problems(dtype, device=device.type),
     ]
-    if parallel.pipeline_model_parallel_size > 1:
-        problems.append(
-            f"--pipeline-model-parallel-size {parallel.pipeline_model_parallel_size}: a "
-            f"{name.upper()} is used without pipeline stages; write 1"
-        )
-    raise_if_any(problems)
+    raise_if_any([*problems, *_stage_problems(parallel, spec)])
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
     return PreparedProcess(
@@ -207,6 +213,15 @@ def prepare_encoder(
         device=device,
         is_first=launch.rank == 0,
     )
+
+
+def _stage_problems(parallel: ParallelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Yield why a network other than a GPT cannot be divided into pipeline stages."""
+    if parallel.pipeline_model_parallel_size > 1 and spec.architecture != "gpt":
+        yield (
+            f"--pipeline-model-parallel-size {parallel.pipeline_model_parallel_size}: a "
+            f"{spec.architecture.upper()} is used without pipeline stages; write 1"
+        )
 
 
 def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
@@ -239,15 +254,15 @@ _USES = {
     "gpt": "tools/generate_samples_gpt.py continues texts with it",
     "bert": "tools/fill_mask.py fills masks and scores sentences with it",
     "t5": "tools/text_to_text.py generates text from text with it",
-    "retro": "pretrain_retro.py --skip-train evaluates it; text is not generated with retrieval",
+    "retro": "tools/retro/text_generation/retro_text_generation.py answers questions with it",
 }
 
 
-def require_architecture(source: ModelSource, spec: ModelSpec, name: Architecture) -> None:
+def require_architecture(source: ModelSource, spec: ModelSpec, *names: Architecture) -> None:
     """Refuse a checkpoint of another network, and name the tool for it.
 
     Raises:
-        WrongCheckpointError: its architecture is not `name`, or it has the head of a downstream task.
+        WrongCheckpointError: its architecture is none of `names`, or it has the head of a downstream task.
     """
     if spec.num_outputs:
         task = source.manifest.plan["downstream"]["task"]
@@ -255,9 +270,9 @@ def require_architecture(source: ModelSource, spec: ModelSpec, name: Architectur
             f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "
             "evaluates it, with --epochs 0"
         )
-    if spec.architecture != name:
+    if spec.architecture not in names:
         raise WrongCheckpointError(
-            f"{source.folder} holds no {name.upper()} but a {spec.architecture.upper()}: "
+            f"{source.folder} holds no {' or '.join(names).upper()} but a {spec.architecture.upper()}: "
             f"{_USES[spec.architecture]}"
         )
 

@@ -1,6 +1,6 @@
 """Text generation: encodes prompts, runs the engine or a beam search, and decodes the output."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from megatron.common.errors import raise_if_any
@@ -37,9 +37,14 @@ class TextGenerator:
 
     def request(self, text: str) -> Request:
         """Return the request to continue `text`; an empty text begins a document."""
+        return self.request_of(self.tokenizer.encode(text) or [self.tokenizer.eod])
+
+    def request_of(self, prompt: Sequence[int], neighbors: Sequence[Sequence[int]] = ()) -> Request:
+        """Return the request to continue the tokens `prompt`, with what was retrieved for them."""
         self._num_requests += 1
         return Request(
-            prompt=tuple(self.tokenizer.encode(text)) or (self.tokenizer.eod,),
+            prompt=tuple(prompt),
+            neighbors=tuple(map(tuple, neighbors)),
             max_new_tokens=self.options.out_seq_length,
             sampling=self.sampling,
             seed=f"{self.seed}:{self._num_requests}",
@@ -59,7 +64,10 @@ class TextGenerator:
         Raises:
             ConfigError: lists every text that is too long; nothing is generated.
         """
-        requests = [self.request(text) for text in texts]
+        return self.complete([self.request(text) for text in texts], skip=skip)
+
+    def complete(self, requests: Sequence[Request], *, skip: int = 0) -> Iterator[Completion]:
+        """Return the completion of each request: see `generate`."""
         raise_if_any(
             f"prompt {number}: {problem}"
             for number, request in enumerate(requests, start=1)

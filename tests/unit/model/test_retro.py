@@ -40,14 +40,16 @@ SPEC = tiny_spec(
 CORE = replace(SPEC, retro_normed_residual=True, final_norm=False)
 
 
-def model_of(spec, group, *, kernels=REFERENCE, layers=retro_layers, recomputation=None):
+def model_of(
+    spec, group, *, kernels=REFERENCE, layers=retro_layers, recomputation=None, batch_fields=None
+):
     steps = layers(
         spec,
         group=group,
         rng=OrdinaryStream(),
         mixed=False,
         core_attention=core_attention_of(spec, kernels),
-        batch_fields=RETRO_FIELDS if layers is retro_layers else CAUSAL_FIELDS,
+        batch_fields=batch_fields or (RETRO_FIELDS if layers is retro_layers else CAUSAL_FIELDS),
         kernels=kernels,
     )
     return SequentialModel(steps, recomputation=recomputation)
@@ -312,6 +314,29 @@ def test_the_encoder_has_dropouts_of_its_own(group):
         changed = (model(batch) - golden_model(SPEC, group)(batch)).abs().amax(-1)
         assert (changed[:, 3:] > 1e-9).all()
         assert not changed[:, :3].any()
+
+
+def test_a_prompt_is_the_short_first_chunk_of_its_own_sample(group):
+    """Samples of one batch have prompts of their own lengths; nothing else of them retrieves."""
+    prompts, lengths = [5, 8], torch.tensor([[[8, 3]], [[0, 6]]])
+    golden = golden_batch() | {"neighbor_lengths": lengths}
+    batch = golden | {
+        "neighbor_tokens": golden["neighbor_tokens"][:, :1],
+        "prompt_lengths": torch.tensor(prompts),
+    }
+    model = golden_model(SPEC, group, batch_fields=[*RETRO_FIELDS, "prompt_lengths"])
+    logits = model(batch)
+    for row, prompt in enumerate(prompts):
+        own = {name: x[row : row + 1] for name, x in golden.items()}
+        own["neighbor_tokens"] = own["neighbor_tokens"][:, :2]
+        own["neighbor_lengths"] = torch.cat([own["neighbor_lengths"]] * 2, 1)
+        spec = replace(SPEC, retro_chunk_length=16 - prompt)
+        expected = golden_model(spec, group)(own)[0]
+        # The last token of all sees the neighbors of the second chunk.
+        assert_close(logits[row, :-1], expected[:-1], rtol=0, atol=1e-12)
+    batch["neighbor_lengths"] = torch.zeros_like(lengths)
+    plain = golden_model(replace(SPEC, retro_layers=()), group, layers=gpt_layers)(golden)
+    assert_close(model(batch), plain, rtol=0, atol=0)
 
 
 def test_sequences_that_are_not_the_chunks_are_refused(group):

@@ -56,6 +56,8 @@ def test_every_objective_reads_its_kind_of_token_files():
     own = {
         "t5": ("--decoder-seq-length", "4"),
         "retro": ("--num-layers", "6", "--retro-chunk-length", "3"),
+        "instruct": ("--data-folder", "questions"),
+        "instruct-retro": ("--data-folder", "questions", "--num-layers", "6"),
     }
     labelled = {name for name in OBJECTIVES if declaration_of(name).kind == LABELLED}
     decided = {
@@ -71,6 +73,7 @@ def test_every_objective_reads_its_kind_of_token_files():
     assert decided["gpt"] == decided["prefix-lm"] == decided["retro"] == ["corpus"]
     assert decided["bert"] == decided["t5"] == ["corpus"]
     assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]
+    assert decided["instruct"] == decided["instruct-retro"] == []
     assert decided["sft"] == ["corpus_tokens_document", "corpus_loss_mask_document"]
 
 
