@@ -86,6 +86,17 @@ def write_race(folder: Path, count: int, *, seed: int = 0) -> None:
         (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
 
 
+def write_relations(file: Path, count: int, *, seed: int = 0) -> None:
+    """Write marked sentences of three relations, by the word between the entities, as BLUE does."""
+    draw = random.Random(seed)
+    lines = ["index\tsentence\tlabel"]
+    for i in range(count):
+        number = draw.randrange(3)
+        sentence = f"{draw.choice(WORDS[3:])} _ {WORDS[number]} _ {draw.choice(WORDS[3:])}"
+        lines.append(f"{i}\t{sentence}\t{('CPR:3', 'CPR:4', 'false')[number]}")
+    file.write_text("\n".join(lines) + "\n")
+
+
 def write_tagged(file: Path, count: int, *, seed: int = 0) -> None:
     """Write sentences of four words; the first twelve words are persons and places."""
     draw = random.Random(seed)

@@ -104,6 +104,11 @@ _TAGS = _TRANSFER | {
     "--vocab-file {files}/bert.txt",
     "objective": "token-classification",
 }
+_CLASSES = _TRANSFER | {
+    "on": "--task text-classification --train-data {files}/classes.tsv "
+    "--valid-data {files}/classes.tsv --vocab-file {files}/bert.txt",
+    "objective": "classification",
+}
 _SQUAD = "--task question-answering --train-data {files}/squad.json --vocab-file {files}/bert.txt"
 _SQUAD += " --valid-data {files}/squad.json --max-query-length 3 --doc-stride 4"
 _ANSWERS = _TRANSFER | {"on": _SQUAD, "objective": "question-answering"}
@@ -450,16 +455,18 @@ DOWNSTREAM = {
     "task": Turned("--task MNLI", "error", **_LABELLED, says="MNLI"),
     "train_data": Turned("--train-data {files}/dev.tsv", "batches", **_LABELLED),
     "valid_data": Turned("--valid-data {files}/train.tsv", "log", **_LABELLED),
-    "epochs": Turned("--epochs 2", "sizes", **_LABELLED),
+    "epochs": Turned("--epochs 1", "sizes", **_LABELLED),
     "pretrained_checkpoint": Turned(
         "--pretrained-checkpoint {files}/none", "error", **_LABELLED, says="no such directory"
     ),
     "keep_last_batch": Turned(
-        "--keep-last-batch", "sizes", **(_LABELLED | {"on": f"{_LABELLED['on']} --epochs 2"})
+        "--keep-last-batch", "sizes", **(_LABELLED | {"on": f"{_LABELLED['on']} --epochs 1"})
     ),
 }
 TEXT_TASK = {
     "labels": Turned("--labels O B B-X B-Y", "shapes", **_TAGS),
+    "num_labels": Turned("--num-labels 5", "shapes", **_CLASSES),
+    "negative_label": Turned("--negative-label 0", "log", **_CLASSES),
     "head_layers": Turned("--head-layers 3", "shapes", **_TAGS),
     "head_dropout": Turned("--head-dropout 0", "losses", **_TAGS),
     "ignore_extra_tokens": Turned("--ignore-extra-tokens", "batches", **_TAGS),

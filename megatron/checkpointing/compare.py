@@ -75,7 +75,10 @@ _OF_LAYOUT = ("padded_vocab_size",)
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
 """Fields that decide which LoRA weights there are."""
 
-_HEADS = ("binary_head", "num_outputs", "num_choices", "head_layers", "labels", "num_token_types")
+_HEADS = (
+    *("binary_head", "num_outputs", "num_choices", "head_layers", "first_token_head"),
+    *("labels", "num_token_types"),
+)
 """Fields that decide which heads there are, and what they need of a text."""
 
 _RETRIEVER = (
@@ -230,8 +233,10 @@ def adds_adapters(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def replaces_head(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether this run has the head of a downstream task and the checkpoint another one or none."""
-    outputs = now["model"]["num_outputs"]
-    return bool(outputs) and outputs != then["model"].get("num_outputs", 0)
+    if not now["model"]["num_outputs"]:
+        return False
+    fields = ("num_outputs", "head_layers", "first_token_head")
+    return any(now["model"][f] != then["model"].get(f, _DEFAULTS[f]) for f in fields)
 
 
 def adds_retriever(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

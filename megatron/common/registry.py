@@ -334,7 +334,8 @@ EXPORTERS: Registry[Any] = Registry(
     {
         "transformers": "megatron.checkpointing.hugging_face.export",
         "safetensors": "megatron.checkpointing.own_safetensors",
-        "nemo": "megatron.checkpointing.megatron_lm.nemo",
+        "nemo": "megatron.checkpointing.megatron_lm.nemo_export",
+        "nemo-autoresume": "megatron.checkpointing.megatron_lm.nemo_export",
     },
     call="job, folder",
 )

@@ -31,6 +31,7 @@ _NAMED = {
     "model.num_outputs": "--task",
     "model.num_choices": "--task",
     "model.head_layers": "--head-layers",
+    "model.first_token_head": "--task",
     "model.attention": "--attention-impl",
     "model.retro_layers": "--retro-add-retriever",
     "model.retro_retrieved_length": "--retro-num-retrieved-chunks",

@@ -56,7 +56,7 @@ def classification_layers(
 def _head_of(spec: ModelSpec) -> type[nn.Module]:
     if spec.architecture == "gpt":
         return ScorePipe
-    return TokenHeadPipe if spec.head_layers else ClassificationHeadPipe
+    return LayersHeadPipe if spec.head_layers else ClassificationHeadPipe
 
 
 def rows_of_choices(batch: Batch) -> Batch:
@@ -104,17 +104,19 @@ class ClassificationHeadPipe(nn.Module):
         return self.classification_head(F.dropout(pooled_bh, self.dropout, self.training))
 
 
-class TokenHeadPipe(nn.Module):
-    """Head on each token: dropout, and linear layers with ReLU between them.
+class LayersHeadPipe(nn.Module):
+    """Head without a pooler: dropout, and linear layers with ReLU between them.
+
+    On each token, or on the first one (as NeMo's SequenceClassifier).
 
     Args:
         spec: the network.
         group: the tensor-parallel ranks.
         sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
 
-    Shapes: x_bsh [b, s, h] -> [b, s, C].
+    Shapes: x_bsh [b, s, h] -> [b, s, C], or [b, C] on the first token.
     Communication: none; with sequence parallelism one all-gather of [b, s, C] forward and one
-        reduce-scatter backward.
+        reduce-scatter backward, or one all-reduce of [b, h] forward.
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks, unless these
         divide the sequence.
     """
@@ -124,6 +126,7 @@ class TokenHeadPipe(nn.Module):
     ):
         super().__init__()
         self.dropout, self.group = spec.head_dropout, group
+        self.on_first_token = spec.first_token_head
         self.sequence_parallel = sequence_parallel
         width = spec.hidden_size
         hidden = (ReplicatedLinear(width, width) for _ in range(spec.head_layers - 1))
@@ -132,12 +135,20 @@ class TokenHeadPipe(nn.Module):
         )
 
     def forward(self, x_bsh: Tensor) -> Tensor:
-        x = F.dropout(x_bsh, self.dropout, self.training)
+        if self.on_first_token:
+            return on_first_token(
+                self._logits, x_bsh, group=self.group, sequence_parallel=self.sequence_parallel
+            )
+        logits = self._logits(x_bsh)
+        return _of_all_tokens(logits, self.group) if self.sequence_parallel else logits
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = F.dropout(x, self.dropout, self.training)
         *hidden, last = self.classification_head
         for layer in hidden:
             x = F.relu(layer(x))
-        logits = last(x)
-        return _of_all_tokens(logits, self.group) if self.sequence_parallel else logits
+        logits: Tensor = last(x)
+        return logits
 
 
 class ScorePipe(nn.Module):
@@ -149,7 +160,7 @@ class ScorePipe(nn.Module):
         sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
 
     Shapes: x_bsh [b, s, h] -> [b, s, C].
-    Communication: as of `TokenHeadPipe`.
+    Communication: as of `LayersHeadPipe`.
     Source: GPT2ForSequenceClassification of transformers.
     """
 

@@ -29,6 +29,7 @@ CLASSIFICATION_FIELDS: Fields = {
     "positions": Field("bs"),
     "attention_span": Field("b12"),
     "label": Field("b", torch.float32),
+    "label_weight": Field("b", torch.float32),
     "weight": Field("b", torch.float32),
     "index": Field("b"),
 }
@@ -198,6 +199,7 @@ def labelled_batch(
     uid: Tensor,
     weight: Tensor,
     index: Tensor,
+    label_weight: Tensor | None = None,
 ) -> Batch:
     """Return a batch of packed texts with their labels.
 
@@ -206,6 +208,7 @@ def labelled_batch(
         uid: number of the sample in its file; not used.
         weight: factor of a sample in the mean loss; 0 for what only fills up a batch.
         index: number of the sample in its data set.
+        label_weight: weight of its label in the loss (default: 1).
 
     Shapes: text, types, padding_mask [b, s] or [b, n, s]; others [b] -> CLASSIFICATION_FIELDS or
         CHOICE_FIELDS.
@@ -218,6 +221,7 @@ def labelled_batch(
         "positions": torch.arange(text.size(-1)).expand_as(text).contiguous(),
         "attention_span": span if text.dim() == 3 else span[:, None],
         "label": label.float(),
+        "label_weight": (torch.ones_like(weight) if label_weight is None else label_weight).float(),
         "weight": weight.float(),
         "index": index,
     }
@@ -238,14 +242,15 @@ def class_loss(
 ) -> Loss:
     """Return the mean cross-entropy of labels; of networks with one output the mean squared error.
 
-    Logits of the choices of a question are put in one row first.
+    Logits of the choices of a question are put in one row first. Samples of a micro-batch are
+    weighed by their labels.
 
     Args:
         predictions: records the logits of evaluations.
         sequence_group: ranks that have parts of the same sequences; the mean of their results is
             the loss, and the first of them has the first tokens.
 
-    Shapes: logits [b, C] or [b * n, 1], label, weight [b] -> scalar float32.
+    Shapes: logits [b, C] or [b * n, 1], label, label_weight, weight [b] -> scalar float32.
     """
     parts = sequence_group.size() if sequence_group else 1
     is_first = parts == 1 or sequence_group.rank() == 0  # type: ignore[union-attr]
@@ -259,6 +264,13 @@ def class_loss(
             losses_b = (logits_bc[:, 0] - labels_b) ** 2
         else:
             losses_b = F.cross_entropy(logits_bc, labels_b.long(), reduction="none")
-        return (losses_b * weights_b).mean() * (parts if is_first else 0)
+        scale_b = batch["label_weight"] / _mean(batch["label_weight"], weights_b > 0)
+        return (losses_b * weights_b * scale_b).mean() * (parts if is_first else 0)
 
     return loss
+
+
+def _mean(values_b: Tensor, counts_b: Tensor) -> Tensor:
+    """Return the mean of the values that count; 1 if none does."""
+    total = (values_b * counts_b).sum() + ~counts_b.any()
+    return total / counts_b.sum().clamp(min=1)

@@ -22,7 +22,11 @@ from megatron.objectives.classification import (
 from megatron.objectives.objective import Collate
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 
-_INPUTS = {name: field for name, field in CLASSIFICATION_FIELDS.items() if name != "label"}
+_INPUTS = {
+    name: field
+    for name, field in CLASSIFICATION_FIELDS.items()
+    if name not in ("label", "label_weight")
+}
 
 TAGGING_FIELDS: Fields = _INPUTS | {
     "labels": Field("bs"),

@@ -8,7 +8,7 @@ from megatron.config.data.downstream import is_finetuned, objective_of
 from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.data.text_tasks import plan_text_task
 from megatron.config.parallelism.layout import replica_size
-from megatron.data.downstream.sentences import count_labels
+from megatron.data.downstream.sentences import sentence_labels
 from megatron.data.downstream.tagging import label_names, read_sentences
 from megatron.data.downstream.tasks import task_of
 from megatron.data.sampling.epoch_plan import EpochPlan
@@ -17,6 +17,8 @@ from megatron.tokenizer.build import build_tokenizer
 
 def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
     """Return `config` with --train-iters for its --epochs; of 0 epochs a run that only evaluates.
+
+    With both flags the run ends with what comes first.
 
     Values that are refused later count as if they were possible.
 
@@ -53,7 +55,10 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
         global_batch_size=training.global_batch_size or micro * replicas,
         keeps_last=downstream.keep_last_batch,
     )
-    return replace(config, training=replace(training, train_iters=max(1, epochs * plan.steps)))
+    steps = max(1, epochs * plan.steps)
+    return replace(
+        config, training=replace(training, train_iters=min(steps, training.train_iters or steps))
+    )
 
 
 def _with_labels(config: Config) -> Config:
@@ -71,7 +76,7 @@ def _with_labels(config: Config) -> Config:
             sentences = [sentence for path in paths for sentence in read_sentences(path)]
             labels = label_names(sentences)
         case "text-classification":
-            labels = [*map(str, range(count_labels(paths)))]
+            labels = sentence_labels(paths, text_task.num_labels)
         case _:
             return config
     return replace(config, text_task=replace(text_task, labels=labels))

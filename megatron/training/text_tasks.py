@@ -4,19 +4,25 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
-from megatron.checkpointing.saved_run import checkpoint_flags, saved_architecture
+from megatron.checkpointing.saved_run import (
+    checkpoint_flags,
+    read_saved_run,
+    saved_architecture,
+)
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
 from megatron.config.config import Config, all_sections, parse_conversion
 from megatron.config.data.downstream import objective_of
 from megatron.config.data.objective import ObjectiveName, declaration_of
-from megatron.config.foreign_flags.nemo import NEMO_TASKS, nemo_flags
+from megatron.config.data.text_tasks import TextTaskConfig
+from megatron.config.foreign_flags.nemo import nemo_flags
+from megatron.config.foreign_flags.nemo_tasks import NEMO_TASKS
 from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
@@ -110,6 +116,11 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
     if saved_type and value_in(words, "--tokenizer-type") not in (None, saved_type):
         # Files of one type mean nothing to another.
         flags = {field: value for field, value in flags.items() if field not in _TOKENIZER}
+    saved_run = read_saved_run(str(folder)).config
+    if saved_run.get("downstream", {}).get("task") != value_in(words, "--task"):
+        # Labels and options of another task.
+        own = {field.name for field in fields(TextTaskConfig)}
+        flags = {field: value for field, value in flags.items() if field not in own}
     return [*flag_words(flags, all_sections()), *words, f"--pretrained-checkpoint={folder}"]
 
 
@@ -211,5 +222,6 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
         flags=("", ""),
         heads=int(heads) if heads and heads.isdecimal() else None,
         architecture=None,
+        task=value_in(words, "--task"),
     )
     return [*convert(conversion, parse)]

@@ -124,15 +124,24 @@ def require_learned_answers(folder: Path) -> None:
 
 def require_learned_tasks(folder: Path) -> None:
     """Each task is learned far above chance, and the best checkpoint predicts as it was scored."""
-    least = {"entities": ("entity f1", 0.9), "sentences": ("accuracy", 0.8), "answers": ("f1", 60)}
+    least = {
+        **{"entities": ("entity f1", 0.9), "sentences": ("accuracy", 0.8), "answers": ("f1", 60)},
+        "relations": ("relation f1", 0.9),
+    }
     for save, (metric, score) in least.items():
         assert max(record[metric] for record in journal(folder / save, "task")) > score, save
-    best = json.loads((folder / "entities" / "best" / "best.json").read_text())["score"]
+    score = {
+        save: json.loads((folder / save / "best" / "best.json").read_text())["score"]
+        for save in ("entities", "relations")
+    }
     labels = (folder / "entities" / "label_ids.csv").read_text()
     assert labels.split() == ["O", "B-LOC", "B-PER"]
     for save in ("predicted", "from-nemo"):
         (again, *_) = journal(folder / save, "task")
-        assert again["entity f1"] == pytest.approx(best, abs=0 if save == "predicted" else 0.1)
+        tolerance = 0 if save == "predicted" else 0.1
+        assert again["entity f1"] == pytest.approx(score["entities"], abs=tolerance)
+    (again, *_) = journal(folder / "relations-from-nemo", "task")
+    assert again["relation f1"] == pytest.approx(score["relations"], abs=0.1)
 
 
 def shown_commands() -> Iterator[tuple[str, list[str]]]:

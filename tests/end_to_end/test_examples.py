@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import REPOSITORY, Corpus, Finished, clean_environment, journal, start
-from labelled_files import write_mnli, write_race
+from labelled_files import write_mnli, write_race, write_relations
 from labelled_files import write_vocabulary as write_labelled_vocabulary
 from ports import free_port
 from quick_python import write_python
@@ -64,6 +64,7 @@ RUN_ALONE = {
     "pretrain_gpt3_175B.sh",
     "finetune_mnli_distributed.sh",
     "finetune_race_distributed.sh",
+    "finetune_relations.sh",
 }
 
 
@@ -187,6 +188,17 @@ def test_a_bert_is_finetuned(tmp_path: Path, task: str, processes: str) -> None:
     sets = {record["set"] for record in journal(tmp_path / "checkpoints", "task")}
     expected = {"mnli": {"dev-matched", "dev-mismatched"}, "race": {"dev-middle", "dev-high"}}
     assert sets == expected[task] | {"overall"}
+
+
+def test_relations_are_learned(tmp_path: Path) -> None:
+    write_labelled_vocabulary(tmp_path / "vocab.txt")
+    for name, seed in (("train.tsv", 0), ("dev.tsv", 1)):
+        write_relations(tmp_path / name, 32, seed=seed)
+    own = {**SMALL, "PRECISION": "--bf16", "EPOCHS": "1", "PRETRAINED_CHECKPOINT": "none"}
+    flags = ["--pretrained-checkpoint", ""]  # from initial weights
+    example("finetune_relations.sh", tmp_path, *flags, **own)
+    (overall,) = (r for r in journal(tmp_path / "checkpoints", "task") if r["set"] == "overall")
+    assert {"accuracy", "relation precision", "relation recall", "relation f1"} <= {*overall}
 
 
 def test_a_bert_is_planned(tmp_path: Path) -> None:

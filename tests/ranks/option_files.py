@@ -47,6 +47,8 @@ def write_files(folder: Path) -> None:
     for name, count in (("train.tsv", 10), ("dev.tsv", 7)):
         _write_qnli(folder / name, count)
     (folder / "words.conll").write_text(_TAGGED)
+    lines = (f"w{6 + 3 * i} w9\t{i % 3}\n" for i in range(10))
+    (folder / "classes.tsv").write_text("".join(lines))
     _write_squad(folder / "squad.json")
     _write_squad(folder / "squad2.json", is_impossible=True)
     _write_squad(folder / "long.json", num_words=12)

@@ -51,6 +51,7 @@ class Conversion:
         flags: names of the flags for these two, for messages.
         heads: attention heads, if given by the user.
         architecture: that the user expects of the network; None for any.
+        task: of its head, where the files do not name it.
     """
 
     source: Path
@@ -62,9 +63,12 @@ class Conversion:
     flags: tuple[str, str]
     heads: int | None = None
     architecture: Architecture | None = "gpt"
+    task: str | None = None
 
 
-def find(source: Path, loader: str | None, *, heads: int | None = None) -> ForeignCheckpoint:
+def find(
+    source: Path, loader: str | None, *, heads: int | None = None, task: str | None = None
+) -> ForeignCheckpoint:
     """Read a checkpoint of another program.
 
     Raises:
@@ -78,7 +82,7 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
         case "llama_meta":
             return llama_meta.find(source)
         case "nemo":
-            return nemo.find(source, heads=heads)
+            return nemo.find(source, heads=heads, task=task)
         case None:
             if not source.exists():
                 raise WrongCheckpointError(
@@ -115,7 +119,7 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
         _require_architecture(conversion, manifest.plan["model"].get("architecture", "gpt"))
         checkpoint = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
-        found = find(conversion.source, loader, heads=conversion.heads)
+        found = find(conversion.source, loader, heads=conversion.heads, task=conversion.task)
         _require_architecture(conversion, declaration_of(found.objective).architecture)
         manifest, checkpoint = _to_native(found, parse, keeps_rows=saver == "own")
         yield from found.notices

@@ -94,11 +94,22 @@ _FOREIGN_PACKAGES = (
     "codecarbon",
     "deepspeed",
     "fp16",
+    "lightning",
+    "lightning_fabric",
     "megatron",
+    "nemo",
     "numpy",
+    "omegaconf",
     "pathlib",
+    "pytorch_lightning",
 )
 """Packages whose objects checkpoints of other programs contain."""
+
+_TYPES_OF_FIELDS = (
+    *("builtins.bool", "builtins.dict", "builtins.float", "builtins.int", "builtins.list"),
+    *("builtins.str", "collections.defaultdict", "typing.Any"),
+)
+"""Types that configurations of omegaconf's name."""
 
 _LEGACY_GLOBALS = (
     "argparse.Namespace",
@@ -150,7 +161,7 @@ def read_foreign(file: Path) -> Any:
     others: Allowed = [
         (Opaque, name)
         for name in names
-        if name.split(".")[0] in _FOREIGN_PACKAGES and name not in known
+        if name.split(".")[0] in _FOREIGN_PACKAGES and name not in known or name in _TYPES_OF_FIELDS
     ]
     return _read_mapped(file, [*_STAND_INS, *others])
 

@@ -57,8 +57,8 @@ class DownstreamConfig:
     files or folders, each evaluated by itself after every epoch."""
 
     epochs: int | None = None
-    """Passes through --train-data, in place of --train-iters; 0 evaluates, and writes the
-    predictions to a file."""
+    """Passes through --train-data, in place of --train-iters (with both, the run ends with what
+    comes first); 0 evaluates, and writes the predictions to a file."""
 
     pretrained_checkpoint: str | None = None
     """Directory of a pretrained BERT or GPT, whose weights a run begins with that has no checkpoint in
@@ -102,6 +102,7 @@ def with_classes(
             binary_head=False,
             num_outputs=num_outputs_of(text_task, task),
             head_layers=text_task.head_layers,
+            first_token_head=task == "text-classification" and text_task.head_layers > 0,
             head_dropout=text_task.head_dropout,
             labels=text_task.labels,
         )

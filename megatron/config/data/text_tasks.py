@@ -17,17 +17,26 @@ class TextTaskConfig:
     """Token and text classification, and question answering, on files of your own."""
 
     labels: list[str] | None = None
-    """Names of the labels, in the order of their ids (default of token classification: O and the
-    others of --train-data, sorted; of text classification: 0, 1 and so on up to the largest label of
+    """Names of the labels, in the order of their ids (default: those of --train-data; of
+    token-classification O and the others, sorted; of text-classification sorted, or 0, 1 and so on
+    if they are numbers)."""
+
+    num_labels: int | None = None
+    """How many labels there are (text-classification; default: those of --labels, or of
     --train-data)."""
 
+    negative_label: str | None = None
+    """Label of sentences without a relation. The score is then the micro-averaged F1 of all other
+    labels, in place of the accuracy (text-classification)."""
+
     head_layers: int | None = None
-    """Linear layers of the head on each token, with ReLU between them (default: 2 of
-    token-classification, 1 of question-answering)."""
+    """Linear layers of the head, with ReLU between them: on each token (default: 2 of
+    token-classification, 1 of question-answering), or of text-classification on the first token
+    (default: BERT's pooler and one layer)."""
 
     head_dropout: float | None = None
-    """Dropout in front of that head (default: 0.5 of token-classification, 0 of
-    question-answering)."""
+    """Dropout in front of these layers (default: 0.5 of token-classification, 0 of
+    question-answering, 0.1 of text-classification)."""
 
     ignore_extra_tokens: bool = False
     """Count only the first token of each word in the loss (token-classification)."""
@@ -36,8 +45,8 @@ class TextTaskConfig:
     """Leave [CLS] and [SEP] out of the loss (token-classification)."""
 
     class_balancing: Literal["weighted_loss"] | None = None
-    """Weigh labels in the loss: with the mean number of tokens of a label, divided by its own
-    (token-classification)."""
+    """Weigh labels in the loss: with the mean number of words or sentences of a label, divided by
+    its own (token-classification and text-classification)."""
 
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD 2.0 (question-answering)."""
@@ -71,6 +80,7 @@ class TextTaskPlan:
     """Labels and options of a text task, resolved; no labels and no layers of other tasks."""
 
     labels: tuple[str, ...] = ()
+    negative_label: str = ""
     head_layers: int = 0
     head_dropout: float = 0.0
     ignore_extra_tokens: bool = False
@@ -86,17 +96,24 @@ class TextTaskPlan:
     nbest_file: str = ""
 
 
-_HEADS = {"token-classification": (2, 0.5), "question-answering": (1, 0.0)}
-"""Layers and dropout of the head on each token."""
+_HEADS = {
+    "token-classification": (2, 0.5),
+    "question-answering": (1, 0.0),
+    "text-classification": (0, 0.1),
+}
+"""Layers of the head and their dropout; 0 layers: a pooler and a linear layer."""
 
 
 def plan_text_task(config: TextTaskConfig, task: str | None) -> TextTaskPlan:
     """Return the options of a task."""
     layers, dropout = _HEADS.get(task or "", (0, 0.0))
+    layers = layers if config.head_layers is None else config.head_layers
+    dropout = dropout if config.head_dropout is None else config.head_dropout
     return TextTaskPlan(
         labels=tuple(config.labels or ()),
-        head_layers=(config.head_layers or layers) if layers else 0,
-        head_dropout=dropout if config.head_dropout is None else config.head_dropout,
+        negative_label=config.negative_label or "",
+        head_layers=layers,
+        head_dropout=dropout if layers else 0.0,
         ignore_extra_tokens=config.ignore_extra_tokens,
         ignore_start_end=config.ignore_start_end,
         balances_classes=config.class_balancing is not None,
@@ -117,12 +134,10 @@ def num_outputs_of(plan: TextTaskPlan, task: str) -> int:
 
 
 _OF = {
-    "labels": ("token-classification", "text-classification"),
-    "head_layers": ("token-classification", "question-answering"),
-    "head_dropout": ("token-classification", "question-answering"),
-    **dict.fromkeys(
-        ("ignore_extra_tokens", "ignore_start_end", "class_balancing"), ("token-classification",)
-    ),
+    **dict.fromkeys(("head_layers", "head_dropout"), tuple(TEXT_TASKS)),
+    **dict.fromkeys(("labels", "class_balancing"), ("token-classification", "text-classification")),
+    **dict.fromkeys(("num_labels", "negative_label"), ("text-classification",)),
+    **dict.fromkeys(("ignore_extra_tokens", "ignore_start_end"), ("token-classification",)),
     **dict.fromkeys(
         (
             *("version_2_with_negative", "doc_stride", "max_query_length", "max_answer_length"),
@@ -152,12 +167,18 @@ def text_task_problems(
         yield f"--labels is missing: the names of the labels that --task {task} predicts"
     if config.labels is not None and len({*config.labels}) < max(2, len(config.labels)):
         yield f"--labels {' '.join(config.labels)}: give at least two different names"
+    yield from _class_problems(config)
     for field in ("output_prediction_file", "output_nbest_file"):
         if getattr(config, field) and num_files > 1:
             yield (
                 f"--{field.replace('_', '-')} {getattr(config, field)} holds the answers to one file, "
                 f"and --valid-data names {num_files}: leave it out, each has a file in --save"
             )
+    if task == "text-classification" and config.head_dropout is not None and not config.head_layers:
+        yield (
+            f"--head-dropout {config.head_dropout} is in front of the layers of --head-layers, which is "
+            "missing; dropout behind BERT's pooler is --hidden-dropout"
+        )
     for field, least in (
         *(("head_layers", 1), ("doc_stride", 1), ("max_query_length", 1)),
         *(("max_answer_length", 1), ("n_best_size", 1)),
@@ -172,3 +193,14 @@ def text_task_problems(
             f"--max-query-length {config.max_query_length} leaves no room for a context in "
             f"--seq-length {seq_length}; it must be at most {seq_length - 4}"
         )
+
+
+def _class_problems(config: TextTaskConfig) -> Iterator[str]:
+    """Yield --num-labels and --negative-label that --labels contradicts."""
+    labels, count, negative = config.labels or [], config.num_labels, config.negative_label
+    if count is not None and count < 2:
+        yield f"--num-labels {count} must be at least 2"
+    elif count is not None and labels and count != len(labels):
+        yield f"--num-labels {count}: there are {len(labels)} labels, {' '.join(labels)}"
+    if negative is not None and labels and negative not in labels:
+        yield f"--negative-label {negative} is none of the labels {' '.join(labels)}"

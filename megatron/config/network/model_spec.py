@@ -89,10 +89,9 @@ class ModelSpec:
     binary_head: bool = False  # BERT's pooler and classifier of the order of two segments
     num_outputs: int = 0  # of the head of a downstream task; 0: heads of pretraining
     num_choices: int = 1  # rows of a sample, which have a sequence each
-    head_layers: int = (
-        0  # linear layers of a head on each token; 0: on the first, of a GPT the last
-    )
-    head_dropout: float = 0.0  # in front of a head on each token
+    head_layers: int = 0  # of a head on each token; 0: a pooler and one, of a GPT the last token
+    first_token_head: bool = False  # whether these are on the first token, not on each
+    head_dropout: float = 0.0  # in front of these layers
     labels: tuple[str, ...] = ()  # names of the classes of a head; (): the task knows them
     head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
     retro_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those with chunked cross-attention
@@ -176,7 +175,7 @@ class ModelSpec:
             return self.num_outputs * self.hidden_size
         dense = self.hidden_size**2 + self.hidden_size
         if self.num_outputs:
-            # The pooler of a head on the first token counts as a layer.
+            # The pooler counts as a layer.
             others = self.head_layers - 1 if self.head_layers else 1
             return others * dense + self.num_outputs * (self.hidden_size + 1)
         masked_lm = dense + self._norm_parameters(self.hidden_size) + self.padded_vocab_size

@@ -19,8 +19,8 @@ class ExportConfig:
     """Folder to write; it must be new or empty."""
 
     exporter: Annotated[str, Names(EXPORTERS)] = "transformers"
-    """Format to write: transformers, safetensors with our own names of parameters, or that of a
-    plugin's exporter."""
+    """Format to write: transformers, safetensors with our own names of parameters, NeMo's .nemo
+    archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or that of a plugin's exporter."""
 
     model_type: (
         Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"]

@@ -7,9 +7,8 @@ from megatron.config.data.text_tasks import TextTaskPlan
 from megatron.config.network.model_spec import Architecture
 from megatron.data.downstream.glue import GLUE
 from megatron.data.downstream.race import RACE
-from megatron.data.downstream.sentences import read_labelled_sentences
+from megatron.data.downstream.sentences import SentenceTask, read_labelled_sentences
 from megatron.data.downstream.task import Task
-from megatron.data.downstream.task_dataset import ClassificationTask
 from megatron.data.downstream.text_tasks import AnswerTask, TaggingTask
 
 TASKS = {task.name: task for task in (RACE, *GLUE)}
@@ -27,11 +26,13 @@ def task_of(name: str, plan: TextTaskPlan, architecture: Architecture = "bert") 
         case "question-answering":
             return AnswerTask(plan)
         case "text-classification":
-            return ClassificationTask(
+            return SentenceTask(
                 name=name,
                 classes=plan.labels,
                 metric_names=("accuracy",),
                 read=partial(read_labelled_sentences, labels=plan.labels),
                 architecture=architecture,
+                negative_label=plan.negative_label,
+                balances=plan.balances_classes,
             )
     return replace(TASKS[name], architecture=architecture)

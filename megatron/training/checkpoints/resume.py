@@ -1,9 +1,10 @@
 """Resume: load the chosen checkpoint, with resharding if its layout differs."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from megatron.checkpointing.compare import (
     adds_adapters,
@@ -106,10 +107,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     adds = adds_adapters(manifest.plan, now), adds_retriever(manifest.plan, now)
     new_head = replaces_head(manifest.plan, now)
     if new_head and plan.evaluation.only:
-        raise WrongCheckpointError(
-            f"{folder} has no head of --task {plan.downstream.task}, whose predictions would be random: "
-            "give --load the directory of a network that was finetuned on it"
-        )
+        raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan))
     if not (changes or universal or any(adds) or new_head):
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
@@ -144,6 +142,21 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     log.info(
         "random streams belong to ranks, and these are others: they begin anew from --seed and "
         "the iteration; what is dropped differs from what the former layout would have dropped"
+    )
+
+
+def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan) -> str:
+    """Return the message about a checkpoint without the head that is evaluated."""
+    task = plan.downstream.task
+    if plan.model.labels and saved.get("labels"):
+        return (
+            f"{folder} has a head for the {len(saved['labels'])} labels {' '.join(saved['labels'])}, and "
+            f"this command line has {len(plan.model.labels)}: {' '.join(plan.model.labels)}; leave out "
+            "--labels and --num-labels"
+        )
+    return (
+        f"{folder} has no head of --task {task}, whose predictions would be random: give --load the "
+        "directory of a network that was finetuned on it"
     )
 
 

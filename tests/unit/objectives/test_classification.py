@@ -142,6 +142,37 @@ def test_the_loss_is_a_weighted_mean():
     torch.testing.assert_close(loss(logits, last), full[0])
 
 
+def test_samples_weigh_as_their_labels_do():
+    logits = torch.tensor([[1.0, 2.0, 0.5], [0.3, -1.0, 2.0], [1.0, 1.0, 1.0]])
+    weights, labels = torch.tensor([0.5, 1.0, 3.0]), torch.tensor([2, 1, 0])
+    batch = {"label": labels.float(), "label_weight": weights[labels], "weight": torch.ones(3)}
+    loss = class_loss(Predictions())
+    torch.testing.assert_close(loss(logits, batch), F.cross_entropy(logits, labels, weights))
+    # Of a smaller last batch the third row is padding.
+    batch["weight"] = torch.tensor([1.5, 1.5, 0.0])
+    torch.testing.assert_close(
+        loss(logits, batch), F.cross_entropy(logits[:2], labels[:2], weights)
+    )
+    batch["weight"] = torch.zeros(3)
+    assert loss(logits, batch) == 0
+
+
+def test_layers_on_the_first_token_in_place_of_a_pooler(group):
+    flags = ("--labels", "a", "b", "c", "--head-layers", "2", "--head-dropout", "0")
+    model = model_of(group, "text-classification", *flags).eval()
+    spec = spec_of("text-classification", *flags)
+    assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
+    names = {name.split(".", 1)[1] for name, _ in model.named_parameters() if "head" in name}
+    assert names == {
+        f"classification_head.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias")
+    }
+    assert not any("pooler" in name for name, _ in model.named_parameters())
+    head, x_bsh = [*model.children()][-1], torch.randn(2, 6, 8)
+    first, last = head.classification_head
+    expected = last(F.relu(first(x_bsh[:, 0])))
+    torch.testing.assert_close(head(x_bsh), expected)
+
+
 def test_a_single_output_is_a_regression():
     logits = torch.tensor([[1.0], [4.5]])
     loss = class_loss(Predictions())(logits, batch_of(2, 6, label=(0.0, 5.0)))

@@ -37,6 +37,20 @@ def test_sizes_and_tokenizer_are_those_of_the_checkpoint(own):
     assert with_pretrained_network(["--lr", "1"], is_first=True) == ["--lr", "1"]
 
 
+def test_options_are_those_of_the_checkpoint_where_its_task_is_the_same(tmp_path):
+    task = ["--task", "question-answering", "--train-data", "none", "--max-query-length", "3"]
+    words, how = [*SIZES, *task], {"without": ("--data-path",)}
+    config, named = tiny_config(*words, **how), {"objective": "question-answering"}
+    spec = plan(config, world_size=4, vocab_size=VOCAB, device="cpu", **named).model
+    weights = random_weights(spec)
+    write_checkpoint(tmp_path / "own", weights, *words, vocab_size=VOCAB, **named, **how)
+    flags = [f"--pretrained-checkpoint={tmp_path / 'own'}"]
+    found = with_pretrained_network([*flags, "--task=question-answering"], is_first=True)
+    assert value_in(found, "--max-query-length") == "3"
+    found = with_pretrained_network([*flags, "--task=token-classification"], is_first=True)
+    assert value_in(found, "--max-query-length") is None
+
+
 def test_another_format_is_converted_once_in_a_process_of_its_own(own, tmp_path, monkeypatch):
     megatron = conversions.Conversion(
         source=own, output=tmp_path / "mlm", saver="megatron", tensor=2, flags=("", ""),

@@ -217,6 +217,7 @@ _FLAGS = {
     "num_outputs": "--task",
     "num_choices": "--task",
     "head_layers": "--head-layers",
+    "first_token_head": "--task",
     "labels": "--labels",
 }
 """Flags that set each field."""

@@ -136,6 +136,7 @@ def _downstream(
             "num_token_types": (2,),
             "num_outputs": (spec.num_outputs or 1,),
             "num_choices": (1,),
+            "first_token_head": (False,),
             **needs(spec),
         },
         network={**_ENCODER, **network},

@@ -1,7 +1,9 @@
 """NeMo's archives and mp_autoresume checkpoints: written, read, merged from ranks, refused."""
 
 import json
+import sys
 import tarfile
+import types
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from megatron.checkpointing.megatron_lm.convert import native_manifest, native_w
 from megatron.checkpointing.megatron_lm.nemo import find, tokenizer_in
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.config import parse_conversion
+from megatron.config.data.downstream import objective_of
 from megatron.config.plan import plan
 from megatron.config.tools.checkpoint_tools import ConversionConfig
 from megatron.tokenizer.build import build_tokenizer
@@ -23,8 +26,10 @@ from megatron.tokenizer.build import build_tokenizer
 LABELS = ("O", "B-LOC", "B-PER")
 TASKS = {
     "token-classification": ["--labels", *LABELS],
+    "text-classification": ["--labels", "no", "yes", "--head-layers", "2"],
     "question-answering": ["--max-query-length", "2"],
 }
+NAMES = {"token-classification": [*LABELS], "text-classification": ["no", "yes"]}
 SIZES = [
     *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),
     *("--seq-length", "12", "--max-position-embeddings", "16"),
@@ -33,22 +38,22 @@ SIZES = [
 VOCAB = 16  # with [BOS] and [EOS]
 
 
-def written(tmp_path, task):
-    """Write a random network and its archive; return the archive and the weights by name."""
+def job_of(tmp_path, task, *more):
+    """Write a random network; return the job of its export and the weights by name."""
     vocabulary = tmp_path / "vocab.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary.write_text("\n".join([*special, *"abcdefghi"]) + "\n")
-    words = [*SIZES, *TASKS[task], "--vocab-file", str(vocabulary), "--task", task]
+    words = [*SIZES, *(more or TASKS[task]), "--vocab-file", str(vocabulary), "--task", task]
     words += ["--train-data", "none"]
-    config = tiny_config(*words, without=("--data-path",))
-    spec = plan(config, world_size=4, vocab_size=VOCAB, device="cpu", objective=task).model
+    config, objective = tiny_config(*words, without=("--data-path",)), objective_of(task)
+    spec = plan(config, world_size=4, vocab_size=VOCAB, device="cpu", objective=objective).model
     weights = random_weights(spec)
     folder = write_checkpoint(
         tmp_path / "own",
         weights,
         *words,
         vocab_size=VOCAB,
-        objective=task,
+        objective=objective,
         without=("--data-path",),
     )
     arguments = {"tokenizer_type": "BertWordPieceCase", "vocab_file": str(vocabulary)}
@@ -59,6 +64,12 @@ def written(tmp_path, task):
         tokenizer_arguments=arguments,
         options=ExportOptions(),
     )
+    return job, weights
+
+
+def written(tmp_path, task):
+    """Write a random network and its archive; return the archive and the weights by name."""
+    job, weights = job_of(tmp_path, task)
     assert str(export(job, tmp_path / "nemo", "nemo")) == f"{task}.nemo in fp32"
     return tmp_path / "nemo" / f"{task}.nemo", weights
 
@@ -84,23 +95,60 @@ def test_an_archive_holds_the_network(task, tmp_path):
     archive, weights = written(tmp_path, task)
     found, model, own = read(archive)
     require_equal(own, weights)
-    assert found.objective == task
-    labels = list(LABELS) if task == "token-classification" else []
+    assert found.objective == objective_of(task)
+    labels = NAMES.get(task, [])
     assert (list(model["labels"]), model["activation"]) == (labels, "gelu_erf")
+    assert model["first_token_head"] == (task == "text-classification")
     kind, vocabulary = tokenizer_in(archive)
     assert kind == "BertWordPieceCase"
     assert vocabulary.decode().split()[:14] == (tmp_path / "vocab.txt").read_text().split()
     with tarfile.open(archive, "r:gz") as tar:
-        assert {
+        files = {*tar.getnames()}
+        assert files - {"class_labels.csv"} == {
             *("mp_rank_00", "mp_rank_00/model_weights.ckpt", "model_config.yaml"),
             *("megatron-bert-cased_encoder_config.json", "megatron_checkpoint_version.json"),
             *("tokenizer_vocab_dict.json", "tokenizer.vocab_file"),
-        } == {*tar.getnames()}
+        }
         config = yaml.safe_load(tar.extractfile("model_config.yaml"))
         version = json.load(tar.extractfile("megatron_checkpoint_version.json"))
     assert version == {"checkpoint_version": 3}
     assert config["language_model"]["config"]["hidden_size"] == 16
     assert config.get("label_ids", {}) == {label: i for i, label in enumerate(labels)}
+    assert ("class_labels.csv" in files) == (task == "text-classification")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_resumable_checkpoint_holds_the_network(task, tmp_path):
+    job, weights = job_of(tmp_path, task)
+    said = str(export(job, tmp_path / "nemo", "nemo-autoresume"))
+    assert said == "mp_rank_00/mp_autoresume-last.ckpt in fp32"
+    found, model, own = read(tmp_path / "nemo")  # which names its heads and labels
+    require_equal(own, weights)
+    assert found.objective == objective_of(task)
+    assert list(model["labels"]) == NAMES.get(task, [])
+    file = tmp_path / "nemo" / "mp_rank_00" / "mp_autoresume-last.ckpt"
+    content = torch.load(file, weights_only=True)
+    assert content["checkpoint_version"] == 3
+    assert {"epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers"} <= {*content}
+
+
+def test_the_names_in_nemo_of_a_head_on_the_first_token(tmp_path):
+    job, _ = job_of(tmp_path, "text-classification")
+    export(job, tmp_path / "nemo", "nemo-autoresume")
+    content = torch.load(tmp_path / "nemo" / "mp_rank_00" / "mp_autoresume-last.ckpt")
+    head = {n: [*w.shape] for n, w in content["state_dict"].items() if n.startswith("classifier.")}
+    assert head == {
+        "classifier.mlp.layer0.weight": [16, 16],
+        "classifier.mlp.layer0.bias": [16],
+        "classifier.mlp.layer2.weight": [2, 16],
+        "classifier.mlp.layer2.bias": [2],
+    }
+
+
+def test_a_pooler_is_no_head_of_nemos(tmp_path):
+    job, _ = job_of(tmp_path, "text-classification", "--labels", "no", "yes")
+    with pytest.raises(WrongCheckpointError, match="train with --head-layers 2"):
+        export(job, tmp_path / "nemo", "nemo")
 
 
 def ranks_of(archive, folder, name):
@@ -128,7 +176,38 @@ def test_ranks_of_a_resumable_run_are_merged(name, tmp_path):
     folder = ranks_of(archive, tmp_path, name)
     _, model, own = read(folder, heads=4)
     require_equal(own, weights)
-    assert list(model["labels"]) == ["0", "1", "2"]  # such files have no names
+    assert list(model["labels"]) == ["0", "1", "2"]  # these files have no names
+    _, model, _ = read(folder, heads=4, task="text-classification")  # that of the script
+    assert model["first_token_head"]
+
+
+class _Node:
+    """A part of a configuration of omegaconf's."""
+
+    def __init__(self, **values):
+        vars(self).update(values)
+
+
+def node_of(value, kind=_Node):
+    if isinstance(value, dict):
+        return kind(_content={key: node_of(each, kind) for key, each in value.items()})
+    return kind(_val=value)
+
+
+def test_names_in_a_configuration_of_omegaconfs_are_read(tmp_path, monkeypatch):
+    job, weights = job_of(tmp_path, "token-classification")
+    export(job, tmp_path / "nemo", "nemo-autoresume")
+    file = tmp_path / "nemo" / "mp_rank_00" / "mp_autoresume-last.ckpt"
+    content = torch.load(file)
+    module = types.ModuleType("omegaconf")
+    module.DictConfig = type("DictConfig", (_Node,), {"__module__": "omegaconf"})
+    monkeypatch.setitem(sys.modules, "omegaconf", module)
+    config = node_of(content["hyper_parameters"]["cfg"], module.DictConfig)
+    torch.save(content | {"hyper_parameters": {"cfg": config}}, file)
+    monkeypatch.delitem(sys.modules, "omegaconf")
+    _, model, own = read(tmp_path / "nemo")
+    require_equal(own, weights)
+    assert list(model["labels"]) == [*LABELS]
 
 
 def test_files_of_something_else_are_refused(tmp_path):

@@ -1,9 +1,16 @@
-"""Text classification: lines of a sentence and a label, headers, and malformed lines."""
+"""Text classification: sentences and labels in columns, headers, malformed lines, scores, weights."""
 
+import math
+
+import numpy as np
 import pytest
+from encoders import tokenizer_in
 
 from megatron.common.errors import WrongDataError
-from megatron.data.downstream.sentences import count_labels, read_labelled_sentences
+from megatron.config.data.text_tasks import TextTaskPlan
+from megatron.data.downstream.sentences import read_labelled_sentences, sentence_labels
+from megatron.data.downstream.task import Predicted
+from megatron.data.downstream.tasks import task_of
 
 
 @pytest.fixture
@@ -23,13 +30,14 @@ def read(path, labels=("0", "1", "2")):
 def test_sentences_with_numbers(file):
     path = file("a good  film\t1\nbad\t0\n\nso so\t2\n")
     assert read(path) == [("a good film", 1, 0), ("bad", 0, 1), ("so so", 2, 2)]
-    assert count_labels([path]) == 3
+    assert sentence_labels([path]) == ["0", "1", "2"]
+    assert sentence_labels([path], 4) == ["0", "1", "2", "3"]
 
 
 def test_a_header_is_left_out(file):
     path = file("sentence\tlabel\na good film\t1\n")
     assert read(path) == [("a good film", 1, 0)]
-    assert count_labels([path]) == 2
+    assert sentence_labels([path]) == ["0", "1"]
 
 
 def test_labels_by_name_or_number(file):
@@ -53,6 +61,71 @@ def test_malformed_lines_are_named(file, text, message):
     assert message in str(caught.value)
 
 
-def test_names_of_labels_are_needed(file):
-    with pytest.raises(WrongDataError, match="line 2: the label 'good' is not a number; give"):
-        count_labels([file("a\t0\nb\tgood\n")])
+def test_labels_are_numbers_or_names(file):
+    assert sentence_labels([file("a\tgood\nb\tbad\n")]) == ["bad", "good"]
+    with pytest.raises(WrongDataError, match="line 2: the label 'good' is not a number, and other"):
+        sentence_labels([file("a\t0\nb\tgood\nc\t1\n")])
+
+
+RELATIONS = {
+    "named columns": "index\tsentence\tlabel\n9.T1.T2\t@CHEMICAL$ blocks  @GENE$\tCPR:4\n"
+    "9.T1.T3\t@CHEMICAL$ and @GENE$\tfalse\n",
+    "four columns": "9\t@CHEMICAL$ blocks @GENE$\tTrue\tCPR:4\n9\t@CHEMICAL$ and @GENE$\tfalse\tCPR:1\n",
+}
+
+
+@pytest.mark.parametrize("form", RELATIONS)
+def test_files_of_relations(form, file):
+    path = file(RELATIONS[form])
+    assert sentence_labels([path]) == ["CPR:4", "false"]
+    assert read(path, ("CPR:4", "false")) == [
+        ("@CHEMICAL$ blocks @GENE$", 0, 0),
+        ("@CHEMICAL$ and @GENE$", 1, 1),
+    ]
+    with pytest.raises(WrongDataError, match=r"line [45]: 'a\\tb' has 2 columns; expected [34]"):
+        read(file(f"{RELATIONS[form]}\na\tb\n"), ("CPR:4", "false"))
+
+
+def data_of(folder, text, **options):
+    (folder / "train.tsv").write_text(text)
+    plan = TextTaskPlan(labels=("a", "b", "none"), **options)
+    task = task_of("text-classification", plan)
+    tokenizer = tokenizer_in(folder)
+    data = task.data([folder / "train.tsv"], tokenizer=tokenizer, seq_length=6, trains=True)
+    return task, data
+
+
+def test_rare_labels_weigh_more_in_the_loss(tmp_path):
+    text = "a\ta\nb\tnone\nc\tnone\na b\tnone\n"
+    _, data = data_of(tmp_path, text)
+    assert [float(item["label_weight"]) for item in map(data.__getitem__, range(4))] == [1] * 4
+    _, data = data_of(tmp_path, text, balances_classes=True)
+    weights = [float(data[i]["label_weight"]) for i in range(4)]
+    # 4 sentences, 2 labels that occur, 1 and 3 sentences of each.
+    np.testing.assert_allclose(weights, [4 / 2 / 1] + [4 / 2 / 3] * 3, rtol=1e-6)
+
+
+def test_a_long_sentence_is_reported(tmp_path, caplog):
+    data_of(tmp_path, "a b c a b\ta\nb\tnone\n")
+    assert "1 of 2 sentences have more than 6 tokens" in caplog.text
+
+
+def test_the_score_of_relations_leaves_out_the_negative_label(tmp_path):
+    from sklearn.metrics import precision_recall_fscore_support
+
+    draw = np.random.default_rng(0)
+    names = ("a", "b", "none")
+    labels = draw.integers(0, 3, 60)
+    text = "".join(f"a b\t{names[label]}\n" for label in labels)
+    task, data = data_of(tmp_path, text, negative_label="none")
+    outputs = draw.normal(size=(60, 3))
+    metrics = task.metrics([Predicted(data, outputs)])
+    expected = precision_recall_fscore_support(
+        labels, outputs.argmax(1), labels=[0, 1], average="micro"
+    )[:3]
+    found = [metrics[f"relation {name}"] for name in ("precision", "recall", "f1")]
+    np.testing.assert_allclose(found, expected)
+    assert task.score(metrics) == metrics["relation f1"]
+    task, data = data_of(tmp_path, text)
+    metrics = task.metrics([Predicted(data, outputs)])
+    assert {*metrics} == {"accuracy"} and math.isclose(task.score(metrics), metrics["accuracy"])
