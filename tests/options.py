@@ -483,8 +483,8 @@ TEXT_TASK = {
     "max_answer_length": Turned("--max-answer-length 1", "log", **_LONG_ANSWERS),
     "n_best_size": Turned("--n-best-size 1", "log", **_LONG_ANSWERS),
     "null_score_diff_threshold": Turned("--null-score-diff-threshold -1000", "log", **_NO_ANSWERS),
-    "output_prediction_file": Unseen("Written when a finetuned network is evaluated."),
-    "output_nbest_file": Unseen("Written when a finetuned network is evaluated."),
+    "output_prediction_file": Unseen("A file is written beside the run."),
+    "output_nbest_file": Unseen("A file is written beside the run."),
 }
 
 MASKED_LM = {

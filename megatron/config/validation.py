@@ -449,6 +449,7 @@ def _objective_problems(
         task,
         seq_length=config.model.seq_length,
         num_files=len(config.downstream.valid_data or ()),
+        has_folder=bool(config.checkpoint.save or config.checkpoint.load),
     )
     sequence = config.parallel.ds_sequence_parallel_size
     # Heads on each token, of which a GPT's loss takes the last.

@@ -108,6 +108,7 @@ class TaskEvaluation(Hook):
             self._best.offer(state, epoch, task.score(task.metrics(labelled)))
         if is_last:
             self._log_table(labelled)
+            self._write_requested(predicted)
 
     def predict(self, state: TrainState) -> None:
         """Evaluate without training, and write the predictions to files.
@@ -116,6 +117,14 @@ class TaskEvaluation(Hook):
         """
         predicted = self._evaluate(-1, state)
         self._log_table([each for each in predicted if each.data.has_labels])
+        self._write(predicted)
+
+    def _write_requested(self, predicted: list[Predicted]) -> None:
+        """Write the predictions of the last epoch, if flags name files for them."""
+        if self._plan.text_task.prediction_file or self._plan.text_task.nbest_file:
+            self._write(predicted)
+
+    def _write(self, predicted: list[Predicted]) -> None:
         directory = Path(self._plan.checkpoint.save or self._plan.checkpoint.load)
         from_rank_0(lambda: write_predictions(self._tasks.task, directory, predicted))
 

@@ -68,11 +68,11 @@ class TextTaskConfig:
     (question-answering)."""
 
     output_prediction_file: str | None = None
-    """File for the answers, as JSON (default: predictions_NAME.json in --save; question-answering)."""
+    """File for a further copy of the answers, written after an evaluation, and after the last epoch
+    of a training (question-answering)."""
 
     output_nbest_file: str | None = None
-    """File for the candidates of each answer, as JSON (default: nbest_NAME.json in --save;
-    question-answering)."""
+    """File for a further copy of the candidates of each answer, likewise (question-answering)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +151,13 @@ _OF = {
 
 
 def text_task_problems(
-    config: TextTaskConfig, task: str | None, *, seq_length: int, num_files: int
+    config: TextTaskConfig, task: str | None, *, seq_length: int, num_files: int, has_folder: bool
 ) -> Iterator[str]:
     """Yield the flags of other tasks, and values out of their range.
 
     Args:
         num_files: of --valid-data.
+        has_folder: whether there is a --save or a --load.
     """
     for field, tasks in _OF.items():
         if getattr(config, field) != getattr(TextTaskConfig, field) and task not in tasks:
@@ -169,7 +170,10 @@ def text_task_problems(
         yield f"--labels {' '.join(config.labels)}: give at least two different names"
     yield from _class_problems(config)
     for field in ("output_prediction_file", "output_nbest_file"):
-        if getattr(config, field) and num_files > 1:
+        if getattr(config, field) and not (num_files and has_folder):
+            missing = "--save" if num_files else "--valid-data"
+            yield f"--{field.replace('_', '-')} {getattr(config, field)} needs {missing}"
+        elif getattr(config, field) and num_files > 1:
             yield (
                 f"--{field.replace('_', '-')} {getattr(config, field)} holds the answers to one file, "
                 f"and --valid-data names {num_files}: leave it out, each has a file in --save"

@@ -47,8 +47,8 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
         version_2: whether a question may have no answer.
 
     Raises:
-        WrongDataError: the file is missing or malformed, a context is empty, or an answer is not in
-            its context; the message names line and question.
+        WrongDataError: the file is missing or malformed, an id is used twice, a context is empty, or
+            an answer is not in its context; the message names article, paragraph and question.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -60,36 +60,65 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
         raise WrongDataError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
     questions: list[Question] = []
     seen: set[str] = set()
-    for context, entry in _entries(path, content):
+    for place, context, entry in _entries(path, content):
         uid = str(entry.get("id", ""))
         try:
-            if not uid or (uid in seen and not is_training):
-                raise ValueError("the id is missing or used twice")
+            if not uid:
+                raise ValueError("the id is missing")
+            if uid in seen:
+                raise ValueError("the id is used twice")
             seen.add(uid)
             questions.append(
                 _question(uid, context, entry, is_training=is_training, version_2=version_2)
             )
         except ValueError as error:
-            found = max(text.find(json.dumps(uid)), text.find(json.dumps(uid, ensure_ascii=False)))
-            line = text.count("\n", 0, max(found, 0)) + 1
-            raise WrongDataError(f"{path}, line {line}, question {uid!r}: {error}") from error
+            raise WrongDataError(
+                f"{path}{_line_of(uid, text)}, {place}, question {uid!r}: {error}"
+            ) from error
     if not questions:
         raise WrongDataError(f"{path}: no question")
     return questions
 
 
-def _entries(path: Path, content: Any) -> Iterator[tuple[Any, dict]]:
-    """Yield context and JSON object of each question."""
-    try:
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                for entry in paragraph["qas"]:
-                    yield paragraph["context"], dict(entry)
-    except (KeyError, TypeError, ValueError) as error:
-        raise WrongDataError(
-            f'{path} is not of the form {{"data": [{{"paragraphs": [{{"context": "...", "qas": '
-            f'[{{"id": "...", "question": "...", "answers": [...]}}]}}]}}]}}: {error!r}'
-        ) from error
+def _line_of(uid: str, text: str) -> str:
+    """Return the line of an id for a message; "" in a file of one line."""
+    quoted = (json.dumps(uid), json.dumps(uid, ensure_ascii=False))
+    found = max(text.rfind(each) for each in quoted)
+    is_one_line = "\n" not in text.rstrip()
+    return "" if is_one_line or found < 0 else f", line {text.count(chr(10), 0, found) + 1}"
+
+
+_FORM = (
+    '{"data": [{"paragraphs": [{"context": "...", "qas": [{"id": "...", "question": "...", '
+    '"answers": [{"text": "...", "answer_start": 0}]}]}]}]}'
+)
+
+
+def _entries(path: Path, content: Any) -> Iterator[tuple[str, Any, dict]]:
+    """Yield place, context and JSON object of each question.
+
+    Raises:
+        WrongDataError: a key is missing or of another type; the message names article and paragraph.
+    """
+
+    def items(owner: Any, key: str, where: str) -> Iterator[tuple[int, dict]]:
+        found = owner.get(key) if isinstance(owner, dict) else None
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            problem = "is missing" if found is None else "is no list of objects"
+            raise WrongDataError(f"{path}{where}: {key!r} {problem}; the form of SQuAD is {_FORM}")
+        yield from enumerate(found, start=1)
+
+    for number, article in items(content, "data", ""):
+        title = f" ({article['title']!r})" if article.get("title") else ""
+        place = f"article {number}{title}"
+        for count, paragraph in items(article, "paragraphs", f", {place}"):
+            inside = f"{place}, paragraph {count}"
+            if "context" not in paragraph:
+                raise WrongDataError(
+                    f"{path}, {inside}: 'context' is missing; the form of SQuAD is {_FORM}"
+                )
+            for _, entry in items(paragraph, "qas", f", {inside}"):
+                yield inside, paragraph["context"], entry
 
 
 def _question(

@@ -1,7 +1,7 @@
 """Token classification and question answering: data, metrics, score tables and prediction files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -177,10 +177,24 @@ class AnswerTask:
         return len(self.data(paths, tokenizer=tokenizer(), seq_length=seq_length, trains=True))
 
     def metrics(self, predicted: Sequence[Predicted]) -> dict[str, float]:
-        """Return exact match and F1 in percent; of SQuAD 2.0 also of questions with an answer or none."""
-        questions = [q for each in predicted for q in cast(AnswerDataset, each.data).questions]
-        answers = {p.question.uid: p.answer for each in predicted for p in self._answers(each)}
-        scores = squad_scores(answers, questions)
+        """Return exact match and F1 in percent.
+
+        Of SQuAD 2.0 also those of questions with an answer and without, and the best with a threshold
+        on the score of no answer.
+        """
+        # Files may have questions with the same id.
+        found = [
+            replace(p, question=replace(p.question, uid=f"{number} {p.question.uid}"))
+            for number, each in enumerate(predicted)
+            for p in self._answers(each)
+        ]
+        scores = squad_scores(
+            {p.question.uid: p.answer for p in found},
+            [p.question for p in found],
+            null_odds={p.question.uid: p.null_score_diff for p in found}
+            if self.plan.has_unanswerable
+            else None,
+        )
         return {name: value for name, value in scores.items() if not name.endswith("total")}
 
     def score(self, metrics: Mapping[str, float]) -> float:

@@ -1,11 +1,14 @@
 """SQuAD: reader, windows, answers and scores follow BERT's code and the official evaluation."""
 
 import json
+import math
+import random
 
 import numpy as np
 import pytest
 
 from megatron.common.errors import ConfigError, WrongDataError
+from megatron.config.data.text_tasks import TextTaskPlan
 from megatron.data.downstream.squad import Question, SquadDataset, WindowSpec, read_squad
 from megatron.data.downstream.squad_answers import (
     AnswerSpec,
@@ -14,6 +17,8 @@ from megatron.data.downstream.squad_answers import (
     write_predictions,
 )
 from megatron.data.downstream.squad_scores import answer_f1, exact_match, squad_scores
+from megatron.data.downstream.task import Predicted
+from megatron.data.downstream.text_tasks import AnswerTask
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh", "(", ")", "-", "18", "##95", "19", "##43"]
@@ -74,31 +79,40 @@ def test_answers_to_compare_with_need_no_position(tmp_path):
         (entry(question=3), "the question is empty"),
         (entry(answers=[{"text": "b"}]), "answers must have text and answer_start"),
         (entry(answers=["b"]), "answers must have text and answer_start"),
-        (entry(uid=""), "the id is missing or used twice"),
+        (entry(uid=""), "the id is missing"),
     ],
 )
-def test_a_wrong_question_is_named_with_its_line(tmp_path, wrong, problem):
+def test_a_wrong_question_is_named_with_its_place(tmp_path, wrong, problem):
     file = squad_file(tmp_path / "train.json", entry(uid="q0"), wrong, indent=1)
     with pytest.raises(WrongDataError, match=problem) as error:
         read_squad(file, is_training=True)
     uid = wrong["id"]
     line = file.read_text().split(f'"{uid}"')[0].count("\n") + 1
-    assert str(error.value).startswith(f"{file}, line {line}, question '{uid}': ")
+    place = f"line {line}, article 1 ('t'), paragraph 1, question '{uid}': "
+    assert str(error.value).startswith(f"{file}, {place}")
 
 
-def test_an_id_may_be_used_once_in_an_evaluation(tmp_path):
-    file = squad_file(tmp_path / "dev.json", entry(), entry())
-    assert len(read_squad(file, is_training=True)) == 2
-    with pytest.raises(WrongDataError, match="line 1, question 'q1': .* used twice"):
-        read_squad(file, is_training=False)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_an_id_may_be_used_once(tmp_path, is_training):
+    file = squad_file(tmp_path / "dev.json", entry(), entry())  # in one line
+    with pytest.raises(
+        WrongDataError, match="json, article 1.*, paragraph 1, question 'q1': .*twice"
+    ):
+        read_squad(file, is_training=is_training)
 
 
 def test_a_wrong_file_is_named(tmp_path):
     file = tmp_path / "train.json"
     for content, problem in [
         ('{"data": [', "line 1: not JSON"),
-        ("[]", "not of the form"),
-        ('{"data": [{"paragraphs": [{"qas": [{"id": 1}]}]}]}', "not of the form.*context"),
+        ("[]", "'data' is missing; the form of SQuAD is"),
+        ('{"data": 3}', "'data' is no list of objects"),
+        ('{"data": [{"title": "A"}]}', r"article 1 \('A'\): 'paragraphs' is missing"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": []}, {"qas": [{"id": 1}]}]}]}',
+            "article 1, paragraph 2: 'context' is missing",
+        ),
+        ('{"data": [{"paragraphs": [{"context": "a"}]}]}', "paragraph 1: 'qas' is missing"),
         ('{"data": []}', "no question"),
     ]:
         file.write_text(content)
@@ -437,3 +451,48 @@ def test_scores_of_a_file():
     assert best["best_f1"] == pytest.approx(70) and best["best_f1_thresh"] == -3
     with pytest.raises(ValueError, match="1 questions without prediction, the first: '4'"):
         squad_scores({"1": "", "2": "", "3": ""}, questions)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", ["exact", "f1"])
+def test_the_best_threshold_is_that_of_a_search(seed, name):
+    draw = random.Random(seed)
+    questions = [
+        asked("red car", "red car" if draw.random() < 0.6 else None, uid=str(i)) for i in range(9)
+    ]
+    answers = {q.uid: draw.choice(["", "red car", "a red van"]) for q in questions}
+    odds = {q.uid: draw.gauss(0, 1) for q in questions}
+
+    def score(threshold):
+        kept = {uid: "" if odds[uid] > threshold else text for uid, text in answers.items()}
+        return squad_scores(kept, questions)[name]
+
+    found = squad_scores(answers, questions, null_odds=odds)
+    assert found[f"best_{name}"] == pytest.approx(max(map(score, [-math.inf, *odds.values()])))
+
+
+def answer_set(folder, span, tokenizer, version_2=False):
+    """Return a task, and the predictions of a file whose only question has the id q1."""
+    file = squad_file(folder / "dev.json", entry())
+    task = AnswerTask(TextTaskPlan(max_query_length=2, has_unanswerable=version_2))
+    data = task.data([file], tokenizer=tokenizer, seq_length=12, trains=False)
+    logits = np.zeros((len(data), 12, 2))
+    for column, token in enumerate(span):
+        logits[:, data.windows[0].offset + token, column] = 5.0
+    return task, Predicted(data, logits)
+
+
+def test_questions_of_two_files_may_have_the_same_id(tmp_path, tokenizer):
+    task, right = answer_set(tmp_path, (1, 2), tokenizer)
+    _, wrong = answer_set(tmp_path, (3, 3), tokenizer)
+    assert [task.metrics([each])["exact"] for each in (right, wrong)] == [100, 0]
+    assert task.metrics([right, wrong])["exact"] == task.metrics([wrong, right])["exact"] == 50
+
+
+def test_thresholds_are_reported_of_squad_2(tmp_path, tokenizer):
+    task, predicted = answer_set(tmp_path, (1, 2), tokenizer, version_2=True)
+    metrics = task.metrics([predicted])
+    assert {"best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"} <= {*metrics}
+    assert "best_f1_thresh" in task.table([predicted])
+    task, predicted = answer_set(tmp_path, (1, 2), tokenizer)
+    assert {*task.metrics([predicted])} == {"exact", "f1", "HasAns_exact", "HasAns_f1"}
