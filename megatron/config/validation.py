@@ -267,6 +267,8 @@ def _architecture_problems(config: Config, architecture: Architecture, kind: str
     """Yield the flags that the network of an objective does not have, and wrong values of its own."""
     if architecture == "bert":
         yield from encoder_problems(config.model, config.masks)
+    elif config.text_task.head_layers is not None:
+        yield f"--head-layers {config.text_task.head_layers} is for a BERT; leave it out"
     if architecture == "retro":
         yield from retro_problems(
             config.retro,

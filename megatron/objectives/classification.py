@@ -45,7 +45,7 @@ CHOICE_FIELDS: Fields = {
 """A batch of questions with a row for each of their choices."""
 
 
-_DECODED = ("tokens", "positions", "label", "weight", "index")
+_DECODED = ("tokens", "positions", "label", "label_weight", "weight", "index")
 
 SCORE_FIELDS: Fields = {
     **{name: CLASSIFICATION_FIELDS[name] for name in _DECODED},
