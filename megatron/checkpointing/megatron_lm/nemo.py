@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron import found_in
-from megatron.checkpointing.resharding.unpickle import read_foreign
+from megatron.checkpointing.resharding.unpickle import Opaque, read_foreign
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.data.downstream import objective_of
 
@@ -192,12 +192,13 @@ def _labels(model: Mapping[str, Any], settings: Mapping[str, Any], outputs: int)
 
 def _plain(node: Any) -> Any:
     """Return the content of a configuration of omegaconf's, whose classes are not imported."""
-    content = getattr(node, "_content", node)
+    saved = vars(node) if isinstance(node, Opaque) else {}
+    content = saved.get("_content", saved.get("_val", node))
     if isinstance(content, Mapping):
         return {str(_plain(key)): _plain(value) for key, value in content.items()}
     if isinstance(content, list):
         return [*map(_plain, content)]
-    return getattr(content, "_val", content)
+    return content
 
 
 def _renamed(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
