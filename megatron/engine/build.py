@@ -36,7 +36,7 @@ from megatron.model.loss import Loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.optimizer.muon import Muon
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sequence_parallel import all_reduce_replicated_gradients
+from megatron.tensor_parallel.sequence_parallel import mark_replicated_gradients
 
 
 @contextlib.contextmanager
@@ -120,11 +120,11 @@ def build_engine(
 def _prepare(
     model: nn.Module, groups: Groups, parallel: ParallelPlan, compiler: Compiler | None
 ) -> None:
-    """Compile the transformer layers, and all-reduce gradients that tensor-parallel ranks share."""
+    """Compile the transformer layers, and mark gradients of which tensor-parallel ranks have parts."""
     if compiler:
         compiler.compile_blocks(model)
     if parallel.sequence_parallel:
-        all_reduce_replicated_gradients(model, groups.tensor)
+        mark_replicated_gradients(model, groups.tensor)
 
 
 def _with_full_activations(config: dict[str, Any], steps: Sequence[Step]) -> dict[str, Any]:

@@ -27,6 +27,12 @@ from megatron.engine.deepspeed.grad_stats import (
     params_norm,
     watch_replicated_weights,
 )
+from megatron.engine.deepspeed.overlap import (
+    GradientReduction,
+    ParameterGather,
+    gather_beside_forward,
+    reduce_beside_backward,
+)
 from megatron.engine.deepspeed.recompute import (
     restore_streams,
     seed_streams,
@@ -38,6 +44,7 @@ from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.engine.loss_terms import LossTerms
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.sharding import all_reduce_partial_gradients
 
 Write = Callable[[Any, Path], None]
 """Writes a state to a file as torch.save does, at once or later; see checkpointing/writer.py."""
@@ -96,13 +103,19 @@ class Engine(ABC):
         self._zeros = ZeroCounter(engine, groups, num_padding) if counts_zeros else None
         self._nonfinite: SkipNonfinite | None = None
         self._scalars = HostScalars()
+        self._reduction: GradientReduction | None = None
+        self._gather: ParameterGather | None = None
         if engine.basic_optimizer is None:
             # DeepSpeed may have one of its own around it all the same.
             return
         self._nonfinite = SkipNonfinite(engine, engine.basic_optimizer)
         patches.shorten_gradient_path(engine.optimizer)
         patches.skip_lone_all_reduce(engine)
-        watch_replicated_weights(engine, groups)
+        self._reduction = reduce_beside_backward(engine, groups)
+        self._gather = gather_beside_forward(engine, groups)
+        if self._reduction is None:
+            watch_replicated_weights(engine, groups)
+            all_reduce_partial_gradients(engine.module.parameters())
         patches.read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:
             patches.replace_fp32_clipping(engine, self._clip_gradients)
@@ -112,6 +125,7 @@ class Engine(ABC):
     @property
     def module(self) -> nn.Module:
         """This rank's part of the model."""
+        self._wait_for_weights()
         return self._engine.module
 
     @property
@@ -164,7 +178,7 @@ class Engine(ABC):
 
     def params_norm(self) -> float:
         """Return the norm of all weights. Communication: every rank must call this, in step."""
-        return params_norm(self._engine.module.parameters(), self._groups)
+        return params_norm(self.module.parameters(), self._groups)
 
     def pop_timers(self) -> dict[str, float]:
         """Return the seconds of each timer since the last call, on this rank, and reset them."""
@@ -229,6 +243,7 @@ class Engine(ABC):
 
         Communication: every rank must call this, in step.
         """
+        self._wait_for_weights()
         self._files.write = write
         client_state = {**client_state, OPTIMIZER_NAMES: names_of_states(self._engine)}
         with contextlib.nullcontext() if optimizer else self._no_optimizer():
@@ -259,6 +274,7 @@ class Engine(ABC):
         """
         optimizer = optimizer and self._engine.optimizer is not None
         # At ZeRO stage 3 the weights come with the optimizer's state; it is forgotten afterwards.
+        self._wait_for_weights()
         with_state = optimizer or self._engine.zero_optimization_partition_weights()
         constants = self._constants()
         self._files.read = read
@@ -281,6 +297,7 @@ class Engine(ABC):
         if with_state and not optimizer:
             self._forget_moments()
         self._put_constants(constants)
+        self._wait_for_weights()
         if self._nonfinite:
             self._nonfinite.reset()
         if streams:
@@ -305,6 +322,7 @@ class Engine(ABC):
             copies_padding=copies_padding,
             new_head=new_head,
         )
+        self._wait_for_weights()
 
     def load_streams(self, folder: Path) -> None:
         """Load the RNG states of this rank.
@@ -369,6 +387,18 @@ class Engine(ABC):
             group.update(own)
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
+
+    def _begin_step(self, backward_passes: int) -> None:
+        """Prepare for the passes of a step, or of an evaluation with no backward pass."""
+        if self._gather:
+            self._gather.begin_forward()
+        if self._reduction:
+            self._reduction.expect(backward_passes)
+
+    def _wait_for_weights(self) -> None:
+        """Wait for the weights of the last step, which may still be on their way."""
+        if self._gather:
+            self._gather.wait()
 
     def _streams_file(self, folder: Path) -> Path:
         return folder / f"rng_rank_{self._groups.rank:05d}.pt"

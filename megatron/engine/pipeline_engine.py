@@ -35,10 +35,12 @@ class PipelineEngine(Engine):
     @min_loss_scale_error()
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
+        self._begin_step(self._engine.micro_batches)
         return self._engine.train_batch(data_iter=self._unnamed(batches))
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
+        self._begin_step(0)
         with self._timers.paused():
             read = self._unnamed(batches)
             return self._engine.eval_batch(read, num_micro_batches=num_micro_batches)

@@ -1,10 +1,14 @@
 """Collectives with a backward: all-reduce, reduce-scatter, all-gather, all-to-all of tensor parallelism."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Wait = Callable[[], Tensor]
+"""Waits for a collective that was started, and returns its result."""
 
 
 class CopyToTensorParallel(torch.autograd.Function):
@@ -126,18 +130,50 @@ class AllToAll(torch.autograd.Function):
 
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Concatenate all ranks' `x` along `dim`, without autograd."""
-    own = x.movedim(dim, 0).contiguous()
-    full = own.new_empty(group.size() * own.size(0), *own.shape[1:])
-    dist.all_gather_single(full, own, group=group)
-    return _moved_from_front(full, dim)
+    return start_all_gather(x, dim, group)()
 
 
 def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's slice along `dim` of the sum of all ranks' `x`, without autograd."""
+    return start_reduce_scatter(x, dim, group)()
+
+
+def start_all_reduce(x: Tensor, group: dist.ProcessGroup) -> Wait:
+    """Start to sum a contiguous `x` in place over all ranks, without autograd."""
+    return _started(x, lambda **how: dist.all_reduce(x, group=group, **how))
+
+
+def start_all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
+    """Start `all_gather`."""
+    own = x.movedim(dim, 0).contiguous()
+    full = own.new_empty(group.size() * own.size(0), *own.shape[1:])
+    wait = _started(full, lambda **how: dist.all_gather_single(full, own, group=group, **how))
+    return lambda: _moved_from_front(wait(), dim)
+
+
+def start_reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
+    """Start `reduce_scatter`."""
     full = x.movedim(dim, 0).contiguous()
     own = full.new_empty(full.size(0) // group.size(), *full.shape[1:])
-    dist.reduce_scatter_single(own, full, group=group)
-    return _moved_from_front(own, dim)
+    wait = _started(own, lambda **how: dist.reduce_scatter_single(own, full, group=group, **how))
+    return lambda: _moved_from_front(wait(), dim)
+
+
+def _started(result: Tensor, call: Callable[..., Any]) -> Wait:
+    """Call a collective with `async_op`.
+
+    In code that torch.compile traces the compiler places the waiting itself.
+    """
+    if torch.compiler.is_compiling():
+        call()
+        return lambda: result
+    work = call(async_op=True)
+
+    def wait() -> Tensor:
+        work.wait()
+        return result
+
+    return wait
 
 
 def _moved_from_front(x: Tensor, dim: int) -> Tensor:

@@ -20,8 +20,10 @@ from megatron.tensor_parallel.collectives import (
     copy_to_tensor_parallel,
     gather_sequence,
     reduce_from_tensor_parallel,
-    reduce_scatter,
     scatter_sequence,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
 )
 from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
@@ -127,7 +129,7 @@ class ColumnParallelLinear(nn.Module):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.sequence_parallel:
             return gathering_linear(x, weight, bias, dim=0, group=self.group)
-        return F.linear(copy_to_tensor_parallel(x, self.group), weight, bias)
+        return copying_linear(x, weight, bias, group=self.group)
 
     def extra_repr(self) -> str:
         """Return the sizes over all ranks, and the parallel layout."""
@@ -212,8 +214,41 @@ class RowParallelLinear(nn.Module):
         return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
 
 
+class CopyingLinear(torch.autograd.Function):
+    """x W^T + b whose backward sums x's gradient over the ranks while it computes the weight's.
+
+    Communication: none forward; one all-reduce of x's gradient backward.
+    Source: arXiv:1909.08053, figure 3 (`f`).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+    ) -> Tensor:
+        """Return the product."""
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, of the weight and of the bias."""
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        wait = start_all_reduce((grad @ weight).contiguous(), ctx.group) if of_x else None
+        rows = grad.flatten(0, -2)
+        of_parameters = (
+            rows.mT @ x.flatten(0, -2) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+        return wait() if wait else None, *of_parameters, None
+
+
 class GatheringLinear(torch.autograd.Function):
     """All-gather x, then x W^T + b; saves only this rank's x and gathers again in backward.
+
+    Backward gathers while it computes x's gradient, and scatters that while it computes the weight's.
 
     Communication: an all-gather of x forward; backward another and a reduce-scatter.
     Source: arXiv:2205.05198, section 4.2.2.
@@ -238,15 +273,24 @@ class GatheringLinear(torch.autograd.Function):
         """Return the gradients of this rank's x, of the weight and of the bias."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        full = all_gather(x, ctx.dim, ctx.group)
+        of_x, of_weight, of_bias, _, _ = ctx.needs_input_grad
+        full = start_all_gather(x, ctx.dim, ctx.group) if of_weight else None
+        own = start_reduce_scatter(grad @ weight, ctx.dim, ctx.group) if of_x else None
         rows = grad.flatten(0, -2)
-        return (
-            reduce_scatter(grad @ weight, ctx.dim, ctx.group),
-            rows.mT @ full.flatten(0, -2),
-            rows.sum(0) if ctx.needs_input_grad[2] else None,
-            None,
-            None,
+        of_parameters = (
+            rows.mT @ full().flatten(0, -2) if full else None,
+            rows.sum(0) if of_bias else None,
         )
+        return own() if own else None, *of_parameters, None, None
+
+
+def copying_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, group: dist.ProcessGroup
+) -> Tensor:
+    """Return x W^T + b of an `x` that is the same on all ranks of `group`."""
+    if group.size() == 1:
+        return F.linear(x, weight, bias)
+    return CopyingLinear.apply(x, weight, bias, group)
 
 
 def gathering_linear(

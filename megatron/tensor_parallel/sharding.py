@@ -1,6 +1,7 @@
-"""Marks on parameters: tensor-parallel shard, expert, all-reduced gradient; exact division."""
+"""Marks on parameters: tensor-parallel shard, expert, partial gradient; exact division."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,23 +42,31 @@ def mark_sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) ->
     return parameter
 
 
-def all_reduce_grad(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
-    """All-reduce the gradient of `parameter` over `group` in a backward hook.
+def mark_partial_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
+    """Mark `parameter` as one of whose gradient each rank of `group` computes a part.
 
-    For a replicated weight with which each rank computes another part: other heads, or other
-    positions of the sequence.
-
-    Communication: one all-reduce of the gradient in every backward pass.
+    A replicated weight with which each rank computes something else: other heads, or other positions
+    of the sequence. The engine sums the parts.
     """
-    if group.size() > 1 and not is_grad_reduced(parameter):
-        parameter.is_grad_reduced = True  # type: ignore[attr-defined]
-        parameter.register_hook(partial(_sum, group=group))
+    if group.size() > 1:
+        parameter.summed_over = group  # type: ignore[attr-defined]
     return parameter
 
 
-def is_grad_reduced(parameter: nn.Parameter) -> bool:
-    """Whether `all_reduce_grad` was called for `parameter`."""
-    return getattr(parameter, "is_grad_reduced", False)
+def summed_over(parameter: nn.Parameter) -> dist.ProcessGroup | None:
+    """Return the ranks that have parts of the gradient of `parameter`; None if this rank has all of it."""
+    return getattr(parameter, "summed_over", None)
+
+
+def all_reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum the parts of gradients as they come, in hooks.
+
+    Communication: in every backward pass one all-reduce for each marked parameter.
+    """
+    for parameter in parameters:
+        group = summed_over(parameter)
+        if group and parameter.requires_grad:
+            parameter.register_hook(partial(_sum, group=group))
 
 
 def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:

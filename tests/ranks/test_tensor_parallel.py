@@ -1,7 +1,5 @@
 """Sharded layers against whole ones: two processes, one shard each."""
 
-from unittest.mock import patch
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,9 +8,9 @@ from ranks import outcomes_on_ranks, require_passed
 from torch import nn
 from torch.testing import assert_close
 
+from megatron.diagnostics.communication import record_communication
 from megatron.fused_kernels.reference.cross_entropy import REFERENCE
 from megatron.model.loss import next_token_loss
-from megatron.tensor_parallel import linear
 from megatron.tensor_parallel.broadcast import Field, broadcast_batch, pack_batch, sequence_shard
 from megatron.tensor_parallel.collectives import (
     copy_to_tensor_parallel,
@@ -78,9 +76,16 @@ def other_products_train_alike_and_gather_their_input_again(rank):
             for layer in (usual, other):
                 x = own.clone().requires_grad_()
                 y = layer(x)
-                with patch.object(linear, "all_gather", wraps=linear.all_gather) as gathers:
+                with record_communication() as record:
                     y.square().sum().backward()
-                assert gathers.call_count == (1 if column and sequence_parallel else 0)
+                kinds = [each.kind for each in record.collectives]
+                expected = {
+                    (True, True): ["all-gather", "reduce-scatter"],
+                    (True, False): ["all-reduce"],
+                    (False, True): ["all-gather"],
+                    (False, False): [],
+                }
+                assert sorted(kinds) == expected[column, sequence_parallel]
                 grads.append((y.detach(), x.grad, layer.weight.grad))
             usual_y, usual_x, usual_w = grads[0]
             assert_close(grads[1], (usual_y, usual_x, 2 * usual_w))

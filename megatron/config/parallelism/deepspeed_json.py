@@ -173,7 +173,7 @@ def merge_ds_config(
     Args:
         fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
         compiles_optimizer: whether the optimizer is DeepSpeed's own.
-        overlaps_reduction: whether stage 2 reduces gradients beside the backward pass.
+        overlaps_reduction: whether gradients may be reduced beside the backward pass.
     """
     merged = _without_auto(user)
     # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
@@ -192,8 +192,8 @@ def merge_ds_config(
         _put(merged, "pipeline.grad_partitioned", False)
     _put(merged, "zero_optimization.stage", zero_stage)
     silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
-    if zero_stage == 2 and overlaps_reduction:
-        silent |= _OVERLAP
+    if overlaps_reduction:
+        silent |= _overlap_defaults(zero_stage, dtype)
     if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:
         # torch's Adam steps on the CPU as fast, and need not be compiled first.
         silent["zero_force_ds_cpu_optimizer"] = False
@@ -203,13 +203,18 @@ def merge_ds_config(
     return merged
 
 
-_OVERLAP = {
-    "zero_optimization.overlap_comm": True,
-    "zero_optimization.contiguous_gradients": True,
-    # DeepSpeed's 5e8 elements are more than most models have: nothing would overlap.
-    "zero_optimization.reduce_bucket_size": 50_000_000,
-}
-"""Values for absent keys that let stage 2 reduce gradients beside the backward pass."""
+_BUCKET = 50_000_000
+"""Elements of a bucket. DeepSpeed's 5e8 are more than most models have: nothing would overlap."""
+
+
+def _overlap_defaults(zero_stage: int, dtype: str) -> dict[str, Any]:
+    """Return values for absent keys that let gradients be reduced beside the backward pass."""
+    defaults: dict[str, Any] = {"reduce_bucket_size": _BUCKET} if zero_stage else {}
+    if zero_stage == 1 and dtype == "bf16":
+        defaults["allgather_bucket_size"] = _BUCKET
+    elif zero_stage in (1, 2):
+        defaults |= {"overlap_comm": True, "contiguous_gradients": True}
+    return {f"zero_optimization.{key}": value for key, value in defaults.items()}
 
 
 def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> dict[str, Any]:

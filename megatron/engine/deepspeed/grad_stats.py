@@ -43,7 +43,7 @@ def clip_gradients(
     device = held[0][1].device
     counted = [(p, grad) for p, grad in held if counts_here(p, groups)]
     squared = _squared_norm([grad for p, grad in counted if not is_expert(p)], device)
-    squared += _nan_unless_finite([grad for p, grad in held if not counts_here(p, groups)], device)
+    squared += nan_unless_finite([grad for p, grad in held if not counts_here(p, groups)], device)
     dist.all_reduce(squared, group=groups.model)
     if any(is_expert(p) for p, _ in held):
         experts = [
@@ -87,12 +87,12 @@ def watch_replicated_weights(engine: Any, groups: Groups) -> None:
         return
 
     def scalar(pairs: Sequence[tuple[nn.Parameter, Tensor]], device: torch.device) -> Tensor:
-        return _nan_unless_finite([g for p, g in pairs if not counts_here(p, groups)], device)
+        return nan_unless_finite([g for p, g in pairs if not counts_here(p, groups)], device)
 
     patches.add_to_grad_norm(engine.optimizer, scalar)
 
 
-def _nan_unless_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+def nan_unless_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """Compute 0 if all gradients are finite, else NaN, without waiting for the device."""
     zero = torch.zeros((), device=device)
     if not gradients:

@@ -208,6 +208,89 @@ def shorten_gradient_path(optimizer: Any) -> None:
     optimizer.clear_hp_grads = clear_if_any
 
 
+def reduces_in_fp32_at_once(engine: Any) -> bool:
+    """Whether the bf16 optimizer has each gradient in its sum as it comes, and plain sums are reduced."""
+    optimizer = engine.optimizer
+    return (
+        isinstance(optimizer, BF16_Optimizer)
+        and optimizer.immediate_grad_update
+        and not optimizer.has_moe_layers
+        and engine.communication_data_type == optimizer.grad_acc_dtype
+        and engine.gradient_predivide_factor() == 1
+        and engine.postscale_gradients()
+    )
+
+
+def replace_bf16_reduction(
+    engine: Any,
+    *,
+    ready: Callable[[nn.Parameter], None],
+    finish: Callable[[], None],
+    norm_gradients: Callable[[], list[Tensor]],
+    backward_begins: Callable[[], None],
+) -> None:
+    """Reduce the gradients of the bf16 optimizer in another way (`accumulate_hp_grads_and_remove_lp`).
+
+    Args:
+        ready: called with each parameter whose gradient has been added to its sum.
+        finish: called where DeepSpeed would reduce all of them (`buffered_allreduce_fallback`).
+        norm_gradients: returns the gradients of which all ranks together make the norm.
+        backward_begins: called before each backward pass of a pipeline stage (`_INSTRUCTION_MAP`).
+    """
+    optimizer = engine.optimizer
+    accumulate, of_clipping = (
+        optimizer.accumulate_hp_grads_and_remove_lp,
+        optimizer.get_grads_for_norm,
+    )
+
+    def accumulate_and_reduce(parameter: nn.Parameter, group: int, index: int) -> None:
+        accumulate(parameter, group, index)
+        ready(parameter)
+
+    def gradients(for_clipping: bool = False) -> Any:
+        return of_clipping(for_clipping=True) if for_clipping else (norm_gradients(), {})
+
+    def count(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        if name != "BackwardPass":
+            return call
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            backward_begins()
+            return call(*args, **kwargs)
+
+        return backward
+
+    optimizer.accumulate_hp_grads_and_remove_lp = accumulate_and_reduce
+    engine.buffered_allreduce_fallback = lambda grads=None, elements_per_buffer=0: finish()
+    optimizer.get_grads_for_norm = gradients
+    optimizer.mpu = _AllRanks
+    if hasattr(engine, "_INSTRUCTION_MAP"):
+        wrap_instructions(engine, count)
+
+
+def replace_weight_gather(optimizer: Any, gather: Callable[[], None]) -> None:
+    """Gather the stepped weights of the bf16 optimizer with `gather` (`update_lp_params`)."""
+
+    @torch.no_grad()
+    def copy_and_gather() -> None:
+        owned = zip(
+            optimizer.bf16_partitioned_groups, optimizer.fp32_groups_flat_partition, strict=True
+        )
+        for partitions, own in owned:
+            partitions[optimizer.dp_rank].copy_(own)
+        gather()
+
+    optimizer.update_lp_params = copy_and_gather
+
+
+class _AllRanks:
+    """Model-parallel unit over whose ranks the bf16 optimizer sums the norm."""
+
+    @staticmethod
+    def get_model_parallel_group() -> Any:
+        return dist.group.WORLD
+
+
 def replace_fp32_clipping(engine: Any, clip: Callable[[], float]) -> None:
     """Clip with `clip`, which returns the norm, in fp32 without ZeRO (`clip_fp32_gradients`).
 

@@ -17,7 +17,7 @@ from megatron.model.layers.positions import own_position_embedding
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import copy_to_tensor_parallel, gather_sequence
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
-from megatron.tensor_parallel.linear import gathering_linear
+from megatron.tensor_parallel.linear import copying_linear, gathering_linear
 from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 
@@ -151,7 +151,7 @@ def tied_logits(
     if table.sequence_parallel:
         logits_bsv = gathering_linear(x_bsh, table.weight, None, dim=1, group=table.group)
     else:
-        logits_bsv = F.linear(copy_to_tensor_parallel(x_bsh, table.group), table.weight)
+        logits_bsv = copying_linear(x_bsh, table.weight, None, group=table.group)
     if not softcap:
         return logits_bsv
     return soft_capped(logits_bsv.to(torch.promote_types(logits_bsv.dtype, torch.float32)), softcap)

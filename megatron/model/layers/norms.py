@@ -10,7 +10,7 @@ from megatron.common.registry import NORMS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_list import Layer
-from megatron.tensor_parallel.sharding import all_reduce_grad
+from megatron.tensor_parallel.sharding import mark_partial_gradient
 
 
 class Norm(nn.Module):
@@ -47,7 +47,7 @@ class Norm(nn.Module):
             self.bias = nn.Parameter(torch.zeros(width))
         if group is not None:
             for parameter in self.parameters():
-                all_reduce_grad(parameter, group)
+                mark_partial_gradient(parameter, group)
 
     def extra_repr(self) -> str:
         """Return the size, and what differs from the plain norm."""

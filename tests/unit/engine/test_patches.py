@@ -1,6 +1,7 @@
 """Names of DeepSpeed and torch that patches.py and its neighbours depend on still exist."""
 
 import ast
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -115,12 +116,14 @@ def test_every_private_name_of_the_patches_is_looked_for():
     assert private - {*OF_TORCH}.union(*NAMES.values()) == set()
 
 
-def test_gradients_of_a_lone_replica_stay_where_they_are(build, micro_batch, monkeypatch):
+def test_gradients_of_a_lone_replica_stay_where_they_are(build, micro_batch, monkeypatch, tmp_path):
     copied = []
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"bf16": {"enabled": True, "immediate_grad_update": False}}))
     monkeypatch.setattr(
         DeepSpeedEngine, "allreduce_and_copy", lambda self, bucket, *_: copied.append(bucket)
     )
-    engine = build("--bf16")
+    engine = build("--bf16", "--deepspeed_config", str(file))
     engine.train_batch(iter([micro_batch(0)]))
     assert not copied
 

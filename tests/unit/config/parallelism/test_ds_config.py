@@ -35,27 +35,28 @@ def test_without_a_file_everything_is_written():
     }
 
 
-def test_stage_2_overlaps_where_there_are_replicas(decide):
+def test_reduction_overlaps_where_there_are_replicas(decide):
     def zero(*flags, world_size=2, content=None):
         plan = decide(content or {}, *flags, world_size=world_size)
         return plan.deepspeed["zero_optimization"]
 
+    for stage in ("1", "2", "3"):
+        found = zero("--zero-stage", stage)
+        assert 25_000_000 <= found["reduce_bucket_size"] <= 100_000_000
+        # DeepSpeed's default at stage 3.
+        assert stage == "3" or (found["overlap_comm"] and found["contiguous_gradients"])
+    found = zero("--bf16")
+    assert found["reduce_bucket_size"] == found["allgather_bucket_size"] <= 100_000_000
+    assert "overlap_comm" not in found
     stage_2 = ("--zero-stage", "2")
-    found = zero(*stage_2)
-    assert found["overlap_comm"]
-    assert found["contiguous_gradients"]
-    assert 25_000_000 <= found["reduce_bucket_size"] <= 100_000_000
     own = {"zero_optimization": {"overlap_comm": False, "reduce_bucket_size": 7}}
     assert zero(*stage_2, content=own) == own["zero_optimization"] | {
         "stage": 2,
         "contiguous_gradients": True,
     }
-    for flags, world_size in (
-        (stage_2, 1),
-        ((*stage_2, "--cpu-optimizer"), 2),
-        (("--zero-stage", "1"), 2),
-    ):
-        assert "overlap_comm" not in zero(*flags, world_size=world_size)
+    for flags, world_size in (((*stage_2,), 1), ((*stage_2, "--cpu-optimizer"), 2), ((), 2)):
+        found = zero(*flags, world_size=world_size)
+        assert not {"overlap_comm", "reduce_bucket_size"} & set(found)
 
 
 def test_bf16_gradients_are_added_at_once_unless_the_json_decides(decide):

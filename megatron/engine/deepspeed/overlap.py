@@ -1,0 +1,313 @@
+"""Overlap of communication with computation in bf16: gradient reduction, and gathering of weights.
+
+The bf16 optimizer (ZeRO 0 and 1) has all fp32 gradients of a parameter group in one flat tensor, of
+which each replica owns a contiguous partition. DeepSpeed all-reduces all of it after the last backward
+pass. Here the hooks of the last micro-batch reduce it in buckets, each to the replica that owns it,
+while backward goes on. Norm and clipping look at the own partition alone.
+
+All ranks launch the buckets in the same order, that in which backward completes the layers: a bucket
+waits for those before it, even if it is complete.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.grad_stats import counts_here, nan_unless_finite
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.sharding import summed_over
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Consecutive elements of a flat tensor that one replica owns.
+
+    Args:
+        elements: a view of the flat tensor.
+        owner: index of the replica.
+        parameters: those with an element in the bucket.
+        missing: those of them whose gradient is not complete yet.
+    """
+
+    elements: Tensor
+    owner: int
+    parameters: frozenset[nn.Parameter]
+    missing: set[nn.Parameter] = field(default_factory=set)
+
+
+class GradientReduction:
+    """Reduce the gradients of the bf16 optimizer to their owners, during the last backward pass of a step.
+
+    Args:
+        optimizer: DeepSpeed's.
+        parameters: of this stage, in the order of the layers.
+        held: shared between pipeline stages, whose sum over the stages comes first.
+        bucket_size: elements of a bucket at most.
+
+    Communication: one reduction for each bucket, over the ranks with the same shard; one all-reduce
+        of the gradients that tensor-parallel ranks have parts of.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        groups: Groups,
+        *,
+        parameters: Sequence[nn.Parameter],
+        held: frozenset[nn.Parameter],
+        bucket_size: int,
+    ):
+        self._optimizer, self._groups = optimizer, groups
+        self._replicas = groups.data_and_sequence
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        flats = zip(optimizer.fp32_groups_gradients_flat, optimizer.bf16_groups, strict=True)
+        buckets = [
+            bucket
+            for flat, inside in flats
+            for bucket in _buckets(flat, inside, self._replicas.size(), bucket_size, held)
+        ]
+        self._buckets = sorted(
+            buckets, key=lambda bucket: (bool(bucket.parameters & held), -_first(bucket, numbers))
+        )
+        self._of: dict[nn.Parameter, list[Bucket]] = {}
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                self._of.setdefault(parameter, []).append(bucket)
+        self._held = held
+        self._next, self._is_armed = 0, False
+        self._works: list[dist.Work] = []
+        self._passes = 0
+        self._own = own_gradients(optimizer)
+        self._parts = _by_group(self._own)
+
+    def expect(self, passes: int) -> None:
+        """Begin a step of so many backward passes; the last one reduces."""
+        self._wait()  # for what an exception has left
+        self._passes = passes
+
+    def backward_begins(self) -> None:
+        """Reduce from now on, if this is the last backward pass of the step."""
+        self._passes -= 1
+        self._is_armed = self._passes == 0 and self._replicas.size() > 1
+        if self._is_armed:
+            for bucket in self._buckets:
+                bucket.missing = set(bucket.parameters)
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """Launch every bucket that the gradient of `parameter` completes.
+
+        Raises:
+            RuntimeError: it came twice in one backward pass, perhaps after its bucket was launched.
+        """
+        if not self._is_armed:
+            return
+        for bucket in self._of.get(parameter, ()):
+            if parameter not in bucket.missing:
+                raise RuntimeError("a gradient came twice in one backward pass")
+            bucket.missing.remove(parameter)
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if bucket.missing or bucket.parameters & self._held:
+                break
+            self._launch(bucket)
+
+    def finish(self) -> None:
+        """Launch the rest, such as frozen and shared weights; wait, and average the own partition."""
+        if self._replicas.size() > 1:
+            while self._next < len(self._buckets):
+                self._launch(self._buckets[self._next])
+            self._wait()
+            for own in self._optimizer.fp32_groups_gradient_flat_partition:
+                own.mul_(1 / self._replicas.size())
+        for group, gradients in self._parts.items():
+            together = torch.cat(gradients)
+            dist.all_reduce(together, group=group)
+            sizes = [gradient.numel() for gradient in gradients]
+            torch._foreach_copy_(gradients, [*together.split(sizes)])
+
+    def norm_gradients(self) -> list[Tensor]:
+        """Return the gradients that this rank adds to the norm of the full network.
+
+        A NaN in another rank's copy of a weight is among them as a scalar.
+        """
+        counted = [grad for p, grad in self._own if counts_here(p, self._groups)]
+        topology = self._groups.topology
+        if topology.tensor * topology.pipeline > 1 or not counted:
+            others = [grad for p, grad in self._own if not counts_here(p, self._groups)]
+            device = self._optimizer.fp32_groups_gradients_flat[0].device
+            counted.append(nan_unless_finite(others, device))
+        return counted
+
+    def _launch(self, bucket: Bucket) -> None:
+        self._next += 1
+        owner = dist.get_global_rank(self._replicas, bucket.owner)
+        work = dist.reduce(bucket.elements, owner, group=self._replicas, async_op=True)
+        self._works.append(work)
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works, self._next, self._is_armed = [], 0, False
+
+
+class ParameterGather:
+    """Gather the stepped weights of the bf16 optimizer beside the next forward pass, in its order.
+
+    Each replica broadcasts its partition in buckets. A layer waits for its weights before it computes.
+
+    Args:
+        parameters: of this stage, in the order of the layers.
+        bucket_size: elements of a bucket at most.
+
+    Communication: one broadcast for each bucket, over the ranks with the same shard.
+    """
+
+    def __init__(
+        self, engine: Any, groups: Groups, *, parameters: Sequence[nn.Parameter], bucket_size: int
+    ):
+        self._optimizer, self._replicas = engine.optimizer, groups.data_and_sequence
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        flats = zip(self._optimizer.bf16_groups_flat, self._optimizer.bf16_groups, strict=True)
+        buckets = [
+            bucket
+            for flat, inside in flats
+            for bucket in _buckets(flat, inside, self._replicas.size(), bucket_size)
+        ]
+        self._buckets = sorted(buckets, key=lambda bucket: _first(bucket, numbers))
+        self._running: dict[Bucket, dist.Work] = {}
+        self._start_of_step: frozenset[nn.Parameter] = frozenset()
+        patches.replace_weight_gather(engine.optimizer, self.start)
+        self._wait_in_layers(engine.module)
+
+    def start(self) -> None:
+        """Broadcast the weights of every partition."""
+        for bucket in self._buckets:
+            owner = dist.get_global_rank(self._replicas, bucket.owner)
+            work = dist.broadcast(bucket.elements, owner, group=self._replicas, async_op=True)
+            self._running[bucket] = work
+
+    def begin_forward(self) -> None:
+        """Wait for weights that functions outside of their own layer read."""
+        self.wait(self._start_of_step)
+
+    def wait(self, parameters: frozenset[nn.Parameter] | None = None) -> None:
+        """Wait for these weights; for all with None."""
+        if not self._running:
+            return
+        for bucket in [*self._running]:
+            if parameters is None or bucket.parameters & parameters:
+                self._running.pop(bucket).wait()
+
+    def _wait_in_layers(self, model: nn.Module) -> None:
+        tied: set[nn.Parameter] = set()
+        for name, layer in model.named_children():
+            if name == "tied_modules":
+                tied.update(layer.parameters())
+                continue
+            own = frozenset(layer.parameters())
+            layer.register_forward_pre_hook(lambda _, inputs, own=own: self.wait(own))
+        self._start_of_step = frozenset(tied)
+
+
+def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | None:
+    """Let the bf16 optimizer of DeepSpeed's `engine` reduce its gradients during backward.
+
+    Returns:
+        None for another optimizer, with experts, and where DeepSpeed's JSON wants sums that this
+        does not compute.
+    """
+    if not patches.reduces_in_fp32_at_once(engine):
+        return None
+    module = engine.module
+    shared = module.get_tied_weights_and_groups() if groups.topology.pipeline > 1 else []
+    reduction = GradientReduction(
+        engine.optimizer,
+        groups,
+        parameters=[*module.parameters()],
+        held=frozenset(weight for weight, _ in shared),
+        bucket_size=engine.zero_reduce_bucket_size(),
+    )
+    patches.replace_bf16_reduction(
+        engine,
+        ready=reduction.ready,
+        finish=reduction.finish,
+        norm_gradients=reduction.norm_gradients,
+        backward_begins=reduction.backward_begins,
+    )
+    return reduction
+
+
+def gather_beside_forward(engine: Any, groups: Groups) -> ParameterGather | None:
+    """Let the bf16 optimizer of DeepSpeed's `engine` gather its weights during the next forward pass.
+
+    Returns:
+        None for another optimizer, with experts, and without other replicas.
+    """
+    if not patches.reduces_in_fp32_at_once(engine) or groups.data_and_sequence.size() == 1:
+        return None
+    return ParameterGather(
+        engine,
+        groups,
+        parameters=[*engine.module.parameters()],
+        bucket_size=engine.zero_allgather_bucket_size(),
+    )
+
+
+def _buckets(
+    flat: Tensor,
+    parameters: Sequence[nn.Parameter],
+    replicas: int,
+    bucket_size: int,
+    held: frozenset[nn.Parameter] = frozenset(),
+) -> Iterator[Bucket]:
+    """Cut the flat tensor of a group at the borders of partitions and held parameters, and by size."""
+    spans, start = [], 0
+    for parameter in parameters:
+        spans.append((start, start + parameter.numel(), parameter))
+        start += parameter.numel()
+    partition = flat.numel() // replicas
+    borders = {*range(0, flat.numel() + 1, partition)}
+    borders |= {edge for begin, end, p in spans if p in held for edge in (begin, end)}
+    for first, last in pairwise(sorted(borders)):
+        for begin in range(first, last, bucket_size):
+            end = min(begin + bucket_size, last)
+            inside = frozenset(p for a, b, p in spans if a < end and begin < b)
+            yield Bucket(flat[begin:end], begin // partition, inside)
+
+
+def _first(bucket: Bucket, numbers: dict[nn.Parameter, int]) -> int:
+    """Return the number of the first layer's parameter in `bucket`: forward needs it, backward ends there."""
+    return min((numbers[p] for p in bucket.parameters), default=0)
+
+
+def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the slice of every reduced gradient that lies in this rank's partition."""
+    found = []
+    for group, parameters in enumerate(optimizer.bf16_groups):
+        own = optimizer.fp32_groups_gradient_flat_partition[group]
+        flat = optimizer.fp32_groups_gradients_flat[group]
+        first = own.storage_offset() - flat.storage_offset()
+        start = 0
+        for parameter in parameters:
+            begin, end = max(start, first), min(start + parameter.numel(), first + own.numel())
+            if begin < end:
+                found.append((parameter, flat[begin:end]))
+            start += parameter.numel()
+    return found
+
+
+def _by_group(
+    pairs: Sequence[tuple[nn.Parameter, Tensor]],
+) -> dict[dist.ProcessGroup, list[Tensor]]:
+    parts: dict[dist.ProcessGroup, list[Tensor]] = {}
+    for parameter, gradient in pairs:
+        group = summed_over(parameter)
+        if group is not None:
+            parts.setdefault(group, []).append(gradient)
+    return parts
