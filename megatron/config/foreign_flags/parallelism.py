@@ -4,10 +4,11 @@ from megatron.config.parsing.flags import Legacy
 
 _REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
 _OVERLAP = (
-    "at ZeRO stage 2 without a pipeline, gradients are reduced beside the backward pass "
-    "(zero_optimization.overlap_comm in DeepSpeed's JSON); at stages 0 and 1 they are reduced after it"
+    "gradients are reduced beside the backward pass wherever that is possible: see "
+    "docs/parallelism.md, Communication"
 )
-_GATHER = "ZeRO stage 3 gathers parameters beside the forward pass; stages 0 to 2 after the step"
+_GATHER = "in bf16 and at ZeRO stage 3, weights are gathered beside the forward pass in every run"
+_COLLECTIVES = "gradients of tensor-parallel layers are reduced beside products in every run"
 _CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
@@ -22,10 +23,7 @@ PARALLEL_LEGACY = (
     ),
     Legacy("--overlap-grad-reduce", _OVERLAP),
     Legacy("--overlap-param-gather", _GATHER),
-    Legacy(
-        "--no-async-tensor-model-parallel-allreduce",
-        "tensor-parallel layers wait for what they reduce, in every run",
-    ),
+    Legacy("--no-async-tensor-model-parallel-allreduce", _COLLECTIVES),
     Legacy(
         "--no-scatter-gather-tensors-in-pipeline",
         "DeepSpeed's pipeline decides what its stages send; pipeline.pipe_partitioned in its JSON",
@@ -59,7 +57,7 @@ PARALLEL_LEGACY = (
     ),
     Legacy(
         "--tp-comm-overlap",
-        "tensor-parallel layers wait for what they reduce; leave this flag out",
+        "products are not cut into pieces to overlap with their collectives; leave this flag out",
         refused=True,
     ),
     Legacy("--context-parallel-size", _CONTEXT, takes=1, refused=True),
