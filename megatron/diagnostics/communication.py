@@ -58,8 +58,8 @@ class Record(TorchDispatchMode):
     """Count matrix products and list the collectives among them.
 
     Args:
-        seconds_per_byte: of a network that each group has for itself. Waiting takes until it would
-            have moved the bytes of all collectives of the group; 0 adds no time.
+        seconds_per_byte: of a network that each group has for itself. Waiting takes until rings over
+            it would have moved the bytes of all collectives of the group; 0 adds no time.
     """
 
     def __init__(self, seconds_per_byte: float = 0.0):
@@ -83,7 +83,8 @@ class Record(TorchDispatchMode):
         found = Collective(kind, size, ranks, self.num_products)
         self.collectives.append(found)
         begin = max(time.monotonic(), self._busy_until.get(ranks, 0.0))
-        self._busy_until[ranks] = until = begin + size * self._seconds_per_byte
+        moved = size * _rounds(kind, len(ranks))
+        self._busy_until[ranks] = until = begin + moved * self._seconds_per_byte
         # Holds `work`, whose address is the key.
         self._running[id(work)] = work, found, until
 
@@ -93,6 +94,13 @@ class Record(TorchDispatchMode):
         if found:
             found.waited = self.num_products
             time.sleep(max(0.0, until - time.monotonic()))
+
+
+def _rounds(kind: str, ranks: int) -> float:
+    """Return how many times the bytes of a collective pass each link of a ring."""
+    if kind == "all-reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in ("all-gather", "reduce-scatter", "all-to-all") else 1.0
 
 
 @contextmanager

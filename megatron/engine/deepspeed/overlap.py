@@ -128,8 +128,9 @@ class GradientReduction:
         for group, gradients in self._parts.items():
             together = torch.cat(gradients)
             dist.all_reduce(together, group=group)
-            sizes = [gradient.numel() for gradient in gradients]
-            torch._foreach_copy_(gradients, [*together.split(sizes)])
+            sums = together.split([gradient.numel() for gradient in gradients])
+            for gradient, total in zip(gradients, sums, strict=True):
+                gradient.copy_(total)
 
     def norm_gradients(self) -> list[Tensor]:
         """Return the gradients that this rank adds to the norm of the full network.
