@@ -15,6 +15,8 @@ from megatron.data.retrieval.blocks import Ranks
 from megatron.data.retrieval.project import prepare_project
 from megatron.data.retrieval.retro_tasks import run_tasks
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
+from megatron.inference.loading.retro_embedders import counter_of, embedder_of
+from megatron.training.process.environment import Launch
 
 h5py = pytest.importorskip("h5py")
 faiss = pytest.importorskip("faiss")
@@ -70,15 +72,16 @@ def words_for(project: Path, *flags: str) -> list[str]:
 def preprocess(project: Path, *flags: str, size: int = 1) -> None:
     """Run the tasks of the command line on ranks that are threads."""
     config, _ = TOOL["parsed"](words_for(project, *flags))
-    make = {
-        "make_counter": TOOL["counter_of"](config),
-        "make_embedder": TOOL["embedder_of"](config),
-    }
 
     def run(rank: int) -> None:
         ranks = Ranks(rank, size, timeout_s=60)
+        project = prepare_project(config, ranks)
         for _ in run_tasks(
-            prepare_project(config, ranks), retro_tasks(config.retro_tasks), ranks, **make
+            project,
+            retro_tasks(config.retro_tasks),
+            ranks,
+            make_counter=counter_of(project),
+            make_embedder=embedder_of(project, Launch(rank, size, rank, size)),
         ):
             continue
 
@@ -110,6 +113,12 @@ def tables(project: Path) -> dict[str, np.ndarray]:
             for key in opened:
                 found[f"{file.relative_to(project)} {key}"] = opened[key][...]
     return found
+
+
+def chunks_of(project: Path, name: str = "train") -> np.ndarray:
+    """Return the chunks of a file of the database."""
+    with h5py.File(project / "db" / "merged" / f"{name}.hdf5", "r") as file:
+        return file["chunks"][...]
 
 
 def neighbors_of(project: Path, role: str) -> np.ndarray:

@@ -7,8 +7,7 @@ launcher share the work; a command that was stopped continues when it is given a
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -27,9 +26,9 @@ from megatron.config.tools.retro import (
     retro_tasks,
 )
 from megatron.data.retrieval.blocks import Ranks
-from megatron.data.retrieval.embedders import Embedder, HashedEmbedder, TokenCounter, WordCounter
 from megatron.data.retrieval.project import prepare_project, saved_settings
 from megatron.data.retrieval.retro_tasks import run_tasks, validate_tasks
+from megatron.inference.loading.retro_embedders import counter_of, embedder_of
 from megatron.training.process.environment import cpu_threads, read_launch
 from megatron.training.process.launchers import write_root_cause
 
@@ -54,8 +53,8 @@ def main(argv: Sequence[str]) -> None:
         project,
         tasks,
         ranks,
-        make_counter=counter_of(config),
-        make_embedder=embedder_of(config),
+        make_counter=counter_of(project),
+        make_embedder=embedder_of(project, launch),
     )
     for line in chain(notices, lines):
         if ranks.is_first or config.retro_task_validate is not None:
@@ -75,16 +74,6 @@ def parsed(argv: Sequence[str]) -> tuple[RetroPreprocessingConfig, Sequence[str]
     )
     config: RetroPreprocessingConfig = parsed.sections["retro"]
     return config, parsed.notices
-
-
-def counter_of(config: RetroPreprocessingConfig) -> Callable[[], TokenCounter]:
-    """Return a function that makes the counter of the embedder's tokens, also in other processes."""
-    return WordCounter
-
-
-def embedder_of(config: RetroPreprocessingConfig) -> Callable[[], Embedder]:
-    """Return a function that loads the embedder at its first call."""
-    return cache(lambda: HashedEmbedder(config.retro_hashed_width))
 
 
 if __name__ == "__main__":

@@ -100,8 +100,29 @@ class RetroPreprocessingConfig:
     retro_gpt_vocab_size: int | None = None
     """Tokens of a NullTokenizer (--vocab-size)."""
 
+    bert_embedder_type: Literal["hashed", "megatron", "huggingface"] = "hashed"
+    """What turns text into vectors: hashed counts words and pairs of words by their hash, and needs
+    no weights; megatron is a checkpoint of pretrain_bert.py; huggingface is an encoder in
+    transformers' format."""
+
+    bert_load: Annotated[str | None, Spelling("--bert-load", ("--load",))] = None
+    """Directory of the checkpoint or the encoder of --bert-embedder-type megatron or huggingface."""
+
+    retro_bert_tokenizer_type: str | None = None
+    """Tokenizer of BERT (default: as its checkpoint was trained)."""
+
+    retro_bert_vocab_file: str | None = None
+    """Vocabulary of the tokenizer of BERT (default: as its checkpoint was trained); it is copied to
+    DIR/tokenizer."""
+
+    retro_bert_batch_size: int = 128
+    """Chunks in a batch of BERT."""
+
+    retro_bert_max_chunk_length: int = 256
+    """Tokens of a chunk that BERT reads, with [CLS] and [SEP]."""
+
     retro_hashed_width: int = 1024
-    """Features of the vectors of chunks, which count words and pairs of words by their hash."""
+    """Features of the vectors of --bert-embedder-type hashed."""
 
     retro_index_type: Literal["faiss-par-add", "faiss-base"] = "faiss-par-add"
     """How chunks are added to the index: faiss-par-add lets all ranks encode them; faiss-base adds
@@ -187,7 +208,7 @@ RETRO_LEGACY = (
 
 _FREE = (
     *("retro_project_dir", "retro_tasks", "retro_task_validate", "retro_timeout_s"),
-    *("retro_workers", "retro_index_type", "retro_index_str"),
+    *("retro_workers", "retro_bert_batch_size", "retro_index_type", "retro_index_str"),
     *("retro_index_train_load_fraction", "retro_index_add_load_fraction"),
     *("retro_index_delete_training_embeddings", "retro_index_delete_added_codes"),
     *("retro_query_ef_search", "retro_query_nprobe"),
@@ -244,6 +265,7 @@ def retro_preprocessing_problems(config: RetroPreprocessingConfig) -> Iterator[s
         "--retro-gpt-global-batch-size": config.retro_gpt_global_batch_size,
         "--retro-gpt-seq-length": config.retro_gpt_seq_length,
         "--retro-gpt-chunk-length": config.retro_gpt_chunk_length,
+        "--retro-bert-batch-size": config.retro_bert_batch_size,
         "--retro-hashed-width": config.retro_hashed_width,
         "--retro-index-ntrain": config.retro_index_ntrain,
         "--retro-query-ef-search": config.retro_query_ef_search,
@@ -257,6 +279,7 @@ def retro_preprocessing_problems(config: RetroPreprocessingConfig) -> Iterator[s
     if config.retro_gpt_eval_iters < 0:
         yield f"--retro-gpt-eval-iters {config.retro_gpt_eval_iters} must be at least 0"
     yield from _fraction_problems(config)
+    yield from _embedder_problems(config)
     length, chunk = config.retro_gpt_seq_length or 0, config.retro_gpt_chunk_length
     if chunk > 0 and length % chunk:
         yield (
@@ -270,6 +293,27 @@ def retro_preprocessing_problems(config: RetroPreprocessingConfig) -> Iterator[s
         yield (
             f"--retro-query-num-neighbors-save {saved} is more than "
             f"--retro-query-num-neighbors-query {searched}"
+        )
+
+
+def _embedder_problems(config: RetroPreprocessingConfig) -> Iterator[str]:
+    kind = config.bert_embedder_type
+    needs_bert = {
+        "--bert-load": config.bert_load,
+        "--retro-bert-tokenizer-type": config.retro_bert_tokenizer_type,
+        "--retro-bert-vocab-file": config.retro_bert_vocab_file,
+    }
+    if kind != "hashed" and config.bert_load is None:
+        yield f"--bert-embedder-type {kind} needs --bert-load, the directory of the encoder"
+    for flag, value in needs_bert.items():
+        if kind == "hashed" and value is not None:
+            yield f"{flag} {value} is for --bert-embedder-type megatron or huggingface"
+        elif kind == "huggingface" and value is not None and flag != "--bert-load":
+            yield f"{flag} {value}: --bert-embedder-type huggingface has a tokenizer in --bert-load"
+    if config.retro_bert_max_chunk_length < 3:
+        yield (
+            f"--retro-bert-max-chunk-length {config.retro_bert_max_chunk_length} must be at least 3: "
+            "[CLS], a token and [SEP]"
         )
 
 

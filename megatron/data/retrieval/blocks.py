@@ -146,6 +146,11 @@ class Blocks:
         Raises:
             DataError: a block is missing, damaged or has other content.
         """
+        if not self.folder.exists():
+            raise DataError(
+                f"there is no {self.folder}: run the task with the same settings before it is "
+                "validated"
+            )
         own = self.ranges[ranks.rank :: ranks.size]
         count = int(np.ceil(fraction * len(own)))
         chosen = sorted(np.random.default_rng().permutation(len(own))[:count].tolist())

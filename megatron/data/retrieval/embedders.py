@@ -1,12 +1,14 @@
 """Embedders of Retro: text to vectors, whose nearest neighbors are retrieved."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
+
+from megatron.tokenizer.build import build_tokenizer
 
 _BATCH = 1000  # texts, whose sums are in memory together
 
@@ -40,6 +42,21 @@ class WordCounter:
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of words of each text."""
         return [len(text.split()) for text in texts]
+
+
+class PieceCounter:
+    """Counts the tokens of a tokenizer, without special tokens.
+
+    Args:
+        arguments: of `build_tokenizer`.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]):
+        self._tokenizer = build_tokenizer(**arguments)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text."""
+        return [*map(len, self._tokenizer.encode_batch(texts))]
 
 
 class HashedEmbedder:

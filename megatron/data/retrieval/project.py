@@ -70,10 +70,17 @@ class Project:
         flags: dict[str, Any] = {
             name.removeprefix("retro_gpt_"): str(self.directory / self.settings[name])
             for name in _tokenizer_files(config)
+            if name.startswith("retro_gpt_")
         }
         flags["tokenizer_type"] = config.retro_gpt_tokenizer_type
         flags["vocab_size"] = config.retro_gpt_vocab_size
         return tokenizer_arguments(TokenizerConfig(**flags))
+
+    @property
+    def bert_vocab_file(self) -> str | None:
+        """Path of the vocabulary of BERT, if it is given."""
+        name = self.settings.get("retro_bert_vocab_file")
+        return str(self.directory / name) if name else None
 
     def digest(self, **further: Any) -> str:
         """Return a hash of the settings and of `further` ones."""
@@ -150,6 +157,8 @@ def _kept(config: RetroPreprocessingConfig, directory: Path) -> dict[str, Any]:
     kept = {name: value for name in KEPT if (value := getattr(config, name)) is not None}
     for name, file in _tokenizer_files(config).items():
         kept[name] = _inside(Path(file), directory, Path("tokenizer"))
+    if config.bert_load is not None:
+        kept["bert_load"] = os.path.abspath(config.bert_load)
     words = list(config.retro_gpt_data_path or [])
     _require_blend(words)
     paths = range(1, len(words), 2) if len(words) > 1 else range(1)
@@ -160,11 +169,12 @@ def _kept(config: RetroPreprocessingConfig, directory: Path) -> dict[str, Any]:
 
 
 def _tokenizer_files(config: RetroPreprocessingConfig) -> dict[str, str]:
-    """Return the files of the tokenizer that are given, by the fields of their flags."""
+    """Return the files of tokenizers that are given, by the fields of their flags."""
     files = {
         "retro_gpt_tokenizer_model": config.retro_gpt_tokenizer_model,
         "retro_gpt_vocab_file": config.retro_gpt_vocab_file,
         "retro_gpt_merge_file": config.retro_gpt_merge_file,
+        "retro_bert_vocab_file": config.retro_bert_vocab_file,
     }
     return {name: file for name, file in files.items() if file is not None}
 

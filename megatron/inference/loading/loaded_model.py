@@ -17,7 +17,6 @@ from megatron.common.errors import (
 )
 from megatron.config.data.objective import (
     ObjectiveName,
-    objective_tokenizer_arguments,
     plan_objective,
 )
 from megatron.config.inference.generation import (
@@ -40,7 +39,7 @@ from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.retro_runner import RetroRunner
-from megatron.inference.loading.model_source import ModelSource
+from megatron.inference.loading.model_source import ModelSource, tokenizer_arguments_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.process_groups import Groups, build_groups, control_group, lone_group
@@ -229,7 +228,7 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     config, manifest = source.config, source.manifest
     objective = _objective_of(source)
     try:
-        tokenizer = build_tokenizer(**objective_tokenizer_arguments(config.tokenizer, objective))
+        tokenizer = build_tokenizer(**tokenizer_arguments_of(source, objective))
     except DataError as error:
         raise WrongDataError(
             f"{error} (tokenizer flags that are not on the command line are those of "
@@ -324,7 +323,7 @@ def chat_prompts_of(
     Raises:
         DataError: the file cannot be read.
     """
-    flags = objective_tokenizer_arguments(source.config.tokenizer, _objective_of(source))
+    flags = tokenizer_arguments_of(source, _objective_of(source))
     is_pretrained = flags["tokenizer_type"] == "PretrainedFromHF"
     name = flags["tokenizer_name_or_path"] if is_pretrained else None
     template = read_chat_template(file, name, keywords(flags.get("tokenizer_kwargs") or ()))

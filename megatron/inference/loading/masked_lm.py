@@ -130,8 +130,6 @@ class MaskedLM:
             masks=[], log_likelihood=total, num_tokens=count, in_order=self.in_order(text)
         )
 
-    @torch.no_grad()
-    @without_cudnn_attention()
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the mean of the last hidden states of each text, without [CLS] and [SEP].
 
@@ -141,11 +139,29 @@ class MaskedLM:
         Shapes: -> [texts, h] float32.
         """
         self.require_tokens(texts)
-        rows = []
-        for text in texts:
-            hidden_bsh: Tensor = in_turn(self._encoder, self._batch(text))
-            rows.append(hidden_bsh[0, 1:-1].float().mean(0).cpu().numpy())
-        return np.stack(rows)
+        pairs = map(self.tokens_and_types, texts)
+        return np.concatenate([self.embed_batch([tokens], [types]) for tokens, types in pairs])
+
+    @torch.no_grad()
+    @without_cudnn_attention()
+    def embed_batch(
+        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+    ) -> NDArray[np.float32]:
+        """Return the mean of the last hidden states of each row of tokens, without its ends.
+
+        Args:
+            rows: as long as they are; the batch is padded.
+            types: the segment of each token (default: the first).
+
+        Shapes: -> [rows, h] float32.
+        """
+        batch = self._batch_of(rows, types or [[0] * len(row) for row in rows])
+        hidden_bsh: Tensor = in_turn(self._encoder, batch)
+        means = [
+            hidden_bsh[i, 1 : len(row) - 1].float().mean(0).cpu().numpy()
+            for i, row in enumerate(rows)
+        ]
+        return np.stack(means)
 
     @torch.no_grad()
     @without_cudnn_attention()
@@ -192,15 +208,19 @@ class MaskedLM:
     def _batch(self, text: str) -> Batch:
         """Return the tokens of `text` as a batch of one sample."""
         tokens, types = self.tokens_and_types(text)
-        row = torch.tensor([tokens], device=self.runner.device)
-        nothing = torch.zeros_like(row)
+        return self._batch_of([tokens], [types])
+
+    def _batch_of(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Batch:
+        """Return rows of tokens as a batch, padded with 0."""
+        tokens = _padded(rows, self.runner.device)
+        nothing = torch.zeros_like(tokens)
         return bert_batch(
-            text=row,
-            types=torch.tensor([types], device=self.runner.device),
+            text=tokens,
+            types=_padded(types, self.runner.device),
             labels=nothing,
             is_random=nothing[:, 0],
             loss_mask=nothing,
-            padding_mask=torch.ones_like(row),
+            padding_mask=_padded([[1] * len(row) for row in rows], self.runner.device),
             truncated=nothing[:, 0],
         )
 
@@ -209,6 +229,11 @@ class MaskedLM:
         for number, part in enumerate(segment.split(MASK)):
             tokens += [self._mask] * (number > 0) + self.tokenizer.encode(part)
         return tokens
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
 
 
 @dataclass(frozen=True, kw_only=True)

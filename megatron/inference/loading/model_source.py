@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, read_manifest
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
+from megatron.config.data.objective import ObjectiveName, objective_tokenizer_arguments
 from megatron.config.inference.generation import LAYOUT
 from megatron.config.parsing.parser import value_in
 
@@ -71,6 +72,18 @@ def read_model_source(
     }
     config, own = parse(argv, trained)
     return ModelSource(folder=folder, manifest=manifest, config=config, own=own, weights=weights)
+
+
+def tokenizer_arguments_of(source: ModelSource, objective: ObjectiveName) -> dict[str, Any]:
+    """Return the arguments of `build_tokenizer` for a model of an objective.
+
+    Segments of BERT get [CLS] and [SEP] from the objective, and not a second time from a tokenizer
+    that adds them by itself.
+    """
+    arguments = objective_tokenizer_arguments(source.config.tokenizer, objective)
+    if objective == "bert" and arguments["tokenizer_type"] == "PretrainedFromHF":
+        arguments["tokenizer_hf_no_include_special_tokens"] = True
+    return arguments
 
 
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:

@@ -10,6 +10,7 @@ from retro_preprocessing import (
     COPIED,
     EOD,
     TOOL,
+    chunks_of,
     h5py,
     neighbors_of,
     preprocess,
@@ -56,11 +57,6 @@ def corpora(tmp_path):
 def project_of(folder):
     config, _ = TOOL["parsed"](words_for(folder))
     return prepare_project(config, Ranks())
-
-
-def chunks_of(folder, name="train"):
-    with h5py.File(folder / "db" / "merged" / f"{name}.hdf5", "r") as file:
-        return file["chunks"][...]
 
 
 def texts_of(project, chunks):
