@@ -738,6 +738,15 @@ DEEPSPEED = {
     ),
 }
 
+URLS = {
+    "object_storage_cache_path": Turned(
+        "--object-storage-cache-path {run}/elsewhere",
+        "files",
+        on="--data-path file://{files}/corpus --object-storage-cache-path {run}/copies",
+        without=("--data-path",),
+    ),
+}
+
 OPTIONS: Mapping[str, Turned | Unseen] = {
     **MODEL,
     **EXPERTS,
@@ -767,4 +776,5 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **LOGGING,
     **PROFILING,
     **DEEPSPEED,
+    **URLS,
 }

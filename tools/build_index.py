@@ -18,12 +18,14 @@ from megatron.common.cli import run_tool
 from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
 from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
+from megatron.training.urls import with_local_data
 
 
 def main(argv: Sequence[str]) -> None:
     """Build the index maps of the run with the flags `argv`, then print them."""
     log.configure(rank=0)
     config, _ = parse_config_for_checkpoint(argv, ANY_NETWORK, {}, description=__doc__ or "")
+    config = with_local_data(config, config.plugins.objective or "gpt")
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size,

@@ -16,9 +16,11 @@ import numpy as np
 from megatron.common.atomic_files import replacing
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import ConfigError
+from megatron.common.remote_files import is_url
 from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
+from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.data_tools import InspectConfig
 from megatron.data.preprocessing.quality import Lengths, readable_lengths
 from megatron.data.sampling.sentence_mapping import count_unused
@@ -27,6 +29,7 @@ from megatron.data.token_files.index_files import pieces_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset, infer_format, open_token_files
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.data.token_files.publish import write_errors_name
+from megatron.data.token_files.remote_pairs import local_pair
 from megatron.tokenizer.build import tokenizer_for
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -37,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     load_plugins(modules_in(argv))
     sections = {
         **{"inspect": InspectConfig, "tokenizer": TokenizerConfig},
-        "plugins": PluginModulesConfig,
+        **{"plugins": PluginModulesConfig, "urls": UrlConfig},
     }
     parsed = parse_sections(argv, sections, description=__doc__ or "").sections
     config: InspectConfig = parsed["inspect"]
@@ -46,13 +49,19 @@ def main(argv: Sequence[str]) -> None:
         if value < 0:
             raise ConfigError(f"{flag} {value} must be at least 0")
     is_given = options != TokenizerConfig()
+    if config.write_digests and is_url(config.prefix):
+        raise ConfigError(
+            f"--write-digests: {config.prefix} is a URL; write them before the upload"
+        )
+    urls: UrlConfig = parsed["urls"]
+    prefix = local_pair(config.prefix, cache_of(urls))
     if config.write_digests:
-        replace_digests(config.prefix)
-    dataset = open_token_files(config.prefix)
+        replace_digests(prefix)
+    dataset = open_token_files(prefix)
     dataset.verify()
     dataset.tokens.verify()
     arguments = gpt_tokenizer_arguments(options) if is_given else None
-    tokenizer, about = tokenizer_for(config.prefix, arguments)
+    tokenizer, about = tokenizer_for(prefix, arguments)
     for line in summary(dataset):
         print(line)
     print(f"tokenizer: {about}")

@@ -14,9 +14,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from megatron.common.cli import run_tool
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.preprocess import MergeConfig
 from megatron.data.token_files.merge import open_all, write_merged
 from megatron.data.token_files.publish import prefix_problems, replacement_notices, staged_record
+from megatron.data.token_files.remote_pairs import local_pair, upload_pair, with_local_output
 from megatron.tokenizer.fingerprint import (
     TokenizerRecord,
     common_chat_template,
@@ -36,21 +38,27 @@ LEGACY = [
 
 def main(argv: Sequence[str]) -> None:
     """Merge by the flags `argv`, then print the written files."""
-    parsed = parse_sections(argv, {"merge": MergeConfig}, description=__doc__, legacy=LEGACY)
-    config: MergeConfig = parsed.sections["merge"]
+    known = {"merge": MergeConfig, "urls": UrlConfig}
+    parsed = parse_sections(argv, known, description=__doc__, legacy=LEGACY)
+    urls: UrlConfig = parsed.sections["urls"]
+    config: MergeConfig
+    config, output_url = with_local_output(parsed.sections["merge"], urls)
     raise_if_any(_problems(config))
     if read_launch(None).rank > 0:
         return  # under a launcher of many ranks; the first one's workers copy everything
-    inputs = open_all(config.datasets, config.output_prefix)
-    record = common_record(config.datasets)
+    datasets = [local_pair(each, cache_of(urls)) for each in config.datasets]
+    inputs = open_all(datasets, config.output_prefix)
+    record = common_record(datasets)
     for notice in (*parsed.notices, *replacement_notices([config.output_prefix])):
         print(notice)
     workers = (config.workers or os.cpu_count() or 1) if config.merge == "distributed" else 1
     with staged_record([config.output_prefix], to_text(record) if record else ""):
         merged = write_merged(*inputs, config.output_prefix, workers=workers)
     num_bytes = sum(os.path.getsize(merged.prefix + suffix) for suffix in (".bin", ".idx"))
+    if output_url:
+        upload_pair(merged.prefix, output_url)
     print(
-        f"{merged.prefix}.bin, .idx: documents: {merged.documents} | "
+        f"{output_url or merged.prefix}.bin, .idx: documents: {merged.documents} | "
         f"sequences: {merged.sequences} | tokens: {merged.tokens} | "
         f"bytes of both files: {num_bytes}"
     )

@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.config.tools.preprocess import WorkerTrialConfig
-from megatron.data.preprocessing.command import print_written, read_flags
+from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.worker_counts import try_worker_counts
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
         return
     for notice in command.notices:
         print(notice)
-    print_written(preprocess(command.spec))
+    command.deliver(preprocess(command.spec))
 
 
 if __name__ == "__main__":

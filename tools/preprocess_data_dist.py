@@ -19,7 +19,7 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import Legacy
 from megatron.config.tools.preprocess import ShardConfig
-from megatron.data.preprocessing.command import print_written, read_flags
+from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.distributed import preprocess_on_ranks
 from megatron.data.preprocessing.preprocess import convert_share, merge_shards
 from megatron.training.process.environment import has_rank, read_launch
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     num_shards = config.num_shards or launch.world_size
     merge_workers = 1 if config.merge == "serial" else os.cpu_count() or 1
     if config.merge_shards:
-        print_written(merge_shards(replace(spec, workers=merge_workers)))
+        command.deliver(merge_shards(replace(spec, workers=merge_workers)))
     elif config.shard_index is not None:
         convert_share(spec, config.shard_index, num_shards)
         print(f"shard {config.shard_index} of {num_shards} is done; --merge-shards joins all")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
         written = preprocess_on_ranks(
             spec, rank, num_shards, timeout_s=config.timeout_s, merge_workers=merge_workers
         )
-        print_written(written)
+        command.deliver(written)
 
 
 def shard_problems(config: ShardConfig, is_launched: bool) -> list[str]:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
-from megatron.data.preprocessing.command import print_written, read_flags
+from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> None:
     command = read_flags(argv, description=__doc__)
     for notice in command.notices:
         print(notice)
-    print_written(preprocess(command.spec))
+    command.deliver(preprocess(command.spec))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from megatron.data.sampling.sample_text import texts_of, tokens_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.types.tokenizer import Tokenizer
+from megatron.training.urls import with_local_data
 
 _SHOWN = 8  # tokens at either end, where not all are shown
 
@@ -49,6 +50,7 @@ def main(argv: Sequence[str]) -> None:
     options: SampleTextConfig = own["samples"]
     raise_if_any(range_problems(options))
     objective = config.plugins.objective or run.objective
+    config = with_local_data(config, objective)
     tokenizer = tokenizer_for(config, options, objective)
     decided = plan_samples(
         config,

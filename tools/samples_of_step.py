@@ -21,6 +21,7 @@ from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import described, reader
+from megatron.training.urls import with_local_data
 
 
 def main(argv: Sequence[str]) -> None:
@@ -32,6 +33,7 @@ def main(argv: Sequence[str]) -> None:
         {"steps": StepSamplesConfig},
         description=__doc__ or "",
     )
+    config = with_local_data(config, config.plugins.objective or run.objective)
     options: StepSamplesConfig = own["steps"]
     resolved = plan_samples(
         config,

@@ -36,6 +36,7 @@ from megatron.data.sampling.provenance import lines_of_step
 from megatron.tokenizer.build import build_tokenizer
 from megatron.training.loop.journal import every_attempt, read_journal, starts_of
 from megatron.training.telemetry.step_records import STEP
+from megatron.training.urls import with_local_data
 
 _NEIGHBOURS = 20
 _SHOWN = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seconds")
@@ -125,6 +126,7 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
 def samples_of_attempt(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:
     """Yield source and text of the samples from `first` to before `last`."""
     config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
+    config = with_local_data(config, run.objective)
     tokenizer = build_tokenizer(**objective_tokenizer_arguments(config.tokenizer, run.objective))
     resolved = plan_samples(config, world_size=run.world_size, objective=run.objective)
     seed = resolved.training.seed

@@ -20,6 +20,7 @@ from megatron.common.errors import (
     reason,
 )
 from megatron.common.logging import UNREAD, write_nowhere
+from megatron.common.remote_files import without_secrets
 from megatron.common.version import VERSION
 
 
@@ -57,10 +58,10 @@ def run_tool(
             main(sys.argv[1:])
     except MegatronError as error:
         with suppress(BrokenPipeError):
-            for line in str(error).splitlines():
+            for line in without_secrets(str(error)).splitlines():
                 print(f"error: {line}", file=sys.stderr)
         code = error.exit_code
-        on_error(f"error: {error}")
+        on_error(without_secrets(f"error: {error}"))
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as left:

@@ -7,6 +7,8 @@ import sys
 import warnings
 from typing import TextIO
 
+from megatron.common.remote_files import without_secrets
+
 UNREAD = 128 + signal.SIGPIPE
 """Exit code of a program whose stdout is a closed pipe (SIGPIPE), as in a shell."""
 
@@ -19,7 +21,7 @@ class _LineFormatter(logging.Formatter):
         self.rank = rank
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = without_secrets(super().format(record))
         if record.levelno <= logging.INFO:
             return text
         return f"{record.levelname} [rank {self.rank}]: {text}"

@@ -44,6 +44,7 @@ from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.config.run.logging import LoggingConfig, ProfilingConfig
+from megatron.config.run.urls import UrlConfig
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Config:
     logging: LoggingConfig
     profiling: ProfilingConfig
     deepspeed: DeepSpeedConfig
+    urls: UrlConfig = field(default_factory=UrlConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
     extensions: dict[str, Any] = field(default_factory=dict)
     """The sections of flags that plugins brought, by the name of their class."""

@@ -11,6 +11,7 @@ from megatron.config.inference.server import ServingConfig
 from megatron.config.inference.tasks import EnsembleConfig, HarnessConfig, TaskConfig
 from megatron.config.inference.text_to_text import TextToTextConfig
 from megatron.config.plugins import PluginModulesConfig
+from megatron.config.run.urls import UrlConfig
 from megatron.config.tools.checkpoint_tools import (
     ConversionConfig,
     FileConfig,
@@ -69,35 +70,40 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         TokenizerConfig,
         PreprocessConfig,
         PluginModulesConfig,
+        UrlConfig,
         WorkerTrialConfig,
     ),
     "tools/preprocess_data_many_cores.py": (
         TokenizerConfig,
         PreprocessConfig,
         PluginModulesConfig,
+        UrlConfig,
     ),
     "tools/preprocess_data_dist.py": (
         TokenizerConfig,
         PreprocessConfig,
         PluginModulesConfig,
+        UrlConfig,
         ShardConfig,
     ),
     "tools/corpora/wikipedia.py": (
         TokenizerConfig,
         PreprocessConfig,
         PluginModulesConfig,
+        UrlConfig,
         WikipediaConfig,
     ),
     "tools/corpora/published.py": (
         TokenizerConfig,
         PreprocessConfig,
         PluginModulesConfig,
+        UrlConfig,
         PublishedConfig,
     ),
     "tools/retro/preprocess_data.py": (RetroPreprocessingConfig,),
-    "tools/merge_preprocessed_data.py": (MergeConfig,),
+    "tools/merge_preprocessed_data.py": (MergeConfig, UrlConfig),
     "tools/build_index.py": _TRAINING,
-    "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig),
+    "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig, UrlConfig),
     "tools/sample_idxs_to_text.py": (*_TRAINING, SampleTextConfig),
     "tools/samples_of_step.py": (*_TRAINING, StepSamplesConfig),
     "tools/checkpoint/inspect.py": (LookConfig,),

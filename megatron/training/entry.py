@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins
-from megatron.common.errors import ConfigError, ExitCode, WrongDataError, near
+from megatron.common.errors import (
+    ConfigError,
+    ExitCode,
+    WrongDataError,
+    before_the_first_step,
+    near,
+)
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config, parse_config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
@@ -32,6 +38,7 @@ from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
+from megatron.training.urls import with_local_data
 
 if TYPE_CHECKING:
     from megatron.objectives.objective import Objective
@@ -104,6 +111,8 @@ def train(
     with watchdog.watching():
         # Before torch, which takes seconds to import: errors are reported at once.
         name = objective if isinstance(objective, str) else objective.name
+        with before_the_first_step():
+            config = with_local_data(config, name)
         valid = require_startable(config, world_size=started.world_size, objective=name)
         from megatron.training.process.device import prepare_process
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
+from megatron.common.remote_files import is_url
 from megatron.config.parsing.parser import value_in
 from megatron.config.tools.corpora import WikipediaConfig
 from megatron.data.cleaning.wikipedia import extract_articles
@@ -27,6 +28,10 @@ def main(argv: Sequence[str]) -> None:
     if value_in(argv, "--input") is not None:
         raise ConfigError("--input is for tools/preprocess_data.py; --dump names the dump")
     prefix = value_in(argv, "--output-prefix") or "wikipedia"
+    if is_url(prefix):
+        raise ConfigError(
+            f"--output-prefix {prefix}: the articles are written to a folder, and no URL"
+        )
     articles, report_path = f"{prefix}.articles.jsonl", corpus_report_of(prefix)
     command = read_flags(
         [*argv, "--input", articles],

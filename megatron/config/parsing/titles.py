@@ -20,6 +20,7 @@ TITLES = {
     "FimConfig": "Fill in the middle",
     "MaskedLMConfig": "Masked language modelling",
     "DeepSpeedConfig": "DeepSpeed",
+    "UrlConfig": "Files at URLs",
     "PluginConfig": "Plugins",
     "PluginModulesConfig": "Plugins of a checkpoint",
     "PreprocessConfig": "Preprocessing",

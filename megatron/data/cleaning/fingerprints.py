@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import ordered_map
+from megatron.common.remote_files import open_input, size_of_input
 from megatron.data.cleaning.records import Line, batches, read_errors_name, read_lines
 from megatron.data.token_files.publish import write_errors_name
 
@@ -197,6 +198,9 @@ def save(
             shutil.copyfileobj(entries, member)
 
 
+_LINE_BYTES = 1 << 16  # of one request to a URL for a line
+
+
 class Texts:
     """The documents behind fingerprints, read from their files on access.
 
@@ -236,7 +240,7 @@ class Texts:
         """Raise DataError if a file has another size than when the fingerprints were taken."""
         for source in self._sources:
             with read_errors_name(source.path):
-                size = os.path.getsize(source.path)
+                size = size_of_input(source.path)
             if size != source.bytes:
                 raise DataError(
                     f"{source.path} has {size} bytes and had {source.bytes} when its fingerprints "
@@ -248,7 +252,7 @@ class Texts:
         source = self._sources[index]
         with read_errors_name(source.path):
             if index not in self._files:
-                file = Path(source.path).open("rb")  # noqa: SIM115 - closed by the stack
+                file = open_input(source.path, _LINE_BYTES)
                 self._files[index] = self._stack.enter_context(file)
             self._files[index].seek(offset)
             raw = self._files[index].readline()

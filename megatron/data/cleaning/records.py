@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from megatron.common.atomic_files import flush, temporary_beside
 from megatron.common.errors import ConfigError, DataError
+from megatron.common.remote_files import open_input, size_of_input
 from megatron.data.readers.documents import problem_of
 from megatron.data.token_files.publish import write_errors_name
 
@@ -124,7 +125,7 @@ def read_lines(paths: Iterable[str], *, log_interval: int = LOG_INTERVAL) -> Ite
     try:
         for path in paths:
             offset = 0
-            with read_errors_name(path), Path(path).open("rb") as file:
+            with read_errors_name(path), open_input(path) as file:
                 for number, raw in enumerate(file, start=1):
                     progress.add(len(raw))
                     if not raw.isspace():
@@ -143,7 +144,7 @@ def total_bytes(paths: Iterable[str]) -> int:
     total = 0
     for path in paths:
         with read_errors_name(path):
-            total += os.path.getsize(path)
+            total += size_of_input(path)
     return total
 
 

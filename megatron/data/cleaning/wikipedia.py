@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import ordered_map
+from megatron.common.remote_files import open_input, size_of_input
 from megatron.data.cleaning.records import Progress, read_errors_name, to_bytes
 from megatron.data.cleaning.resumable import resumable_output
 from megatron.data.preprocessing.recipe import write_report
@@ -55,7 +56,7 @@ class Dump:
         date = _DATE.search(name)
         return {
             "dump": name,
-            "bytes": os.path.getsize(self.path),
+            "bytes": size_of_input(self.path),
             "date": "-".join(date.groups()) if date else None,
         }
 
@@ -65,7 +66,7 @@ class Dump:
         Raises:
             DataError: the file is damaged, incomplete, or no dump.
         """
-        root, progress = None, Progress(os.path.getsize(self.path))
+        root, progress = None, Progress(size_of_input(self.path))
         before = 0
         try:
             for event, element, position in self._elements():
@@ -88,7 +89,7 @@ class Dump:
         """Yield events of the XML parser, with the position in the file."""
         parser: XMLPullParser[Any] = XMLPullParser(("start", "end"))
         try:
-            with read_errors_name(self.path), open(self.path, "rb") as file:
+            with read_errors_name(self.path), open_input(self.path) as file:
                 for piece in decompressed(file):
                     parser.feed(piece)
                     for found in parser.read_events():

@@ -14,6 +14,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, Parsed, parse_sections
 from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
+from megatron.config.run.urls import UrlConfig
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.data.preprocessing.assemble import Written
 from megatron.data.preprocessing.block_encoder import KEYS
@@ -29,8 +30,10 @@ from megatron.data.token_files.publish import (
     prefix_problems,
     replacement_notices,
     replacement_problems,
+    report_of,
     stage_of,
 )
+from megatron.data.token_files.remote_pairs import upload_file, upload_pair, with_local_output
 from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
@@ -51,11 +54,33 @@ class PreprocessCommand:
     Args:
         sections: further sections of the tool, by name.
         notices: printed before the work begins.
+        output_url: --output-prefix, if it is a URL; the prefix in `spec` is a local one.
     """
 
     spec: PreprocessSpec
     sections: dict[str, Any]
     notices: tuple[str, ...]
+    output_url: str = ""
+
+    def final(self, path: str) -> str:
+        """Return the URL at which an output is in the end; its path if --output-prefix is one."""
+        return (self.output_url or self.spec.output_prefix) + path.removeprefix(
+            self.spec.output_prefix
+        )
+
+    def deliver(self, results: Sequence[Written]) -> None:
+        """Upload the files, if --output-prefix is a URL, and print what was written.
+
+        Raises:
+            DataError: the connection fails at every attempt.
+        """
+        if not self.output_url or not results:
+            print_written(results)
+            return
+        for written in results:
+            upload_pair(written.prefix, self.final(written.prefix))
+        upload_file(report_of(self.spec.output_prefix), report_of(self.output_url))
+        print_written([replace(each, prefix=self.final(each.prefix)) for each in results])
 
 
 def read_flags(
@@ -88,7 +113,7 @@ def parse_flags(
     load_plugins(modules_in(argv))
     known = {
         **{"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig},
-        **{"plugins": PluginModulesConfig, **(extra or {})},
+        **{"plugins": PluginModulesConfig, "urls": UrlConfig, **(extra or {})},
     }
     return parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
 
@@ -100,7 +125,7 @@ def to_command(parsed: Parsed) -> PreprocessCommand:
         ConfigError: listing all problems.
         DataError: the tokenizer's files are damaged.
     """
-    config = _with_prefix(parsed.sections)
+    config, output_url = with_local_output(_with_prefix(parsed.sections), parsed.sections["urls"])
     plugins: PluginModulesConfig = parsed.sections["plugins"]
     tokenizer_args = tokenizer_arguments(parsed.sections["tokenizer"])
     problems = [
@@ -118,7 +143,7 @@ def to_command(parsed: Parsed) -> PreprocessCommand:
         *_sentence_notices(config, tokenizer_args["tokenizer_type"]),
         *replacement_notices(spec.prefixes),
     ]
-    return PreprocessCommand(spec, parsed.sections, tuple(notices))
+    return PreprocessCommand(spec, parsed.sections, tuple(notices), output_url)
 
 
 def print_written(results: Sequence[Written]) -> None:

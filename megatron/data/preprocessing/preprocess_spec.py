@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import DataError
+from megatron.common.remote_files import state_of_input
 from megatron.data.preprocessing.block_encoder import EmptyDocuments, Encoder, EncodingRules
 from megatron.data.preprocessing.sentences import build_splitter
 from megatron.data.readers.documents import Selection, no_key, read_documents
@@ -213,7 +213,7 @@ def fingerprint(
     """Return everything that the tokens depend on, as JSON."""
     inputs = []
     for source in sources:
-        changed_at = 0 if source.kind == "stream" else os.stat(source.path).st_mtime_ns
+        changed_at = 0 if source.kind == "stream" else state_of_input(source.path)
         inputs.append([source.path, source.kind, source.num_bytes, changed_at])
     return {
         "--input": inputs,

@@ -8,9 +8,10 @@ from typing import Any
 
 from megatron.common.atomic_files import replace_text
 from megatron.data.preprocessing.assemble import Written
-from megatron.data.preprocessing.command import PreprocessCommand, print_written
+from megatron.data.preprocessing.command import PreprocessCommand
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.token_files.publish import report_of
+from megatron.data.token_files.remote_pairs import upload_file
 
 
 def corpus_report_of(output_prefix: str) -> str:
@@ -47,10 +48,12 @@ def tokenize_corpus(command: PreprocessCommand, report: Mapping[str, Any]) -> li
     }
     documents = {"read": sum(documents.values()), **documents}
     tokens = [
-        {"prefix": each.prefix, "documents": each.documents, "tokens": each.tokens}
+        {"prefix": command.final(each.prefix), "documents": each.documents, "tokens": each.tokens}
         for each in written
     ]
     path = corpus_report_of(spec.output_prefix)
     write_report(path, {**report, "documents": documents, "token_files": tokens})
-    print_written(written)
+    command.deliver(written)
+    if command.output_url:
+        upload_file(path, command.final(path))
     return written

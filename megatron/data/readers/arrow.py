@@ -5,9 +5,9 @@ Needs pyarrow, on use only.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from megatron.common.remote_files import is_url, open_input
 from megatron.data.readers.tables import Rows, grouped_rows, require_pyarrow, small_batches
 
 _FILE = b"ARROW1"
@@ -16,6 +16,7 @@ MAGICS = (_FILE, _STREAM)
 """Beginnings of Arrow's file format and of its stream format, which save_to_disk writes."""
 
 _STREAM_END = _STREAM + bytes(4)
+_REMOTE_BYTES = 1 << 21  # of one request to a URL
 
 
 def row_group_starts(path: str) -> list[int]:
@@ -71,6 +72,14 @@ def _rows(
             yield from small_batches(part, most_bytes)
 
 
+def _source(path: str) -> Any:
+    import pyarrow
+
+    if is_url(path):
+        return pyarrow.PythonFile(open_input(path, _REMOTE_BYTES))
+    return pyarrow.memory_map(path)
+
+
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[list[str], Iterator[Any]]]:
     """Yield the names of the columns, and an iterator of the record batches.
@@ -83,12 +92,12 @@ def _opened(path: str) -> Iterator[tuple[list[str], Iterator[Any]]]:
     require_pyarrow("Arrow")
     import pyarrow
 
-    with Path(path).open("rb") as plain:
+    with open_input(path, _REMOTE_BYTES) as plain:
         is_stream = plain.read(len(_STREAM)) == _STREAM
         plain.seek(max(plain.seek(0, 2) - len(_STREAM_END), 0))
         if is_stream and plain.read() != _STREAM_END:
             raise ValueError("its end is missing")
-    with pyarrow.memory_map(path) as file:
+    with _source(path) as file:
         if is_stream:
             reader = pyarrow.ipc.open_stream(file)
             yield reader.schema.names, iter(reader)

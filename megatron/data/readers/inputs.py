@@ -1,4 +1,4 @@
-"""Files of documents as blocks of complete lines or rows: plain, compressed, tables, standard input.
+"""Files of documents as blocks of complete lines or rows: plain, compressed, tables, standard input, URLs.
 
 What a line means is not known here; only where lines end, in memory that does not grow with them.
 """
@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from megatron.common import remote_files
 from megatron.common.errors import DataError
+from megatron.common.remote_files import is_url, open_input, size_of_input, without_secrets
 from megatron.data.readers import arrow, parquet
 from megatron.data.readers.decompress import (
     UnreadableFormatError,
@@ -93,7 +95,7 @@ class Block:
 
 
 def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> list[Source]:
-    """Return the inputs that `patterns` name: files, globs, or `-` for standard input.
+    """Return the inputs that `patterns` name: files, URLs, globs, or `-` for standard input.
 
     Args:
         text: what ends a document, if they are plain text.
@@ -175,6 +177,9 @@ def read_range(path: str, start: int, end: int) -> bytes:
     Raises:
         DataError: the file cannot be read, or has become shorter.
     """
+    if is_url(path):
+        with _read_errors_name(path):
+            return remote_files.read_range(path, start, end - start)
     with _read_errors_name(path), Path(path).open("rb", buffering=0) as file:
         file.seek(start)
         data = file.read(end - start)
@@ -188,7 +193,7 @@ def read_range(path: str, start: int, end: int) -> bytes:
 
 def count_lines(path: str, end: int) -> int:
     """Return the number of lines that end before byte `end` of a plain file."""
-    with _read_errors_name(path), Path(path).open("rb") as file:
+    with _read_errors_name(path), open_input(path) as file:
         lines = 0
         while end > 0 and (piece := file.read(min(end, _PIECE_BYTES))):
             lines += piece.count(b"\n")
@@ -199,7 +204,9 @@ def count_lines(path: str, end: int) -> int:
 def _matches(pattern: str) -> list[str]:
     if pattern == STDIN or os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
-    found = sorted(glob.glob(pattern, recursive=True))
+    with _read_errors_name(pattern):
+        find = remote_files.glob_urls if is_url(pattern) else partial(glob.glob, recursive=True)
+        found = sorted(find(pattern))
     if not found:
         raise DataError(f"no file matches --input {pattern}")
     return found
@@ -209,10 +216,12 @@ def _source(path: str, text: TextSeparator | None) -> Source:
     if path == STDIN:
         return Source(path, "stream", 0, text=text)
     with _read_errors_name(path):
-        status = os.stat(path)
-        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
-            return Source(path, "stream", 0, text=text)
-        with Path(path).open("rb") as file:
+        if not is_url(path):
+            mode = os.stat(path).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+                return Source(path, "stream", 0, text=text)
+        num_bytes = size_of_input(path)
+        with open_input(path, _ARRAY_BYTES) as file:
             begin = file.read(_ARRAY_BYTES)
         kind = _table_kind(begin) or compression_of(begin)
     if kind in _TABLES and text:
@@ -220,8 +229,8 @@ def _source(path: str, text: TextSeparator | None) -> Source:
     if kind is None and (is_array(begin) if text is None else text != "line"):
         kind = "whole"
     if kind is not None:
-        return Source(path, kind, status.st_size, text=text)
-    return Source(path, "plain", status.st_size, 0, status.st_size, text)
+        return Source(path, kind, num_bytes, text=text)
+    return Source(path, "plain", num_bytes, 0, num_bytes, text)
 
 
 def _table_kind(begin: bytes) -> str | None:
@@ -235,7 +244,7 @@ def _plain_part(source: Source, low: int, high: int) -> Iterator[Source]:
     low, high = max(low, 0), min(high, source.num_bytes)
     if low >= high:
         return
-    with _read_errors_name(source.path), Path(source.path).open("rb") as file:
+    with _read_errors_name(source.path), open_input(source.path, _PIECE_BYTES) as file:
         start = _line_end(file, low - 1, source.num_bytes) if low else 0
         end = _line_end(file, high - 1, source.num_bytes)
     if start < end:
@@ -266,7 +275,7 @@ def _line_end(file: BinaryIO, position: int, end: int) -> int:
 def _plain_blocks(index: int, source: Source, limits: Limits) -> Iterator[Block]:
     start = source.start
     end = source.num_bytes if source.end is None else source.end
-    with Path(source.path).open("rb") as file:
+    with open_input(source.path, _PIECE_BYTES) as file:
         while start < end:
             target = min(start + limits.block_bytes, end)
             stop = _line_end(file, target - 1, end)
@@ -288,7 +297,7 @@ def _plain_blocks(index: int, source: Source, limits: Limits) -> Iterator[Block]
 def _stream_blocks(index: int, source: Source, limits: Limits) -> Iterator[Block]:
     start = source.start
     if source.kind == "plain":
-        with Path(source.path).open("rb") as file:
+        with open_input(source.path) as file:
             file.seek(start)
             stop = source.num_bytes if source.end is None else source.end
             yield from _blocks_of(_pieces(file, stop - start), index, source, limits)
@@ -316,7 +325,7 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     with _read_errors_name(source.path):
-        file = Path(source.path).open("rb")  # noqa: SIM115  (closed below)
+        file = open_input(source.path)
     with file:
         yield file
 
@@ -368,6 +377,7 @@ def _table_blocks(
 
 @contextmanager
 def _read_errors_name(path: str) -> Iterator[None]:
+    path = without_secrets(path)
     try:
         yield
     except UnreadableFormatError as error:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from megatron.common.remote_files import is_url, open_input
 from megatron.data.readers.tables import Rows, grouped_rows, require_pyarrow, small_batches
 
 MAGIC = b"PAR1"
 _READ_BYTES = 1 << 18
+_REMOTE_BYTES = 1 << 21  # of one request to a URL
 _READS_A_PIECE = 4  # so that a piece has about the bytes that it may have
 
 
@@ -127,5 +129,7 @@ def _opened(path: str, **options: Any) -> Any:
     import pyarrow.parquet
 
     # Otherwise all of a row group's columns would be read at once.
-    in_pieces = {"buffer_size": _READ_BYTES, "pre_buffer": False}
-    return pyarrow.parquet.ParquetFile(path, **in_pieces, **options)
+    source = open_input(path, _REMOTE_BYTES) if is_url(path) else path
+    buffer_bytes = _REMOTE_BYTES if is_url(path) else _READ_BYTES
+    in_pieces = {"buffer_size": buffer_bytes, "pre_buffer": False}
+    return pyarrow.parquet.ParquetFile(source, **in_pieces, **options)

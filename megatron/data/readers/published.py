@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from megatron.common.errors import ConfigError
+from megatron.common.remote_files import is_url, size_of_input
 from megatron.data.readers.inputs import STDIN, columns_of_tables, find_sources, read_blocks
 from megatron.data.readers.line_blocks import Limits
 
@@ -65,7 +66,7 @@ def find_published(
         paths = _hub_files(folder, config_name, split)
         about |= {"config": config_name, "split": split, "licence": _licence_of_card(folder)}
         about["revision"] = _revision(folder)
-    about |= {"files": len(paths), "bytes": sum(os.path.getsize(path) for path in paths)}
+    about |= {"files": len(paths), "bytes": sum(map(size_of_input, paths))}
     about["date"] = date or _date_of_newest(paths)
     about["licence"] = licence or about.get("licence")
     return Published(tuple(paths), about)
@@ -172,5 +173,7 @@ def _revision(folder: Path) -> str | None:
 
 
 def _date_of_newest(paths: Sequence[str]) -> str:
+    if any(map(is_url, paths)):
+        raise ConfigError("--date is missing: the date of files at URLs is not known")
     newest = max(os.path.getmtime(path) for path in paths)
     return datetime.fromtimestamp(newest, timezone.utc).date().isoformat()

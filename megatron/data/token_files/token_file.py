@@ -15,12 +15,15 @@ from megatron.data.token_files.block_digests import (
     mend_hint,
 )
 from megatron.data.token_files.disk_file import DiskFile
+from megatron.data.token_files.remote_pairs import FetchedDigests, origin_of
 
 _SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class TokenFile:
     """An array of tokens that stays on disk; slices of it are read, into memory of their own.
+
+    Blocks of a file that stands for one at a URL are downloaded when they are first read.
 
     Args:
         path: a .bin; `path`.xxh3 holds the digests of its blocks, or is not there.
@@ -39,8 +42,11 @@ class TokenFile:
         self._file = DiskFile(path)
         self.num_bytes = self._file.num_bytes
         self._length = self.num_bytes // dtype.itemsize
-        self._digests = None
-        if digests_path(path).exists():
+        self._origin = origin_of(path, self.num_bytes)
+        self._digests: BlockDigests | FetchedDigests | None = None
+        if self._origin:
+            self._digests = self._origin.digests()
+        elif digests_path(path).exists():
             self._digests = BlockDigests(path, self.num_bytes)
         self._is_checked = bytearray(0 if self._digests is None else len(self._digests))
 
@@ -117,16 +123,27 @@ class TokenFile:
                 raise self._damage(block)
 
     def _is_sound(self, block: int) -> bool:
-        """Compare a block with its digest, and remember that it is sound."""
+        """Compare a block with its digest, and remember that it is sound; download a missing one."""
         first = block << _SHIFT
         content = self._file.read(first, min(BLOCK_BYTES, self.num_bytes - first))
-        is_sound = self._digests is not None and self._digests.is_of(block, content)
-        self._is_checked[block] = is_sound
-        return is_sound
+        if self._digests is None:
+            return False
+        sound = [block] if self._digests.is_of(block, content) else []
+        if self._origin and not sound:
+            sound = self._origin.fetch(block, self._digests)
+        for each in sound:
+            self._is_checked[each] = True
+        return bool(self._is_checked[block])
 
     def _damage(self, block: int, more: str = "") -> DataError:
         first = block << _SHIFT
         where = f"bytes {first} to {min(first + BLOCK_BYTES, self.num_bytes)}"
+        if self._origin:
+            url = self._origin.url
+            return DataError(
+                f"{url} is damaged, or {url}.xxh3 is: they differ at {where}{more}; upload both "
+                "again from an intact copy"
+            )
         if self._digests is not None and self._digests.is_damaged():
             return DataError(
                 f"{digests_path(self.path)} is damaged, or {self.path} is as well: they differ at "

@@ -1,0 +1,373 @@
+"""Files at URLs (s3://, gs://, hf://, file://, memory://) through fsspec, with bounded retries.
+
+Credentials come from the usual places of each service (environment variables, files, instance
+roles). Errors are OSErrors, whose messages name the URL without anything secret.
+"""
+
+import errno
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from megatron.common.atomic_files import replacing
+from megatron.common.errors import ConfigError
+
+T = TypeVar("T")
+
+ATTEMPTS = 6
+FIRST_PAUSE_S = 0.25
+MOST_PAUSE_S = 8.0
+"""Attempts of one request, and the pause after the first failure, doubled after each further one."""
+
+PART_BYTES = 8 << 20  # of one request
+_THREADS = 8  # parts of a file on their way at once
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_SECRETS = (
+    (re.compile(r"(\b[a-z][a-z0-9+.-]+://)[^\s/@'\"]*@", re.IGNORECASE), r"\1"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]+://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE), r"\1"),
+    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bhf_[A-Za-z0-9]{16,}\b"), "***"),
+)
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    "hf": "huggingface_hub",
+}
+_NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+    PermissionError: errno.EACCES,
+}
+"""Errors that another attempt would meet again, with their numbers."""
+
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+
+
+class RemoteError(OSError):
+    """A request to a URL that failed at every attempt."""
+
+
+def is_url(path: object) -> bool:
+    """Whether `path` is a URL and not a path of this machine."""
+    return isinstance(path, str) and bool(_URL.match(path))
+
+
+def without_secrets(text: str) -> str:
+    """Remove user information and queries of URLs, and keys of services, from a message."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def url_problems(flag: str, url: str) -> Iterator[str]:
+    """Yield a message if `url`, which logs and checkpoints record, holds credentials."""
+    if is_url(url) and url != without_secrets(url):
+        yield (
+            f"{flag} {without_secrets(url)}: leave user, password and query out of the URL, which "
+            "logs and checkpoints record; credentials come from environment variables or files of "
+            "the service"
+        )
+
+
+def join(url: str, name: str) -> str:
+    """Return the URL of `name` below `url`."""
+    return f"{url.rstrip('/')}/{name}"
+
+
+def local_path(url: str, cache: Path) -> Path:
+    """Return the path below `cache` that stands for `url`."""
+    scheme, _, rest = without_secrets(url).partition("://")
+    parts = [part for part in rest.split("/") if part not in ("", ".", "..")]
+    return cache.joinpath(scheme, *parts)
+
+
+def exists(url: str) -> bool:
+    """Whether there is a file or a folder at `url`."""
+    return _request(url, lambda files, path: bool(files.exists(path)))
+
+
+def size_of(url: str) -> int:
+    """Return the bytes of the file at `url`.
+
+    Raises:
+        RemoteError: the server does not report them.
+    """
+    size = _info(url).get("size")
+    if size is None:
+        raise RemoteError(errno.EINVAL, "the server does not report its size", without_secrets(url))
+    return int(size)
+
+
+def identity_of(url: str) -> str:
+    """Return a digest that changes when another file takes the place of the one at `url`."""
+    return _request(url, lambda files, path: f"{files.ukey(path)}")
+
+
+def find_files(url: str) -> dict[str, int]:
+    """Return the names of all files below the folder `url`, relative to it, and their bytes.
+
+    {} where there is no such folder.
+    """
+
+    def find(files: Any, path: str) -> dict[str, int]:
+        root = path.rstrip("/") + "/"
+        try:
+            found = files.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {
+            name[len(root) :]: int(entry["size"] or 0)
+            for name, entry in found.items()
+            if name.startswith(root) and name != root
+        }
+
+    return _request(url, find)
+
+
+def child_folders(url: str) -> list[str]:
+    """Return the names of the folders in the folder `url`; [] where there is no such folder."""
+
+    def children(files: Any, path: str) -> list[str]:
+        try:
+            entries = files.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        names = [each["name"] for each in entries if each["type"] == "directory"]
+        return [name.rstrip("/").rpartition("/")[2] for name in names]
+
+    return _request(url, children)
+
+
+def glob_urls(pattern: str) -> list[str]:
+    """Return the URLs of the files that match `pattern`, sorted."""
+
+    def find(files: Any, path: str) -> list[str]:
+        found = files.glob(path, detail=True)
+        return sorted(name for name, entry in found.items() if entry["type"] == "file")
+
+    scheme = pattern.partition("://")[0]
+    return [_with_scheme(scheme, name) for name in _request(pattern, find)]
+
+
+def read_range(url: str, start: int, count: int) -> bytes:
+    """Return `count` bytes of the file at `url` from byte `start` on.
+
+    Raises:
+        OSError: it is missing or shorter, or the connection fails at every attempt.
+    """
+
+    def read(files: Any, path: str) -> bytes:
+        content: bytes = files.cat_file(path, start=start, end=start + count)
+        if len(content) != count:
+            raise ConnectionError(f"{len(content)} bytes came of the {count} from byte {start} on")
+        return content
+
+    return _request(url, read) if count else b""
+
+
+def read_bytes(url: str) -> bytes:
+    """Return the content of a small file."""
+    return _request(url, lambda files, path: bytes(files.cat_file(path)))
+
+
+def open_input(path: str, buffer_bytes: int = PART_BYTES) -> BinaryIO:
+    """Open a file for reading, on this machine or at a URL, where a cut connection is resumed.
+
+    Args:
+        buffer_bytes: of one request to a URL.
+    """
+    if not is_url(path):
+        return Path(path).open("rb")
+    raw = _RangeReader(path, size_of(path))
+    return io.BufferedReader(raw, max(min(buffer_bytes, raw.num_bytes), 1))
+
+
+def size_of_input(path: str) -> int:
+    """Return the bytes of a file on this machine or at a URL."""
+    return size_of(path) if is_url(path) else os.path.getsize(path)
+
+
+def state_of_input(path: str) -> int | str:
+    """Return what changes when the file is written again: the time of that, or its identity at a URL."""
+    return identity_of(path) if is_url(path) else os.stat(path).st_mtime_ns
+
+
+def download(url: str, file: Path) -> None:
+    """Copy the file at `url` to `file`, which appears complete or not at all."""
+    size = size_of(url)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+
+            def copy(start: int) -> None:
+                content = read_range(url, start, min(PART_BYTES, size - start))
+                while content:
+                    written = os.pwrite(descriptor, content, start)
+                    content, start = content[written:], start + written
+
+            in_threads(copy, range(0, size, PART_BYTES))
+        finally:
+            os.close(descriptor)
+
+
+def upload(file: Path, url: str) -> None:
+    """Copy `file` to `url`; object stores show it complete or not at all.
+
+    Raises:
+        OSError: `file` cannot be read, or the connection fails at every attempt.
+    """
+    size = file.stat().st_size
+
+    def put(files: Any, path: str) -> None:
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        files.put_file(str(file), path)
+        if (found := files.info(path)["size"]) != size:
+            raise ConnectionError(f"{found} bytes arrived of {size}")
+
+    _request(url, put)
+
+
+def write_text(url: str, text: str) -> None:
+    """Write a small file."""
+
+    def put(files: Any, path: str) -> None:
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        files.pipe_file(path, text.encode())
+
+    _request(url, put)
+
+
+def rename(old: str, new: str) -> None:
+    """Rename a small file; object stores copy it, then remove the older."""
+    write_text(new, read_bytes(old).decode())
+    remove(old)
+
+
+def remove(url: str) -> None:
+    """Remove the file at `url`, if there is one."""
+
+    def delete(files: Any, path: str) -> None:
+        if files.exists(path):
+            files.rm_file(path)
+
+    _request(url, delete)
+
+
+def in_threads(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Call `work` for each of `items` in a few threads; raise the first error."""
+    if len(items) < 2:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(_THREADS) as threads:
+        done = [threads.submit(work, item) for item in items]
+        try:
+            for each in done:
+                each.result()
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+class _RangeReader(io.RawIOBase):
+    """Unbuffered stream of the file at `url`."""
+
+    def __init__(self, url: str, num_bytes: int):
+        self._url, self.num_bytes, self._position = url, num_bytes, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.num_bytes}[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readinto(self, target: Any) -> int:
+        """Fill `target`; return the number of bytes, 0 at the end."""
+        count = min(len(target), max(self.num_bytes - self._position, 0), PART_BYTES)
+        target[:count] = read_range(self._url, self._position, count)
+        self._position += count
+        return count
+
+
+def _with_scheme(scheme: str, name: str) -> str:
+    """Return the URL of a name of fsspec's."""
+    bare = _URL.sub("", name)
+    return f"{scheme}://{bare if scheme in ('file', 'local') else bare.lstrip('/')}"
+
+
+def _info(url: str) -> dict[str, Any]:
+    return _request(url, lambda files, path: dict(files.info(path)))
+
+
+def _request(url: str, work: Callable[[Any, str], T]) -> T:
+    """Call `work` with the file system and the path of `url`; failures are retried.
+
+    Raises:
+        OSError: the file is missing, access is denied, or every attempt has failed.
+        ConfigError: the URL holds a password, or a package for its scheme is missing.
+    """
+    files, path = _file_system(url)
+    shown, pause = without_secrets(url), FIRST_PAUSE_S
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return work(files, path)
+        except tuple(_NUMBERS) as error:
+            kind = next(kind for kind in _NUMBERS if isinstance(error, kind))
+            raise kind(_NUMBERS[kind], os.strerror(_NUMBERS[kind]), shown) from None
+        except Exception as error:
+            # The services' libraries raise errors of their own, which have no common base.
+            words = without_secrets(f"{type(error).__name__}: {error}")
+            if type(error).__name__ in _NO_CREDENTIALS:
+                raise PermissionError(errno.EACCES, words, shown) from None
+            if attempt == ATTEMPTS:
+                raise RemoteError(
+                    errno.ETIMEDOUT, f"{words} (after {ATTEMPTS} attempts)", shown
+                ) from None
+        time.sleep(pause)
+        pause = min(2 * pause, MOST_PAUSE_S)
+    raise AssertionError("unreachable")
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    scheme, _, rest = url.partition("://")
+    if "@" in rest.partition("/")[0]:
+        raise ConfigError(*url_problems("URL", url))
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ConfigError(
+            f"{without_secrets(url)}: URLs need the package fsspec: pip install fsspec"
+        ) from error
+    try:
+        # Listings are never cached: other processes write meanwhile.
+        files, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme.lower(), "")
+        raise ConfigError(
+            f"{without_secrets(url)}: {scheme}:// needs the package {package or scheme}: "
+            f"pip install {package or '…'} ({error})"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{without_secrets(url)}: {error}") from error
+    return files, path

@@ -1,0 +1,248 @@
+"""Token files at URLs (object storage): a local pair whose .bin is downloaded by blocks on demand.
+
+The local .bin is a sparse file of full length. A block of it counts once it equals its digest, so any
+number of processes may fill one cache. Digests come from PREFIX.bin.xxh3 at the URL, or are those of
+what was downloaded, in PREFIX.bin.blocks.
+"""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from xxhash import xxh3_64_intdigest
+
+from megatron.common.atomic_files import replace_text, replacing
+from megatron.common.errors import DataError, WrongDataError, raise_if_any, reason
+from megatron.common.remote_files import (
+    download,
+    exists,
+    identity_of,
+    is_url,
+    local_path,
+    read_range,
+    remove,
+    size_of,
+    upload,
+    url_problems,
+)
+from megatron.config.run.urls import UrlConfig, cache_of
+from megatron.config.tools.preprocess import MergeConfig, PreprocessConfig
+from megatron.data.token_files.block_digests import BLOCK_BYTES, BlockDigests, digests_path
+from megatron.data.token_files.publish import RECORD, write_errors_name
+
+log = logging.getLogger(__name__)
+
+CHUNK_BLOCKS = 64
+"""Blocks of a .bin that one request downloads: 4 MiB."""
+
+_ORIGIN = ".url"  # added to the name of a .bin: where its blocks come from
+_FETCHED = ".blocks"  # added to the name of a .bin without digests: those of downloaded blocks
+_FORMAT = 1
+
+
+def local_pair(prefix: str, cache: Path) -> str:
+    """Return the prefix of local token files for the pair at the URL `prefix`; a path stays itself.
+
+    The .idx, the digests and the tokenizer's record are downloaded, unless `cache` holds those of the
+    same files. One process does it while others on its machine wait.
+
+    Raises:
+        DataError: there is no such pair, or it cannot be read.
+    """
+    if not is_url(prefix):
+        return prefix
+    local = str(local_path(prefix, cache))
+    try:
+        Path(local).parent.mkdir(parents=True, exist_ok=True)
+        with _locked(Path(local + ".lock")):
+            _mirror(prefix, local)
+    except FileNotFoundError as error:
+        raise WrongDataError(
+            f"no token files at {prefix}: {error.filename} is missing; give the URL of a .bin/.idx "
+            "pair without its suffix"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot read the token files at {prefix}: {reason(error)}") from error
+    return local
+
+
+def _mirror(prefix: str, local: str) -> None:
+    """Bring the local pair to the state of the one at `prefix`."""
+    bin_path = Path(local + ".bin")
+    origin_path = Path(f"{bin_path}{_ORIGIN}")
+    names = {end: identity_of(prefix + end) for end in (".bin", ".idx")}
+    origin = {"format": _FORMAT, "url": f"{prefix}.bin", "identities": names}
+    if _read_origin(origin_path) == origin and bin_path.exists():
+        return
+    log.info("%s: reading it through %s", prefix, local)
+    origin_path.unlink(missing_ok=True)
+    num_bytes = size_of(prefix + ".bin")
+    for end in (".idx", ".bin.xxh3", RECORD):
+        if end == ".idx" or exists(prefix + end):
+            download(prefix + end, Path(local + end))
+        else:
+            Path(local + end).unlink(missing_ok=True)
+    _make_sparse(Path(f"{bin_path}{_FETCHED}"), 8 * -(-num_bytes // BLOCK_BYTES))
+    _make_sparse(bin_path, num_bytes)
+    replace_text(origin_path, json.dumps(origin), has_one_writer=True, is_flushed=True)
+
+
+Output = TypeVar("Output", PreprocessConfig, MergeConfig)
+
+
+def with_local_output(config: Output, urls: UrlConfig) -> tuple[Output, str]:
+    """Return `config` with a local --output-prefix, and the URL that it had; "" for a path.
+
+    Raises:
+        ConfigError: the URL holds credentials.
+        DataError: the cache cannot be written to.
+    """
+    url = config.output_prefix or ""
+    if not is_url(url):
+        return config, ""
+    raise_if_any(url_problems("--output-prefix", url))
+    local = local_path(url, cache_of(urls))
+    with write_errors_name(local.parent):
+        local.parent.mkdir(parents=True, exist_ok=True)
+    return replace(config, output_prefix=str(local)), url
+
+
+def upload_file(local: str, url: str) -> None:
+    """Move a local file to `url`.
+
+    Raises:
+        DataError: the connection fails at every attempt; the local file stays.
+    """
+    try:
+        upload(Path(local), url)
+    except OSError as error:
+        raise DataError(f"cannot upload {local} to {url}: {reason(error)}") from error
+    Path(local).unlink()
+
+
+def upload_pair(local: str, prefix: str) -> None:
+    """Move the local token files `local` to the URL `prefix`, the .idx last: without it there is no pair.
+
+    Raises:
+        DataError: the connection fails at every attempt; what is not uploaded stays.
+    """
+    try:
+        for end in (".idx", ".bin.xxh3", RECORD):
+            remove(prefix + end)
+    except OSError as error:
+        raise DataError(f"cannot replace {prefix}: {reason(error)}; {local} is complete") from error
+    for end in (".bin", ".bin.xxh3", RECORD, ".idx"):
+        if os.path.exists(local + end):
+            upload_file(local + end, prefix + end)
+
+
+def _make_sparse(path: Path, num_bytes: int) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.truncate(num_bytes)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read_origin(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
+
+
+class FetchedDigests:
+    """Digests of the blocks that were downloaded of a .bin which has none at its URL; 0 for others."""
+
+    def __init__(self, bin_path: Path, num_bytes: int):
+        self._path = Path(f"{bin_path}{_FETCHED}")
+        self._file = self._path.open("r+b", buffering=0)
+        self._num_blocks = -(-num_bytes // BLOCK_BYTES)
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    def is_of(self, block: int, content: bytes) -> bool:
+        """Whether `content` is what was downloaded as block number `block`."""
+        written = os.pread(self._file.fileno(), 8, 8 * block)
+        return xxh3_64_intdigest(content).to_bytes(8, "little") == written
+
+    def is_damaged(self) -> bool:
+        """Return False: these digests are written by whoever downloads a block."""
+        return False
+
+    def add(self, block: int, content: bytes) -> None:
+        """Record a downloaded block, after its content is in the .bin."""
+        digest = xxh3_64_intdigest(content).to_bytes(8, "little")
+        os.pwrite(self._file.fileno(), digest, 8 * block)
+
+
+class Origin:
+    """The .bin at a URL, of which a local one has some blocks."""
+
+    def __init__(self, url: str, bin_path: Path, num_bytes: int):
+        self.url = url
+        self._bin_path, self._num_bytes = bin_path, num_bytes
+
+    def digests(self) -> BlockDigests | FetchedDigests:
+        """Open the digests of the blocks.
+
+        Raises:
+            DataError: they are damaged, or those of another file.
+        """
+        if digests_path(self._bin_path).exists():
+            return BlockDigests(self._bin_path, self._num_bytes)
+        return FetchedDigests(self._bin_path, self._num_bytes)
+
+    def fetch(self, block: int, digests: BlockDigests | FetchedDigests) -> list[int]:
+        """Download the chunk with `block` into the local .bin; return its undamaged blocks.
+
+        Raises:
+            DataError: the connection fails at every attempt, or the disk is full.
+        """
+        first = block // CHUNK_BLOCKS * CHUNK_BLOCKS
+        start = first * BLOCK_BYTES
+        count = min(CHUNK_BLOCKS * BLOCK_BYTES, self._num_bytes - start)
+        try:
+            content = read_range(self.url, start, count)
+            self._write(start, content)
+        except OSError as error:
+            raise DataError(
+                f"cannot read bytes {start} to {start + count} of {self.url} through "
+                f"{self._bin_path}: {reason(error)}"
+            ) from error
+        sound = []
+        for offset in range(0, count, BLOCK_BYTES):
+            number, part = first + offset // BLOCK_BYTES, content[offset : offset + BLOCK_BYTES]
+            if isinstance(digests, FetchedDigests):
+                digests.add(number, part)
+            elif not digests.is_of(number, part):
+                continue
+            sound.append(number)
+        return sound
+
+    def _write(self, start: int, content: bytes) -> None:
+        descriptor = os.open(self._bin_path, os.O_WRONLY)
+        try:
+            while content:
+                written = os.pwrite(descriptor, content, start)
+                content, start = content[written:], start + written
+        finally:
+            os.close(descriptor)
+
+
+def origin_of(bin_path: Path, num_bytes: int) -> Origin | None:
+    """Return where the blocks of a local .bin come from; None for a file of this machine."""
+    origin = _read_origin(Path(f"{bin_path}{_ORIGIN}"))
+    return Origin(origin["url"], bin_path, num_bytes) if origin else None

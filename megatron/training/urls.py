@@ -1,0 +1,62 @@
+"""Local paths in place of the URLs (object storage) that a run's flags name."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from megatron.common.errors import raise_if_any
+from megatron.common.remote_files import local_path, url_problems
+from megatron.config.config import Config
+from megatron.config.data.corpora import SUFFIXES, DataConfig
+from megatron.config.data.objective import ObjectiveName, declaration_of
+from megatron.config.data.split_paths import read_split_groups
+from megatron.config.run.urls import cache_of
+from megatron.data.token_files.remote_pairs import local_pair
+
+_URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,]+")
+_FILE = "_weighted_split_paths_path"  # end of the flags that name a file of weighted paths
+
+
+def with_local_data(config: Config, objective: ObjectiveName) -> Config:
+    """Return `config` with local token files for those at URLs.
+
+    Raises:
+        ConfigError: a URL holds credentials, or a package for its scheme is missing.
+        DataError: token files are missing or cannot be read.
+    """
+    data = _with_texts_of_files(config.data)
+    texts = {name: value for name in _names(data) if (value := getattr(data, name))}
+    urls = sorted(
+        {url for value in texts.values() for text in value for url in _URLS.findall(text)}
+    )
+    if not urls:
+        return config
+    raise_if_any(problem for url in urls for problem in url_problems("--data-path", url))
+    cache = cache_of(config.urls)
+    for url in urls:
+        for suffix in SUFFIXES[declaration_of(objective).kind]:
+            local_pair(url + suffix, cache)
+
+    def local(text: str) -> str:
+        return _URLS.sub(lambda found: str(local_path(found.group(), cache)), text)
+
+    changed: dict[str, Any] = {name: [*map(local, value)] for name, value in texts.items()}
+    return replace(config, data=replace(data, **changed))
+
+
+def _names(data: DataConfig) -> Iterator[str]:
+    yield "data_path"
+    yield from (f.name for f in fields(data) if f.name.endswith("_weighted_split_paths"))
+
+
+def _with_texts_of_files(data: DataConfig) -> DataConfig:
+    """Return `data` with the weighted paths of files that hold URLs in place of the files."""
+    changed: dict[str, Any] = {}
+    for field in fields(data):
+        file = getattr(data, field.name) if field.name.endswith(_FILE) else None
+        if file:
+            texts = read_split_groups(file, f"--{field.name.replace('_', '-')}")
+            if any(map(_URLS.search, texts)):
+                changed |= {field.name: None, field.name.removesuffix("_path"): texts}
+    return replace(data, **changed)

@@ -1,0 +1,131 @@
+"""Files at URLs: an S3 server, cut connections, other schemes, and messages without secrets."""
+
+import errno
+import io
+import os
+
+import pytest
+from object_store import BUCKET, SECRET, object_store
+
+from megatron.common import remote_files
+from megatron.common.errors import ConfigError
+from megatron.common.remote_files import (
+    PART_BYTES,
+    RemoteError,
+    child_folders,
+    download,
+    exists,
+    find_files,
+    glob_urls,
+    identity_of,
+    local_path,
+    open_input,
+    read_bytes,
+    read_range,
+    remove,
+    rename,
+    upload,
+    url_problems,
+    without_secrets,
+    write_text,
+)
+
+
+@pytest.fixture(scope="module")
+def store():
+    with object_store() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.fixture(params=["s3", "memory", "file"])
+def root(request, store, tmp_path):
+    """Return a folder at a URL of each scheme."""
+    return {
+        "s3": f"{BUCKET}/{tmp_path.name}",
+        "memory": f"memory://{tmp_path.name}",
+        "file": f"file://{tmp_path}/remote",
+    }[request.param]
+
+
+def test_files_are_listed_read_renamed_and_removed(root):
+    write_text(f"{root}/a/one.txt", "first")
+    write_text(f"{root}/a/b/two.txt", "second")
+    assert find_files(root) == {"a/one.txt": 5, "a/b/two.txt": 6}
+    assert child_folders(root) == ["a"]
+    assert glob_urls(f"{root}/a/*.txt") == [f"{root}/a/one.txt"]
+    assert read_range(f"{root}/a/one.txt", 1, 3) == b"irs"
+    before = identity_of(f"{root}/a/one.txt")
+    write_text(f"{root}/a/one.txt", "other words")
+    assert identity_of(f"{root}/a/one.txt") != before
+    rename(f"{root}/a/one.txt", f"{root}/a/new.txt")
+    assert not exists(f"{root}/a/one.txt")
+    assert read_bytes(f"{root}/a/new.txt") == b"other words"
+    remove(f"{root}/a/new.txt")
+    remove(f"{root}/a/new.txt")
+    assert [*find_files(root)] == ["a/b/two.txt"]
+    assert find_files(f"{root}/nothing") == {}
+    assert child_folders(f"{root}/nothing") == []
+
+
+def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tmp_path):
+    content = os.urandom(2 * PART_BYTES + 12345)
+    (tmp_path / "here").write_bytes(content)
+    url = f"{BUCKET}/large"
+    upload(tmp_path / "here", url)
+    store.proxy.cut_next(4, after=1 << 20)
+    download(url, tmp_path / "folder" / "there")
+    assert (tmp_path / "folder" / "there").read_bytes() == content
+    assert store.proxy.cut == 4
+    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["there"]
+    store.proxy.cut_next(2, after=1 << 20)
+    with open_input(url) as file:
+        assert file.read(100) == content[:100]
+        file.seek(-50, io.SEEK_END)
+        assert file.read() == content[-50:]
+        file.seek(PART_BYTES - 10)
+        assert file.read(20) == content[PART_BYTES - 10 : PART_BYTES + 10]
+    assert store.proxy.cut == 2
+
+
+def test_attempts_are_bounded_and_the_message_has_no_secrets(store, monkeypatch, tmp_path):
+    monkeypatch.setattr(remote_files, "ATTEMPTS", 2)
+    write_text(f"{BUCKET}/text", "words")
+    with pytest.raises(RemoteError) as found:
+        read_range(f"{BUCKET}/text", 0, 500)
+    message = str(found.value)
+    assert found.value.errno == errno.ETIMEDOUT
+    assert "after 2 attempts" in message
+    assert f"{BUCKET}/text" in message
+    assert SECRET not in message
+
+
+def test_errors_that_do_not_pass_are_raised_at_once(store, monkeypatch):
+    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 1000.0)
+    with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{BUCKET}/missing'"):
+        read_bytes(f"{BUCKET}/missing")
+    with pytest.raises(ConfigError, match="Protocol not known"):
+        read_bytes("nonsense://bucket/key")
+    with pytest.raises(ConfigError, match="leave user, password and query out of the URL"):
+        read_bytes("s3://user:word@bucket/key")
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(ConfigError, match="pip install gcsfs"):
+        read_bytes("gs://bucket/key")
+
+
+def test_secrets_are_removed_from_messages(tmp_path):
+    text = "cannot read https://me:pass@host/a?X-Amz-Signature=1f2e3d of AKIAIOSFODNN7EXAMPLE"
+    assert without_secrets(text) == "cannot read https://host/a of ***"
+    assert [*url_problems("--save", "s3://bucket/run")] == []
+    (problem,) = url_problems("--save", "s3://key:word@bucket/run?token=abc")
+    assert "word" not in problem.split("leave")[0]
+    assert "abc" not in problem
+
+
+def test_local_paths_of_urls_stay_in_the_cache(tmp_path):
+    assert local_path("s3://bucket/a/b", tmp_path) == tmp_path / "s3" / "bucket" / "a" / "b"
+    assert local_path("s3://bucket/../../b", tmp_path) == tmp_path / "s3" / "bucket" / "b"
