@@ -150,8 +150,6 @@ def _require_architecture(conversion: Conversion, found: Architecture) -> None:
     Raises:
         ConfigError: names both.
     """
-    if found == "retro":
-        raise ConfigError(f"{conversion.source} holds a RETRO, which is not converted")
     if conversion.architecture not in (None, found):
         raise ConfigError(
             f"--model-type {conversion.architecture.upper()}, but {conversion.source} holds a "

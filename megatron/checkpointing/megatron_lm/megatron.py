@@ -19,6 +19,8 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
+from megatron.checkpointing.megatron_lm.retro import CROSS_ATTENTION, retro_flags
+from megatron.checkpointing.megatron_lm.retro import RENAMED as RETRO_RENAMED
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
@@ -94,7 +96,7 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
         heads: attention heads, for files without arguments.
 
     Raises:
-        CheckpointError: it is not one of a GPT, a BERT or a T5.
+        CheckpointError: it is not one of a GPT, a BERT, a T5 or a Retro.
     """
     folder = checkpoint_in(path)
     stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
@@ -110,7 +112,7 @@ def found_in(
         heads: attention heads, for files without arguments.
 
     Raises:
-        CheckpointError: it is not one of a GPT, a BERT or a T5.
+        CheckpointError: it is not one of a GPT, a BERT, a T5 or a Retro.
     """
     first = stages[0][0]
     arguments = first.get("args")
@@ -222,6 +224,8 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
 def _architecture(stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]]) -> Architecture:
     """Return the architecture that parameters of these names belong to."""
     names = {name for ranks in stages for part in ranks[0] for name in part}
+    if any(CROSS_ATTENTION in name for name in names):
+        return "retro"
     if any(".inter_attention." in name or ".cross_attention." in name for name in names):
         return "t5"
     of_bert = ("lm_head.dense.", "classification_head.")
@@ -230,9 +234,10 @@ def _architecture(stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]]) ->
 
 def _renamed(part: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
     """Return the parameters by the names of version 3; the only stack's have no prefix."""
+    first = {"t5": (_TWO_STACKS,), "retro": RETRO_RENAMED}.get(architecture, (_ONE_STACK,))
     found = {}
     for name, tensor in part.items():
-        for pattern, other in (_TWO_STACKS if architecture == "t5" else _ONE_STACK, *_RENAMED):
+        for pattern, other in (*first, *_RENAMED):
             name = re.sub(pattern, other, name)
         found[name] = tensor
     return found
@@ -311,7 +316,9 @@ def _flags_of_shapes(
 def _flags_of_architecture(
     names: ParameterNames, modules: Mapping[str, Sequence[Tensor]], arguments: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the flags of BERT's heads, or of T5's decoder."""
+    """Yield the flags of BERT's heads, of T5's decoder, or of Retro's encoder and its form."""
+    if names.architecture == "retro":
+        yield from retro_flags(modules, arguments)
     if names.architecture == "bert":
         if not any(name.startswith(("binary_head.", "classification_head.")) for name in modules):
             yield "--bert-no-binary-head"

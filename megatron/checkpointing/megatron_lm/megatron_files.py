@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import STAGING, Manifest
+from megatron.checkpointing.megatron_lm.retro import core_name, retro_arguments, retro_problems
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
@@ -165,7 +166,7 @@ def _problems(
     if model.get("num_experts"):
         yield "Megatron-LM's files cannot express layers with experts"
     if model.get("retro_layers"):
-        yield "a Retro is not converted to Megatron-LM's files"
+        yield from retro_problems(model, pipeline=pipeline, flag=flags[1])
     if model.get("parallel_residual"):
         yield "Megatron-LM does not have --parallel-residual"
     for flag, field, theirs in _ONLY_HERE:
@@ -202,6 +203,9 @@ def _keys(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the key paths of a parameter in a stage's state dict: none, one or two."""
     module = ParameterNames.of(model).module(name)
+    if model.get("retro_layers"):
+        yield (core_name(module),)
+        return
     part = module.partition(".")[0]
     if part not in _PATHS:
         raise CheckpointError(f"Megatron-LM's files cannot express the parameter {name}")
@@ -322,13 +326,15 @@ def _arguments(
 
 
 def _architecture_arguments(model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
-    """Return the arguments of BERT's heads, or of T5's decoder."""
+    """Return the arguments of BERT's heads, of T5's decoder, or of Retro's encoder."""
     match model.get("architecture", "gpt"):
         case "bert":
             return {
                 "bert_binary_head": model["binary_head"],
                 "openai_gelu": model["head_activation"] == "gelu_tanh",
             }
+        case "retro":
+            return retro_arguments(model)
         case "t5":
             return {
                 "encoder_num_layers": model["num_layers"],

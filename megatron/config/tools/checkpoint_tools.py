@@ -6,7 +6,12 @@ from typing import Annotated, Literal
 from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.flags import Spelling
 
-ARCHITECTURES: dict[str, Architecture] = {"GPT": "gpt", "BERT": "bert", "T5": "t5"}
+ARCHITECTURES: dict[str, Architecture] = {
+    "GPT": "gpt",
+    "BERT": "bert",
+    "T5": "t5",
+    "RETRO": "retro",
+}
 """By --model-type."""
 
 
@@ -106,7 +111,7 @@ class LayoutConfig:
 class ConversionConfig:
     """A checkpoint of one system to be written as one of another."""
 
-    model_type: Literal["GPT", "BERT", "T5"]
+    model_type: Literal["GPT", "BERT", "T5", "RETRO"]
     """Architecture of the network; another one in the files is an error."""
 
     load_dir: str

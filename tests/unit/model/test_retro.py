@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from plain_retro import PlainRetro
+from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
 from tiny import tiny_spec
 from torch.testing import assert_close
 
@@ -53,13 +54,6 @@ def model_of(
         kernels=kernels,
     )
     return SequentialModel(steps, recomputation=recomputation)
-
-
-def golden_tensor(tag, *shape):
-    """Return 0.25 sin(0.7 j + a), with a from the bytes of `tag`; 1 + a tenth of it for scales."""
-    j = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
-    values = 0.25 * (0.7 * j + sum(tag.encode()) % 97).sin()
-    return 1 + 0.1 * values if tag.endswith("norm.weight") else values
 
 
 def golden_pair(tag, names, width, columns):
@@ -118,18 +112,6 @@ def golden_weights(*, retrieves=True, final_norm=True):
     return weights
 
 
-def golden_batch():
-    tokens = (torch.arange(32).view(2, 16) * 7 + 3) % 32
-    return {
-        "tokens": tokens,
-        "positions": torch.arange(16).expand(2, 16),
-        "labels": (tokens * 3 + 1) % 32,
-        "loss_mask": torch.ones(2, 16, dtype=torch.float64),
-        "neighbor_tokens": (torch.arange(128).view(2, 4, 2, 8) * 5 + 1) % 32,
-        "neighbor_lengths": torch.full((2, 4, 2), 8),
-    }
-
-
 def golden_model(spec, group, **how):
     retrieves = how.get("layers", retro_layers) is retro_layers
     model = model_of(spec, group, **how).double()
@@ -153,12 +135,8 @@ GOLDEN = {
     ),
     "Megatron core": (
         CORE,
-        [
-            [10.356852, -11.800895, -15.14813, 5.650606],
-            [11.876653, -10.091051, -15.973717, 3.605566],
-            [11.181852, -11.145421, -15.707001, 4.768226],
-        ],
-        18.78028152,
+        CORE_LOGITS,
+        CORE_LOSS,
     ),
     "normed residual": (
         replace(SPEC, retro_normed_residual=True),

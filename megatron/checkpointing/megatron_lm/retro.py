@@ -1,0 +1,108 @@
+"""Retro in the files of Megatron core: parameter names, flags, and what core cannot express."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+CROSS_ATTENTION = ".cross_attention.attn."
+"""Part of the names of chunked cross-attention, which no other network of Megatron-LM has."""
+
+_FIRST_NORM = (
+    ".encoder.layers.0.post_attention_layernorm.",
+    ".encoder.layers.0.pre_mlp_layernorm.norm.",
+)
+_RETRIEVAL = (
+    (".encoder.layers.", ".cross_attention.encoder.layers."),
+    (".inter_attention.query.", ".cross_attention.attn.linear_q."),
+    (".inter_attention.key_value.", ".cross_attention.attn.linear_kv."),
+    (".inter_attention.dense.", ".cross_attention.attn.linear_proj."),
+    (".pre_inter_attention_layernorm.", ".pre_cross_attn_layernorm."),
+)
+_GPT = (
+    (".post_attention_layernorm.", ".pre_mlp_layernorm."),
+    (".self_attention.query_key_value.", ".self_attention.linear_qkv."),
+    (".self_attention.dense.", ".self_attention.linear_proj."),
+    (".mlp.dense_h_to_4h.", ".mlp.linear_fc1."),
+    (".mlp.dense_4h_to_h.", ".mlp.linear_fc2."),
+)
+"""Parts of module names here and in Megatron core."""
+
+RENAMED = (
+    (r"^decoder\.", ""),
+    (r"\.pre_mlp_layernorm\.norm\.", ".post_attention_layernorm."),
+    *((re.escape(core), own) for own, core in _RETRIEVAL),
+)
+"""From parameter names of Megatron core to ours, in front of the names that a GPT has too."""
+
+_ARGUMENTS = {
+    "retro_num_neighbors": ("retro_num_neighbors",),
+    "retro_num_retrieved_chunks": ("retro_num_retrieved_chunks",),
+    "retro_chunk_length": ("retro_chunk_length", "retro_gpt_chunk_length"),
+    "retro_encoder_hidden_dropout": ("retro_encoder_hidden_dropout",),
+    "retro_encoder_attention_dropout": ("retro_encoder_attention_dropout",),
+}
+"""Names of Megatron-LM's arguments by fields of ours."""
+
+
+def core_name(module: str) -> str:
+    """Return the name of a parameter in Megatron core, in its layers without Transformer Engine.
+
+    Args:
+        module: its name in `ParameterNames`.
+    """
+    for own, core in (_FIRST_NORM, *_RETRIEVAL, *_GPT):
+        module = module.replace(own, core)
+    return re.sub(r"^(layers|final_layernorm)\.", r"decoder.\1.", module)
+
+
+def retro_flags(modules: Collection[str], arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags of the network of Megatron core.
+
+    Args:
+        modules: names of its parameters, as `ParameterNames` has them.
+        arguments: those in the file; may be empty.
+    """
+    yield from ("--retro-add-retriever", "--retro-normed-residual")
+    if not any(name.startswith("final_layernorm.") for name in modules):
+        yield "--retro-no-final-norm"
+    layers = {
+        match[1] for name in modules if (match := re.search(r"\.encoder\.layers\.(\d+)\.", name))
+    }
+    yield f"--retro-encoder-layers={len(layers)}"
+    for field, names in _ARGUMENTS.items():
+        value = next((arguments[name] for name in names if arguments.get(name) is not None), None)
+        if value is not None:
+            yield f"--{field.replace('_', '-')}={value}"
+
+
+def retro_arguments(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Megatron-LM's arguments of a network, as in a manifest's plan."""
+    chunk = model["retro_chunk_length"]
+    return {
+        "retro_add_retriever": True,
+        "retro_encoder_layers": model["retro_encoder_layers"],
+        "retro_num_retrieved_chunks": model["retro_retrieved_length"] // chunk,
+        **{
+            theirs: model[field]
+            for field, names in _ARGUMENTS.items()
+            if field in model
+            for theirs in names
+        },
+    }
+
+
+def retro_problems(model: Mapping[str, Any], *, pipeline: int, flag: str) -> Iterator[str]:
+    """Yield why Megatron core cannot load or express a Retro.
+
+    Args:
+        flag: name of the flag for `pipeline`.
+    """
+    if pipeline > 1:
+        yield f"{flag} {pipeline}: Megatron core runs Retro without pipeline stages; write 1"
+    for needed, is_met in (
+        ("--retro-normed-residual", model["retro_normed_residual"]),
+        ("--retro-no-final-norm", not model["final_norm"]),
+        ("--retro-attention-gate 1", model["retro_attention_gate"] == 1),
+    ):
+        if not is_met:
+            yield f"Megatron core computes Retro as with {needed}, and this one was trained without it"
