@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from megatron.common import logging as log
-from megatron.common.errors import raise_if_any
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.config import SECTIONS
 from megatron.config.data.downstream import is_finetuned
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.tasks import TaskConfig, name_problems, stride_of, task_problems
+from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
 from megatron.inference.loading.model_source import ModelSource, read_model_source
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_rank, run_tool_or_rank
 from megatron.training.text_tasks import objective_in, with_pretrained_network
+
+_HELP = {"-h", "--help", "--help-legacy", "--version"}
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
@@ -32,7 +36,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
 
 def main(argv: Sequence[str]) -> int:
     """Finetune or evaluate on the task of the command line `argv`; return the exit code."""
-    if is_finetuned(value_in(argv, "--task")):
+    if is_finetuned(task_in(argv)):
         return finetune(argv)
     evaluate(argv)
     return 0
@@ -40,12 +44,20 @@ def main(argv: Sequence[str]) -> int:
 
 def finetune(argv: Sequence[str]) -> int:
     """Finetune a network on a task, or evaluate it with 0 epochs; return the exit code."""
-    words = with_kept_batch(argv)
+    words = with_file_flags(with_kept_batch(argv), SECTIONS)
     if value_in(words, "--epochs") == "0" and value_in(words, "--lr") is None:
         words += ["--lr", "0"]  # which training needs
     words = with_pretrained_network(words, is_first=read_launch(None).rank == 0)
     objective = objective_in(words, str(value_in(words, "--task")))
     return train_from(words, objective, description=__doc__)
+
+
+def task_in(argv: Sequence[str]) -> str | None:
+    """Return the --task of a command line and its --config; None without one."""
+    try:
+        return value_in(with_file_flags(argv, SECTIONS), "--task")
+    except ConfigError:
+        return value_in(argv, "--task")  # the file is reported when all flags are read
 
 
 def with_kept_batch(argv: Sequence[str]) -> list[str]:
@@ -59,7 +71,13 @@ def with_kept_batch(argv: Sequence[str]) -> list[str]:
 def evaluate(argv: Sequence[str]) -> None:
     """Evaluate a GPT on a text."""
     log.configure(read_launch(None).rank)
-    raise_if_any(name_problems(value_in(argv, "--task")))
+    task = task_in(argv)
+    raise_if_any(name_problems(task))
+    if task is None and value_in(argv, "--load") is None and not _HELP & {*argv}:
+        raise ConfigError(
+            "--task is missing: write what a network is finetuned on, such as MNLI, or evaluated on, "
+            "such as WIKITEXT103"
+        )
     source = read_model_source(argv, {"task": TaskConfig}, description=__doc__)
     options: TaskConfig = source.own["task"]
     raise_if_any(task_problems(source.config, options))
@@ -73,7 +91,6 @@ def evaluate(argv: Sequence[str]) -> None:
     if not loaded.is_first:
         evaluator.follow()
         return
-    task = source.config.downstream.task
     measure = measure_passages if task == "LAMBADA" else measure_text
     result = measure(source, options, loaded.tokenizer, evaluator)
     evaluator.close()
@@ -141,6 +158,6 @@ def reported(
 
 
 if __name__ == "__main__":
-    if is_finetuned(value_in(sys.argv[1:], "--task")):
+    if is_finetuned(task_in(sys.argv[1:])):
         run_rank(finetune, sys.argv[1:])
     run_tool_or_rank(evaluate)

@@ -8,6 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.flag_names import flag_and_value
 from megatron.config.network.model_spec import ModelSpec
+from megatron.data.downstream.tasks import TASKS
 
 _WIDTH = 40
 """Columns of a value in a table; of a longer value, the columns around the first difference."""
@@ -159,6 +160,8 @@ def require_same(
         *(_differences(then, now, "precision", only=("dtype",)) if with_optimizer else ()),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
+    if with_optimizer and has_other_task(then, now):
+        found.append(Difference("--task", *(plan["downstream"]["task"] for plan in (then, now))))
     refusals = []
     if found:
         refusals.append(
@@ -178,6 +181,8 @@ def require_same(
                 "\n  (the decay ends with the run where no --lr-decay-… flag is given; its iterations "
                 "times --global-batch-size are its samples)"
             )
+            if now.get("downstream", {}).get("task"):
+                text += "\n  (--epochs is the length of the run)"
         refusals.append(text)
     if with_samples:
         refusals += _sample_order_problems(then, now, folder)
@@ -236,7 +241,26 @@ def replaces_head(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     if not now["model"]["num_outputs"]:
         return False
     fields = ("num_outputs", "head_layers", "first_token_head")
-    return any(now["model"][f] != then["model"].get(f, _DEFAULTS[f]) for f in fields)
+    differ = any(now["model"][f] != then["model"].get(f, _DEFAULTS[f]) for f in fields)
+    return differ or has_other_task(then, now)
+
+
+def has_other_task(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint has the head of another downstream task than this run.
+
+    Tasks of the user's own labels have the same head as others with these labels.
+    """
+    saved, current = (plan.get("downstream", {}).get("task", "") for plan in (then, now))
+    if not saved or not current or saved == current:
+        return False
+    labels = [_labels(plan, task) for plan, task in ((then, saved), (now, current))]
+    is_own = "text-classification" in (saved, current)
+    return not (is_own and labels[0] == labels[1])
+
+
+def _labels(plan: Mapping[str, Any], task: str) -> list[str]:
+    own = plan["model"].get("labels", ())
+    return [*own] if own or task not in TASKS else [*TASKS[task].classes]
 
 
 def adds_retriever(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import TextIO
 
 from megatron.common.remote_files import without_secrets
@@ -31,6 +32,12 @@ class _ToStdout(logging.StreamHandler):
     def __init__(self, *, goes_on_unread: bool):
         super().__init__(sys.stdout)
         self._goes_on_unread = goes_on_unread
+
+    def emit(self, record: logging.LogRecord) -> None:
+        bars = sys.modules.get("tqdm")
+        # A progress bar on the terminal makes room for the line, and is drawn again below it.
+        with bars.tqdm.external_write_mode(self.stream) if bars else nullcontext():
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], BrokenPipeError):

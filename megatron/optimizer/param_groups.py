@@ -7,19 +7,26 @@ from torch import nn
 
 from megatron.config.optimization.optimizer import OptimizerPlan
 
-_HEAD = "classification_head."
-"""Part of the names of a classification head's weights, which are trained in any case."""
+_HEAD, _POOLER = "classification_head.", "pooler."
+"""Parts of the names of a classification head's weights, which are trained in any case."""
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
     """Freeze parameters that the plan does not train; return the others in groups.
 
-    A network with LoRA adapters trains only these, and the head of a downstream task.
+    A network with LoRA adapters trains only these, and the head of a downstream task with its pooler,
+    which a pretrained network may lack.
     """
+    names = [name for name, _ in model.named_parameters()]
+    # Of BERT's pretraining the pooler is one layer of the network among others.
+    heads = (_HEAD, _POOLER) if any(_HEAD in name for name in names) else ()
+    kinds: Callable[[str], bool] | None = None
     if plan.biases_only:
-        freeze_all_but(model, lambda name: name.endswith("bias") or _HEAD in name)
-    elif any("lora_" in name for name, _ in model.named_parameters()):
-        freeze_all_but(model, lambda name: "lora_" in name or _HEAD in name)
+        kinds = lambda name: name.endswith("bias")  # noqa: E731
+    elif any("lora_" in name for name in names):
+        kinds = lambda name: "lora_" in name  # noqa: E731
+    if kinds:
+        freeze_all_but(model, lambda name: kinds(name) or any(part in name for part in heads))
     return param_groups(model, plan.weight_decay, muon=plan.name == "muon")
 
 

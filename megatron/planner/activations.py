@@ -27,9 +27,14 @@ class Activations:
     device: str
 
     @cached_property
+    def rows(self) -> int:
+        """Sequences of a micro-batch: each of the choices of a question is one."""
+        return self.plan.batch.micro_batch_size * self.plan.model.num_choices
+
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a micro-batch that one rank sees inside attention's and the MLP's matrices."""
-        return self.plan.batch.micro_batch_size * self.plan.model.seq_length // self._sequence
+        return self.rows * self.plan.model.seq_length // self._sequence
 
     @cached_property
     def outside(self) -> int:
@@ -71,7 +76,7 @@ class Activations:
 
     def head(self) -> int:
         """Return the activations of BERT's head in front of the logits: dense layer, GELU and norm."""
-        if self.plan.model.architecture != "bert":
+        if self.plan.model.architecture != "bert" or self.plan.model.num_outputs:
             return 0
         return self.outside * self.plan.model.hidden_size * self._bytes + self._norm()
 
@@ -122,6 +127,9 @@ class Activations:
 
     def _logits_of(self, tokens: int) -> int:
         spec = self.plan.model
+        if spec.num_outputs:
+            is_on_tokens = spec.head_layers or spec.architecture == "gpt"
+            return 4 * spec.num_outputs * (tokens if is_on_tokens else self.rows)
         copies = 2 if spec.logit_softcap else 1
         each = self._bytes if self._overwrites_logits else 4
         return copies * each * tokens * spec.padded_vocab_size // self._tensor
@@ -200,7 +208,7 @@ class Activations:
         layers = [*numbers]
         encodes = any(number <= spec.num_layers for number in layers)
         decodes = any(number > spec.num_layers for number in layers)
-        rows = self.plan.batch.micro_batch_size * self._bytes
+        rows = self.rows * self._bytes
         if spec.architecture == "t5":
             # Of padding, for the encoder and for cross-attention; the decoder's is causal.
             queries = spec.seq_length * encodes + spec.decoder_seq_length * decodes
@@ -217,7 +225,7 @@ class Activations:
         features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
         heads = spec.num_attention_heads // (self._tensor * self._sequence)
         square = spec.seq_length**2
-        scores = self.plan.batch.micro_batch_size * heads * square
+        scores = self.rows * heads * square
         drops = spec.attention_dropout > 0
         if implementation in ("sdpa", "flash"):
             if self.device == "cpu" and drops:

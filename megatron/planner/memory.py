@@ -107,7 +107,8 @@ def weights_of(plan: Plan, stage: Stage) -> Weights:
         held += Weights(norm_width(spec, spec.hidden_size))
     if stage.has_final_norm:
         held += Weights(norm_width(spec, spec.hidden_size))
-    if stage.has_head and not (spec.tied_embeddings and stage.has_embedding):
+    has_table = stage.has_head and not spec.num_outputs
+    if has_table and not (spec.tied_embeddings and stage.has_embedding):
         held += Weights(head_weights(spec, tensor=tensor))
     if stage.has_head:
         held += Weights(sum(output_weights(spec, tensor=tensor).values()))

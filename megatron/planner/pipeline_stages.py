@@ -15,6 +15,7 @@ from megatron.planner.weights import (
     norm_width,
     output_weights,
     relative_weights,
+    task_head,
 )
 
 _LAYER = "ParallelTransformerLayerPipe"
@@ -65,7 +66,7 @@ def stages_of(plan: Plan) -> list[Stage]:
                 layers=range(own[0], own[-1] + 1) if own else range(1, 1),
                 has_embedding=any(name in held for name in _EMBEDDINGS),
                 has_final_norm=plan.model.normalization in held,
-                has_head=_TABLES[plan.model.architecture] in held,
+                has_head=_head(plan.model) in held,
                 has_encoder_norm=_ENCODER_NORM in held,
                 num_relative_tables=held.count("RelativePositionsPipe"),
             )
@@ -83,7 +84,7 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
     decoder, before, behind = [], [], []
     if spec.architecture == "retro":
         embedding[0] = "RetroEmbeddingPipe"
-    if spec.architecture == "bert":
+    if spec.architecture == "bert" and not spec.num_outputs:
         before, behind = ["BertHeadPipe"], ["MaskedLMBiasPipe"]
     if spec.architecture == "t5":
         positions = "RelativePositionsPipe" if spec.relative_buckets else "PositionEmbeddingPipe"
@@ -91,7 +92,7 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
         layers = [_DECODER_LAYER] * spec.num_decoder_layers
         decoder, behind = [_ENCODER_NORM, *embedding, *layers], ["OutputBiasPipe"]
     return [
-        "take_tokens",
+        "take_tokens" if spec.num_choices == 1 else "rows_of_choices",
         *embedding,
         *(
             _RETRO_LAYER if number in spec.retro_layers else _LAYER
@@ -101,10 +102,15 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
         "to_batch_first",
         spec.normalization if spec.final_norm else "no_final_norm",
         *before,
-        _TABLES[spec.architecture],
+        _head(spec),
         *behind,
         *(["to_float32"] if mixed else []),
     ]
+
+
+def _head(spec: ModelSpec) -> str:
+    """Return the layer of the logits."""
+    return task_head(spec) if spec.num_outputs else _TABLES[spec.architecture]
 
 
 def split_bounds(names: Sequence[str], stages: int, split: int) -> list[int]:
@@ -141,7 +147,7 @@ def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
         "PositionEmbeddingPipe": spec.max_position_embeddings * spec.hidden_size,
         "RelativePositionsPipe": relative_weights(spec, tensor=tensor),
         _ENCODER_NORM: norm_width(spec, spec.hidden_size),
-        _TABLES[spec.architecture]: head_weights(spec, tensor=tensor),
+        _head(spec): head_weights(spec, tensor=tensor),
         **output_weights(spec, tensor=tensor),
         spec.normalization: norm_width(spec, spec.hidden_size),
     }

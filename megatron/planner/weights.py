@@ -98,8 +98,17 @@ def relative_weights(spec: ModelSpec, *, tensor: int) -> int:
     return spec.relative_buckets * spec.num_attention_heads // tensor
 
 
+def task_head(spec: ModelSpec) -> str:
+    """Return the name of the layer that is the head of a downstream task."""
+    if spec.architecture == "gpt":
+        return "ScorePipe"
+    return "LayersHeadPipe" if spec.head_layers else "ClassificationHeadPipe"
+
+
 def output_weights(spec: ModelSpec, *, tensor: int) -> dict[str, int]:
     """Return what one of `tensor` ranks holds of the heads beside a token table, by layer."""
+    if spec.num_outputs:
+        return {task_head(spec): spec.num_head_parameters}
     if spec.architecture in ("gpt", "retro"):
         return {}
     bias = spec.padded_vocab_size

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from megatron.checkpointing.manifest import published_tags, tag_of
 from megatron.checkpointing.publish import prune
@@ -25,7 +26,7 @@ from megatron.objectives.classification import Predictions
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
-from megatron.training.loop.journal import Journal
+from megatron.training.loop.journal import Journal, read_journal
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.tensorboard import TensorBoard
@@ -37,6 +38,9 @@ BEST = "best"
 
 LABELS = "label_ids.csv"
 """File in --save with the names of the labels, in the order of their ids."""
+
+TASK, OVERALL = "task", "overall"
+"""Event of the journal with the metrics of a file, and the name of all files together."""
 
 _RECORD = "best.json"
 
@@ -97,9 +101,33 @@ class TaskEvaluation(Hook):
 
         Communication: every rank must call this, in step.
         """
+        if self._ends_epoch(state):
+            self._after_epoch(state)
+
+    def catch_up(self, state: TrainState) -> None:
+        """Evaluate the epoch that was just saved when the run was killed.
+
+        Communication: every rank must call this, in step.
+        """
+        if self._ends_epoch(state) and not from_rank_0(lambda: self._is_evaluated(state.iteration)):
+            log.info("the epoch that ends with iteration %d is evaluated first", state.iteration)
+            self._after_epoch(state)
+
+    def _ends_epoch(self, state: TrainState) -> bool:
         is_last = state.iteration == self._plan.training.train_iters
-        if state.iteration % self.steps and not is_last:
-            return
+        return is_last or state.iteration % self.steps == 0
+
+    def _is_evaluated(self, iteration: int) -> bool:
+        """Whether the journal has the metrics of all files together after an iteration."""
+        records = read_journal(Path(self._plan.checkpoint.save), warns=False)
+        return any(
+            record["event"] == TASK and record["set"] == OVERALL
+            for record in records
+            if record["iteration"] == iteration
+        )
+
+    def _after_epoch(self, state: TrainState) -> None:
+        is_last = state.iteration == self._plan.training.train_iters
         epoch = (state.iteration - 1) // self.steps
         predicted = self._evaluate(epoch, state)
         labelled = [each for each in predicted if each.data.has_labels]
@@ -140,7 +168,7 @@ class TaskEvaluation(Hook):
                 self._report(epoch, state, f"metrics for {name}", predicted[-1:], file_started_at)
         labelled = [each for each in predicted if each.data.has_labels]
         if labelled:
-            self._report(epoch, state, "overall", labelled, started_at)
+            self._report(epoch, state, OVERALL, labelled, started_at)
         return predicted
 
     def _outputs(self, data: LabelledData) -> NDArray[np.float64]:
@@ -154,11 +182,13 @@ class TaskEvaluation(Hook):
         batches = self._tasks.batches(source, 0)
         self._tasks.predictions.start()
         left = len(source) // turn
-        while left:
-            count = min(_CALL, left)
-            self._engine.evaluate(batches, count)
-            left -= count
-            self._after_call()
+        with progress_bar(len(data), data.name, "sample", shows=self._groups.rank == 0) as bar:
+            while left:
+                count = min(_CALL, left)
+                self._engine.evaluate(batches, count)
+                left -= count
+                bar.update(min(count * turn, len(data) - bar.n))
+                self._after_call()
         rows = self._tasks.predictions.stop()
         # Tensor-parallel ranks have the same; of other pipeline stages there are none.
         own = rows if self._groups.tensor_rank == 0 else []
@@ -175,7 +205,7 @@ class TaskEvaluation(Hook):
         predicted: list[Predicted],
         started_at: float,
     ) -> None:
-        sign = ">>" if what == "overall" else ">"
+        sign = ">>" if what == OVERALL else ">"
         head = f" {sign} |epoch: {epoch}| {what}"
         metrics = self._tasks.task.metrics(predicted)
         if counts := self._tasks.task.correct(predicted):
@@ -189,7 +219,7 @@ class TaskEvaluation(Hook):
         name = what.removeprefix("metrics for ")
         if self._journal:
             record = {"iteration": state.iteration, "epoch": epoch, "set": name, **metrics}
-            self._journal.write("task", record)
+            self._journal.write(TASK, record)
         if self._tensorboard:
             self._tensorboard.after_task(self._tasks.task.name, name, metrics, state)
 
@@ -198,6 +228,56 @@ class TaskEvaluation(Hook):
         table = self._tasks.task.table(predicted) if predicted else ""
         if table:
             log.info("%s", table)
+
+
+class EpochProgress(Hook):
+    """Progress bar of the steps of an epoch with the loss, if stderr is a terminal.
+
+    Args:
+        steps: of an epoch.
+    """
+
+    def __init__(self, steps: int):
+        self._steps = steps
+        self._bar: tqdm[Any] | None = None
+
+    def before_step(self, state: TrainState) -> None:
+        """Draw the bar of the epoch that the next step belongs to."""
+        if self._bar is None:
+            epoch, done = divmod(state.iteration, self._steps)
+            self._bar = progress_bar(self._steps, f"epoch {epoch}", "step", initial=done)
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Count the step; the bar of a finished epoch is removed."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {step.loss:.4f}", refresh=False)
+            self._bar.update()
+            if state.iteration % self._steps == 0:
+                self.close()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+
+def progress_bar(
+    total: int, title: str, unit: str, *, initial: int = 0, shows: bool = True
+) -> "tqdm[Any]":
+    """Return a progress bar that is shown on a terminal alone, and removed when it is closed.
+
+    Args:
+        shows: False for none.
+    """
+    return tqdm(
+        total=total,
+        desc=title,
+        unit=unit,
+        initial=initial,
+        leave=False,
+        disable=None if shows else True,  # None: if stderr is no terminal
+    )
 
 
 class BestCheckpoint:

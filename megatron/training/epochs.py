@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from megatron.common.errors import ConfigError
 from megatron.config.config import Config
 from megatron.config.data.downstream import is_finetuned, objective_of
 from megatron.config.data.objective import objective_tokenizer_arguments
@@ -28,7 +29,14 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
     config = _with_labels(config)
     downstream, training = config.downstream, config.training
     epochs, name = downstream.epochs, downstream.task
-    if epochs is None or not is_finetuned(name):
+    if not is_finetuned(name):
+        return config
+    if epochs is None:
+        if (training.train_iters, training.train_samples, training.train_tokens) == (None,) * 3:
+            raise ConfigError(
+                f"--epochs is missing: how many times --task {name} passes through --train-data; 0 "
+                "evaluates"
+            )
         return config
     if epochs < 1 or not downstream.train_data:
         checkpoint = config.checkpoint

@@ -16,7 +16,7 @@ from megatron.engine.engine import Engine
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
-from megatron.training.downstream import TaskEvaluation, TaskSets
+from megatron.training.downstream import EpochProgress, TaskEvaluation, TaskSets
 from megatron.training.evaluate import Evaluation
 from megatron.training.guards.fault_injection import build_chaos
 from megatron.training.guards.loss_spikes import Spike, SpikeGuard, go_back, steps_before
@@ -78,6 +78,7 @@ class Run:
         require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
         self._own_hooks = [*of_plugins, *hooks]
         speaks = groups.rank == 0
+        self._progress = EpochProgress(tasks.steps) if tasks and speaks else None
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
         self.chaos = build_chaos(plan, self.journal, state) if plan.chaos.is_on else None
@@ -172,11 +173,16 @@ class Run:
         if self.journal:
             around = checkpoints.system_info if checkpoints else {}
             self.journal.start(started_from, around, flags_said(self.config))
+        if self.tasks and saved > 0:
+            with self.watchdog.during("evaluation", longer=True):
+                self.tasks.catch_up(state)
         log_phase("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
         meters += [energy] if energy else []
         meters.append(self._plugin_metrics())
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
+        if self._progress:
+            self._progress.close()
         log_phase("after training is done")
         # Before the evaluations, so that an error in one of them loses no step.
         if not save(state, leaves=True):
@@ -190,7 +196,10 @@ class Run:
             if closing:
                 closing.close(state)
         if stop.is_done(state) and not done_now:
-            reason += ": it was before; more --train-iters or --train-samples let it go on"
+            longer = (
+                "more --epochs let" if self.tasks else "more --train-iters or --train-samples let"
+            )
+            reason += f": it was before; {longer} it go on"
         return self._end(reason, stop.exit_code)
 
     def _end(self, reason: str, code: ExitCode) -> ExitCode:
@@ -257,6 +266,7 @@ class Run:
         plan, watchdog = self.plan, self.watchdog
         hooks: list[Hook | None] = [
             StepProgress(watchdog),
+            self._progress,
             Skip(
                 plan.training.skips,
                 train_iters=plan.training.train_iters,

@@ -35,8 +35,8 @@ class Packer(Protocol):
         Shapes: {"text", "types", "padding_mask": [length]} int64.
         """
 
-    def is_cut(self, num_tokens: int, *, is_pair: bool) -> bool:
-        """Whether a row of texts with so many tokens in all loses some of them."""
+    def is_cut(self, num_tokens: NDArray, *, is_pair: NDArray | bool) -> NDArray:
+        """Whether rows of texts with so many tokens in all lose some of them."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class SegmentPacker:
         padding_mask = (np.arange(self.length) < len(ids)).astype(np.int64)
         return {"text": text, "types": types, "padding_mask": padding_mask}
 
-    def is_cut(self, num_tokens: int, *, is_pair: bool) -> bool:
+    def is_cut(self, num_tokens: NDArray, *, is_pair: NDArray | bool) -> NDArray:
         """See `Packer`."""
-        return num_tokens + (3 if is_pair else 2) > self.length
+        return num_tokens + 2 + is_pair > self.length
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class DecoderPacker:
         padding_mask = (np.arange(self.length) < len(ids)).astype(np.int64)
         return {"text": text, "types": np.zeros_like(padding_mask), "padding_mask": padding_mask}
 
-    def is_cut(self, num_tokens: int, *, is_pair: bool) -> bool:
+    def is_cut(self, num_tokens: NDArray, *, is_pair: NDArray | bool) -> NDArray:
         """See `Packer`."""
         return len(self.front) + num_tokens + is_pair > self.length
 
@@ -136,7 +136,7 @@ class DecoderPacker:
 class EncodedTexts:
     """Token ids of many texts, each of them encoded once and without special tokens.
 
-    Shapes: texts[i] -> [tokens of text i] int32.
+    Shapes: texts[i] -> [tokens of text i] int32; lengths [texts].
     """
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer):
@@ -147,6 +147,7 @@ class EncodedTexts:
             self._tokens = np.array([token for row in rows for token in row], np.int32)
         else:
             self._tokens, lengths = tokenizer.encode_array(texts)
+        self.lengths: NDArray[np.int64] = lengths
         self._ends = np.concatenate([[0], lengths.cumsum()])
 
     def __len__(self) -> int:

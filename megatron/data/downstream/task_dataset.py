@@ -1,5 +1,6 @@
 """Datasets of classification tasks: examples read from files, and their items for a network."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from megatron.data.downstream.packing import (
 )
 from megatron.data.downstream.task import Predicted
 from megatron.tokenizer.types.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +183,11 @@ class ClassificationTask:
             strict=True,
         ):
             words = (
-                [classes[value], classes[label]] if classes else [f"{value:.6g}", f"{label:.6g}"]
+                [classes[value], classes[label]] if classes else [f"{value:.9g}", f"{label:.9g}"]
             )
             if not data.has_labels:
                 words[1] = ""
-            lines.append([str(uid), *words, *(f"{each:.6g}" for each in row[: len(classes)])])
+            lines.append([str(uid), *words, *(f"{each:.9g}" for each in row[: len(classes)])])
         return "".join("\t".join(line) + "\n" for line in lines)
 
     @property
@@ -249,9 +252,25 @@ class TaskDataset:
         self._firsts = np.array([[*map(index, e.firsts)] for e in examples], np.int32)
         self._seconds = np.array([index(e.second) for e in examples], np.int32)
         self._texts = EncodedTexts([*texts], tokenizer)
+        self._warn_of_cut_texts(seq_length)
         dtype = np.float64 if task.is_regression else np.int64
         self.labels: NDArray = np.array([e.label for e in examples], dtype)
         self.uids = np.array([e.uid for e in examples])
+
+    def _warn_of_cut_texts(self, seq_length: int) -> None:
+        """Log how many examples lose tokens, in at least one of their rows."""
+        is_pair = self._seconds >= 0
+        firsts = self._texts.lengths[self._firsts]
+        most = self.task.max_first_tokens or firsts.max()
+        seconds = np.where(is_pair, self._texts.lengths[self._seconds], 0)
+        totals = np.minimum(firsts, most) + seconds[:, None]
+        is_cut = self._packer.is_cut(totals, is_pair=is_pair[:, None]) | (firsts > most)
+        if count := int(is_cut.any(1).sum()):
+            log.warning(
+                "%s: %d of %d examples of %s lose the ends of their texts, which are longer than "
+                "--seq-length %d allows",
+                *(self.name, count, len(is_pair), self.task.name, seq_length),
+            )
 
     @property
     def num_classes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from megatron.checkpointing.compare import (
     adds_adapters,
     adds_retriever,
+    has_other_task,
     has_same_ranks,
     layout_changes,
     replaces_head,
@@ -106,8 +107,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
     adds = adds_adapters(manifest.plan, now), adds_retriever(manifest.plan, now)
     new_head = replaces_head(manifest.plan, now)
+    other = manifest.plan["downstream"]["task"] if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:
-        raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan))
+        raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan, other))
     if not (changes or universal or any(adds) or new_head):
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
@@ -129,7 +131,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
             "%s holds a GPT: cross-attention to neighbors and their encoder begin with initial weights",
             folder,
         )
-    if new_head:
+    if other:
+        log.warning("%s has the head of --task %s: that of this task begins anew", folder, other)
+    elif new_head:
         log.info("%s has no head of this task, which begins with initial weights", folder)
     _load_resharded(engine, plan, chosen, is_universal=universal, new_head=new_head)
     if not requested.loads_streams:
@@ -145,18 +149,23 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
 
 
-def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan) -> str:
-    """Return the message about a checkpoint without the head that is evaluated."""
+def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan, other: str) -> str:
+    """Return the message about a checkpoint without the head that is evaluated.
+
+    Args:
+        other: the task whose head it has, if it is another.
+    """
     task = plan.downstream.task
-    if plan.model.labels and saved.get("labels"):
+    if not other and plan.model.labels and saved.get("labels"):
         return (
             f"{folder} has a head for the {len(saved['labels'])} labels {' '.join(saved['labels'])}, and "
             f"this command line has {len(plan.model.labels)}: {' '.join(plan.model.labels)}; leave out "
             "--labels and --num-labels"
         )
+    found = f"the head of --task {other} and " if other else ""
     return (
-        f"{folder} has no head of --task {task}, whose predictions would be random: give --load the "
-        "directory of a network that was finetuned on it"
+        f"{folder} has {found}no head of --task {task}, whose predictions would be random: give --load "
+        "the directory of a network that was finetuned on it"
     )
 
 

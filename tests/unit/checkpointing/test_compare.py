@@ -13,6 +13,7 @@ from megatron.checkpointing.compare import (
     has_same_ranks,
     layout_changes,
     other_changes,
+    replaces_head,
     require_reshapable,
     require_same,
     require_same_model,
@@ -282,3 +283,30 @@ def test_retrieval_is_added_to_a_gpt_of_the_same_sizes():
         require_same(saved(), retro, "folder", with_optimizer=False)
     gated = saved(*sizes, "--retro-attention-gate", "0", objective="retro")
     require_same(retro, gated, "folder")
+
+
+def of_task(task, *flags):
+    words = ("--task", task, "--train-data", "a", *flags)
+    return saved(*words, without=("--data-path",), objective="classification")
+
+
+def test_the_head_of_another_task_is_another_head():
+    assert not replaces_head(of_task("QNLI"), of_task("QNLI"))
+    # Also where it has as many outputs, or the same names for them.
+    for task in ("MNLI", "QQP", "RTE"):
+        assert replaces_head(of_task("QNLI"), of_task(task))
+        with pytest.raises(CheckpointError, match=f"--task +QNLI +{task}"):
+            require_same(of_task("QNLI"), of_task(task), "f")
+        require_same(of_task("QNLI"), of_task(task), "f", with_optimizer=False)
+    # One that was imported has labels in place of a task.
+    imported = of_task("text-classification", "--labels", "entailment", "not_entailment")
+    assert not replaces_head(imported, of_task("RTE"))
+    assert replaces_head(imported, of_task("QQP"))
+    of_older_version = {**of_task("QNLI"), "downstream": {}}
+    assert not replaces_head(of_older_version, of_task("RTE"))
+
+
+def test_the_length_of_a_run_of_epochs_is_named():
+    then, now = of_task("QNLI"), of_task("QNLI", "--train-iters", "20")
+    with pytest.raises(CheckpointError, match="--epochs is the length of the run"):
+        require_same(then, now, "f", with_schedule=True)

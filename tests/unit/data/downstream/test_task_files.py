@@ -279,3 +279,14 @@ def test_a_folder_without_passages_is_named(tmp_path, path, problem):
         write(tmp_path / "RACE" / name / "1.txt", [json.dumps(passage())])
     with pytest.raises(WrongDataError, match=problem):
         TASKS["RACE"].read(tmp_path / path)
+
+
+def test_texts_that_are_cut_are_counted(tmp_path, caplog):
+    lines = ["sentence\tlabel", "a b c\t0", "a\t1", "a b c d\t1"]
+    file = write(tmp_path / "SST-2/train.tsv", lines)
+    tokenizer = tokenizer_in(tmp_path)
+    with caplog.at_level("WARNING"):
+        TaskDataset(TASKS["SST-2"], [file], tokenizer=tokenizer, seq_length=6)
+        assert not caplog.records
+        TaskDataset(TASKS["SST-2"], [file], tokenizer=tokenizer, seq_length=5)
+    assert "train: 1 of 3 examples of SST-2 lose the ends" in caplog.text
