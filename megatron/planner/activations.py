@@ -128,8 +128,8 @@ class Activations:
     def _logits_of(self, tokens: int) -> int:
         spec = self.plan.model
         if spec.num_outputs:
-            is_on_tokens = spec.head_layers or spec.architecture == "gpt"
-            return 4 * spec.num_outputs * (tokens if is_on_tokens else self.rows)
+            on_tokens = spec.head_layers and not spec.first_token_head or spec.architecture == "gpt"
+            return 4 * spec.num_outputs * (tokens if on_tokens else self.rows)
         copies = 2 if spec.logit_softcap else 1
         each = self._bytes if self._overwrites_logits else 4
         return copies * each * tokens * spec.padded_vocab_size // self._tensor

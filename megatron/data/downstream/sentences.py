@@ -79,8 +79,6 @@ class SentenceTask(ClassificationTask):
 class SentenceDataset(TaskDataset):
     """Packed sentences with the weight of their labels in the loss, as item "label_weight".
 
-    A sentence that is too long loses its end.
-
     Args:
         balances: weigh a label by the mean number of sentences of a label, divided by its own.
     """
@@ -100,15 +98,13 @@ class SentenceDataset(TaskDataset):
         counts = np.bincount(self.labels, minlength=len(task.classes))
         numbers = ", ".join(f"{n} {c}" for n, c in zip(task.classes, counts, strict=True))
         log.info("%s: sentences of each label: %s", self.name, numbers)
-        lengths = [len(self._texts[int(text)]) for text in self._firsts[:, 0]]
-        if cut := sum(length > seq_length - 2 for length in lengths):
-            log.warning(
-                "%s: %d of %d sentences have more than %d tokens: their ends are cut off",
-                *(self.name, cut, len(self), seq_length),
-            )
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         return super().__getitem__(i) | {"label_weight": self._label_weights[self.labels[i], ...]}
+
+
+_COLUMN_NAMES = ("label", "labels", "class", "category", "target")
+"""Names of the column of labels, which no label has."""
 
 
 class _Row(NamedTuple):
@@ -122,7 +118,7 @@ def read_labelled_sentences(path: Path, labels: Sequence[str]) -> Examples:
 
     Also lines with more columns: those that a header names (index, sentence, label), and without a
     header an id, a sentence, True or False, and the relation (False: there is none). A first line
-    whose last field is no label is taken for a header.
+    whose last field is "label" or the like is a header; of numbered labels, one without a number.
 
     Raises:
         WrongDataError: the file is missing or empty, or a line has no sentence or an unknown label;
@@ -133,7 +129,7 @@ def read_labelled_sentences(path: Path, labels: Sequence[str]) -> Examples:
     examples: list[Example] = []
     for number, (sentence, label, line) in enumerate(_rows(path)):
         if label not in ids:
-            if number == 0 and not label.isdecimal():
+            if number == 0 and _is_header(label, are_numbers=all(map(str.isdecimal, labels))):
                 log.info("%s, line %d: %r is taken for a header", path, line, label[:EXCERPT])
                 continue
             raise wrong_line(
@@ -173,10 +169,14 @@ def sentence_labels(paths: Sequence[Path], num_labels: int | None = None) -> lis
 
 
 def _without_header(rows: list[_Row]) -> list[_Row]:
-    """Return the rows without a first one whose label is none of the numbers behind it."""
-    later = [row.label.isdecimal() for row in rows[1:]]
-    has_header = rows and not rows[0].label.isdecimal() and all(later)
-    return rows[1:] if has_header else rows
+    """Return the rows without a first one that names the columns."""
+    are_numbers = all(row.label.isdecimal() for row in rows[1:])
+    return rows[1:] if rows and _is_header(rows[0].label, are_numbers=are_numbers) else rows
+
+
+def _is_header(label: str, *, are_numbers: bool) -> bool:
+    """Whether the last field of a first line is the name of a column."""
+    return label.lower() in _COLUMN_NAMES or (are_numbers and not label.isdecimal())
 
 
 def _rows(path: Path) -> list[_Row]:

@@ -40,6 +40,14 @@ def test_a_header_is_left_out(file):
     assert sentence_labels([path]) == ["0", "1"]
 
 
+def test_a_misspelt_label_in_the_first_line_is_no_header(file):
+    with pytest.raises(WrongDataError, match="line 1: unknown label 'godo'"):
+        read(file("a film\tgodo\nbad\tbad\n"), ("good", "bad"))
+    path = file("text\tclass\na film\tgood\nbad\tbad\n")
+    assert read(path, ("good", "bad")) == [("a film", 0, 0), ("bad", 1, 1)]
+    assert sentence_labels([path]) == ["bad", "good"]
+
+
 def test_labels_by_name_or_number(file):
     path = file("x inhibits y\tCPR:4\nx and y\tfalse\nz\t1\n")
     assert [label for _, label, _ in read(path, ("false", "CPR:4"))] == [1, 0, 1]
@@ -107,7 +115,7 @@ def test_rare_labels_weigh_more_in_the_loss(tmp_path):
 
 def test_a_long_sentence_is_reported(tmp_path, caplog):
     data_of(tmp_path, "a b c a b\ta\nb\tnone\n")
-    assert "1 of 2 sentences have more than 6 tokens" in caplog.text
+    assert "train: 1 of 2 examples of text-classification lose the ends" in caplog.text
 
 
 def test_the_score_of_relations_leaves_out_the_negative_label(tmp_path):
