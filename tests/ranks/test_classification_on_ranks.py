@@ -275,6 +275,7 @@ def a_run_resumed_within_an_epoch_is_the_uninterrupted_one(rank):
     assert losses("twice") == losses("once")
     assert scores("twice") == scores("once")
     # Of a run that was killed behind the save of its last epoch, that epoch is evaluated.
+    dist.barrier()
     if rank == 0:
         journal = once / "journal.jsonl"
         lines = journal.read_text().splitlines()
@@ -283,6 +284,7 @@ def a_run_resumed_within_an_epoch_is_the_uninterrupted_one(rank):
     dist.barrier()
     assert scores("once") == scores("twice")[:3]
     for _ in range(2):
+        dist.barrier()
         finetune("MNLI", f"{words} --save {once} --load {once}")
         assert scores("once") == scores("twice")
     final, resumed = weights(once), weights(twice)
