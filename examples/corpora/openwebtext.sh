@@ -5,9 +5,10 @@
 #       bash examples/corpora/openwebtext.sh
 #
 # PAGES is a folder of JSON lines with text and url. Without it, URLS, a folder of lists of URLs, is
-# filtered to OUT/urls.txt, for a program that fetches them. Run again, the script continues: a step
+# filtered to OUT/urls.txt; FETCH=1 fetches these pages to OUT/pages, or another program does. Run again, the script continues: a step
 # whose output is there is left out, unless its options or its input files have changed.
 #
+#   USER_AGENT            name of the scraper of FETCH=1, with an address for complaints
 #   LAMBADA, TASK_FILES   texts of evaluations to take out: LAMBADA's file; "squad FILE race FILE"
 #   THRESHOLD             similarity above which documents are duplicates (0.7)
 #   DATE, LICENCE         of the source, for the report OUT/corpus.json
@@ -44,6 +45,11 @@ own() {
     python "$tools/openwebtext/$1.py" "${@:2}"
 }
 
+fetch() {
+    rm -f "$4"
+    python "$tools/corpora/fetch.py" "$@" ${USER_AGENT:+--user-agent "$USER_AGENT"}
+}
+
 tokenize() {
     python "$tools/preprocess_data.py" "$@" --tokenizer-type GPT2BPETokenizer --append-eod --resume \
         --workers "${WORKERS:-8}"
@@ -51,8 +57,12 @@ tokenize() {
 
 if [[ -n ${URLS:-} ]]; then
     step "$out/urls.txt" own blacklist_urls "$URLS" "$out/urls.txt"
-    if [[ -z ${PAGES:-} ]]; then
-        echo "fetch the pages of $out/urls.txt, then run again with PAGES=FOLDER"
+    if [[ -n ${FETCH:-} ]]; then
+        PAGES=$out/pages
+        mkdir -p "$PAGES"
+        step "$PAGES/pages.json" fetch --urls "$out/urls.txt" --pages "$PAGES/pages.json"
+    elif [[ -z ${PAGES:-} ]]; then
+        echo "run again with FETCH=1, or fetch the pages of $out/urls.txt and give PAGES=FOLDER"
         exit
     fi
 fi

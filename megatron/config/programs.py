@@ -22,7 +22,7 @@ from megatron.config.tools.checkpoint_tools import (
     PartitionsConfig,
     UniversalConfig,
 )
-from megatron.config.tools.corpora import PublishedConfig, WikipediaConfig
+from megatron.config.tools.corpora import FetchConfig, PublishedConfig, WikipediaConfig
 from megatron.config.tools.data_tools import (
     InspectConfig,
     SampleTextConfig,
@@ -102,6 +102,8 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     ),
     "tools/retro/preprocess_data.py": (RetroPreprocessingConfig,),
     "tools/merge_preprocessed_data.py": (MergeConfig, UrlConfig),
+    "tools/corpora/fetch.py": (FetchConfig,),
+    "tools/merge_preprocessed_data.py": (MergeConfig,),
     "tools/build_index.py": _TRAINING,
     "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig, UrlConfig),
     "tools/sample_idxs_to_text.py": (*_TRAINING, SampleTextConfig),

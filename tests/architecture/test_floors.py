@@ -103,6 +103,7 @@ def test_every_folder_of_the_package_is_a_package():
         ("mwparserfromhell", {"data"}),
         ("huggingface_hub", {"checkpointing", "data"}),
         ("datasets", {"data"}),
+        ("trafilatura", {"data"}),
         ("tokenizers", {"tokenizer"}),
         ("triton", {"fused_kernels"}),
         ("flash_attn", {"fused_kernels"}),

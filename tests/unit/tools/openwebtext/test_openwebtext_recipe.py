@@ -40,7 +40,7 @@ def test_pages_become_token_files_and_a_second_run_continues(tmp_path, write):
         0,
         "http://example.org/1\n",
     )
-    assert "fetch the pages of owt/urls.txt" in done.stdout
+    assert "run again with FETCH=1, or fetch the pages of owt/urls.txt" in done.stdout
 
     texts = [*map(english, range(5)), english(2) + " More.", FRENCH, "Short."]
     texts.append(f"{english(7)} {QUESTION}. {english(8)}")
