@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from megatron.config.data.masks import MaskConfig
 from megatron.config.network.experts import ExpertConfig
-from megatron.config.network.layer_pattern import window_of
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig, position_of
+from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 
@@ -125,25 +124,15 @@ def unsupported_problems(
     parallel: ParallelConfig,
 ) -> Iterator[str]:
     """Yield the flags that networks with an encoder and a decoder do not have."""
-    positions = position_of(model)
-    flags: dict[str, Any] = {
-        f"--position-embedding-type {positions}": positions not in ("learned", "relative"),
-        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
-        "--parallel-residual": model.parallel_residual,
-        "--sandwich-norm": model.sandwich_norm,
+    flags = {
+        **unbuilt_flags(model, experts, lora, masks, parallel, positions=("learned", "relative")),
         "--embed-layernorm": model.embed_layernorm,
         "--scale-embedding": model.scale_embedding,
         "--untie-embeddings-and-output-weights": model.untie_embeddings_and_output_weights,
-        "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
-        "--lora-rank": lora.lora_rank,
-        "--reset-position-ids": masks.reset_position_ids,
-        "--reset-attention-mask": masks.reset_attention_mask,
         "--eod-mask-loss": masks.eod_mask_loss,
-        "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
     }
-    for flag, is_given in flags.items():
-        if is_given:
-            yield f"{flag} is not built for networks with an encoder and a decoder: leave it out"
+    reason = "is not built for networks with an encoder and a decoder: leave it out"
+    return flag_problems(flags, reason)
 
 
 def decoder_flag_problems(
@@ -162,6 +151,5 @@ def decoder_flag_problems(
         ),
         "--position-embedding-type relative": position_of(model) == "relative",
     }
-    for flag, is_given in flags.items():
-        if is_given:
-            yield f"{flag} is for pretrain_t5.py: this network has no decoder behind an encoder"
+    reason = "is for pretrain_t5.py: this network has no decoder behind an encoder"
+    return flag_problems(flags, reason)

@@ -1,9 +1,11 @@
 """Checks of the network: why it cannot be built or divided."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
+from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.layer_pattern import window_of
+from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import (
     ModelConfig,
     ffn_hidden_size_of,
@@ -14,6 +16,7 @@ from megatron.config.network.model import (
     position_of,
     turns_of,
 )
+from megatron.config.parallelism.layout import ParallelConfig
 
 
 def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
@@ -52,17 +55,50 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
         )
 
 
+def flag_problems(flags: Mapping[str, bool], reason: str) -> Iterator[str]:
+    """Yield a message for each of `flags` that is given, by its words on the command line."""
+    return (f"{flag} {reason}" for flag, is_given in flags.items() if is_given)
+
+
+def unbuilt_flags(
+    model: ModelConfig,
+    experts: ExpertConfig,
+    lora: LoraConfig,
+    masks: MaskConfig,
+    parallel: ParallelConfig,
+    *,
+    positions: Collection[str],
+) -> dict[str, bool]:
+    """Return which flags are given that networks with cross-attention, T5 and Retro, do not have.
+
+    Args:
+        positions: that the network has.
+    """
+    own = position_of(model)
+    return {
+        f"--position-embedding-type {own}": own not in positions,
+        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
+        "--parallel-residual": model.parallel_residual,
+        "--sandwich-norm": model.sandwich_norm,
+        "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
+        "--lora-rank": lora.lora_rank > 0,
+        "--reset-position-ids": masks.reset_position_ids,
+        "--reset-attention-mask": masks.reset_attention_mask,
+        "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
+    }
+
+
 def encoder_problems(model: ModelConfig, masks: MaskConfig) -> Iterator[str]:
     """Yield the flags of decoders, which mean nothing where tokens see those behind them too."""
-    for flag, is_given in (
-        (f"--window-size {model.window_size}", window_of(model.window_size) > 0),
-        ("--position-embedding-type alibi", position_of(model) == "alibi"),
-        ("--reset-position-ids", masks.reset_position_ids),
-        ("--reset-attention-mask", masks.reset_attention_mask),
-        ("--eod-mask-loss", masks.eod_mask_loss),
-    ):
-        if is_given:
-            yield f"{flag} is for decoders; BERT's tokens see all tokens of their sample: leave it out"
+    flags = {
+        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
+        "--position-embedding-type alibi": position_of(model) == "alibi",
+        "--reset-position-ids": masks.reset_position_ids,
+        "--reset-attention-mask": masks.reset_attention_mask,
+        "--eod-mask-loss": masks.eod_mask_loss,
+    }
+    reason = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
+    return flag_problems(flags, reason)
 
 
 def _too_small(model: ModelConfig) -> Iterator[str]:
@@ -149,14 +185,13 @@ def _position_problems(model: ModelConfig) -> Iterator[str]:
     if position_of(model) == "rotary":
         yield from _rotary_problems(model)
         return
-    for flag, is_given in (
-        ("--rotary-local-base", model.rotary_local_base),
-        ("--rotary-percent", model.rotary_percent != 1),
-        ("--rotary-seq-len-interpolation-factor", model.rotary_seq_len_interpolation_factor),
-        ("--use-rope-scaling", model.use_rope_scaling),
-    ):
-        if is_given:
-            yield f"{flag} needs --position-embedding-type rotary"
+    flags = {
+        "--rotary-local-base": bool(model.rotary_local_base),
+        "--rotary-percent": model.rotary_percent != 1,
+        "--rotary-seq-len-interpolation-factor": bool(model.rotary_seq_len_interpolation_factor),
+        "--use-rope-scaling": model.use_rope_scaling,
+    }
+    yield from flag_problems(flags, "needs --position-embedding-type rotary")
 
 
 def _stretching_problems(model: ModelConfig) -> Iterator[str]:

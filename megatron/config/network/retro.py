@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.retro_project import RetroPlan
 from megatron.config.network.experts import ExpertConfig
-from megatron.config.network.layer_pattern import window_of
 from megatron.config.network.lora import LoraConfig
-from megatron.config.network.model import ModelConfig, position_of
+from megatron.config.network.model import ModelConfig
+from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.flags import Spelling, options_of
@@ -146,7 +146,16 @@ def retro_problems(
             f"--num-layers {model.num_layers} must be at least 6: the first layer that attends to "
             "neighbors is the sixth"
         )
-    yield from _unsupported_problems(model, experts, lora, masks, parallel)
+    flags = {
+        **unbuilt_flags(
+            model, experts, lora, masks, parallel, positions=("learned", "rotary", "none")
+        ),
+        "--apply-residual-connection-post-layernorm": (
+            model.apply_residual_connection_post_layernorm
+        ),
+        "--sequence-parallel": parallel.sequence_parallel,
+    }
+    yield from flag_problems(flags, "is not built for networks with retrieval: leave it out")
 
 
 def neighbor_problems(config: RetroConfig, model: ModelConfig, *, order: str) -> Iterator[str]:
@@ -163,34 +172,6 @@ def neighbor_problems(config: RetroConfig, model: ModelConfig, *, order: str) ->
             f"--dataloader-type {order}: neighbors are stored in the order of the samples: leave the "
             "flag out"
         )
-
-
-def _unsupported_problems(
-    model: ModelConfig,
-    experts: ExpertConfig,
-    lora: LoraConfig,
-    masks: MaskConfig,
-    parallel: ParallelConfig,
-) -> Iterator[str]:
-    positions = position_of(model)
-    flags: dict[str, Any] = {
-        f"--position-embedding-type {positions}": positions not in ("learned", "rotary", "none"),
-        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
-        "--parallel-residual": model.parallel_residual,
-        "--sandwich-norm": model.sandwich_norm,
-        "--apply-residual-connection-post-layernorm": (
-            model.apply_residual_connection_post_layernorm
-        ),
-        "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
-        "--lora-rank": lora.lora_rank,
-        "--reset-position-ids": masks.reset_position_ids,
-        "--reset-attention-mask": masks.reset_attention_mask,
-        "--sequence-parallel": parallel.sequence_parallel,
-        "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
-    }
-    for flag, is_given in flags.items():
-        if is_given:
-            yield f"{flag} is not built for networks with retrieval: leave it out"
 
 
 def retro_flag_problems(config: RetroConfig) -> Iterator[str]:
