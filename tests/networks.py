@@ -1,13 +1,17 @@
-"""Layers of a GPT with the reference attention."""
+"""Networks with the reference attention: layers of a GPT, and small ones of downstream tasks."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.plan import Plan
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import gpt_layers
+from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import CoreAttention, core_attention_of
-from megatron.model.layers.layer_list import Step
+from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def gpt_steps(
@@ -26,3 +30,18 @@ def gpt_steps(
         batch_fields=batch_fields,
         **parts,
     )
+
+
+def task_network(plan: Plan, group: Any) -> SequentialModel:
+    """Return the network of a downstream task, with large initial weights."""
+    layers = OBJECTIVES.get(plan.objective.name)().layers(
+        plan.model,
+        group=group,
+        rng=OrdinaryStream(),
+        mixed=False,
+        core_attention=core_attention_of(plan.model),
+        batch_fields=(),
+    )
+    model = SequentialModel(layers)
+    initialise(model, seed=1, std=0.3, num_layers=plan.model.num_layers)
+    return model

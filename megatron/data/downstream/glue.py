@@ -10,8 +10,8 @@ from pathlib import Path
 
 from megatron.common.errors import WrongDataError
 from megatron.data.downstream.packing import clean_text
+from megatron.data.downstream.task import EXCERPT, read_lines, wrong_line
 from megatron.data.downstream.task_dataset import ClassificationTask, Example, Examples
-from megatron.data.downstream.task_files import EXCERPT, read_lines, wrong_line
 
 log = logging.getLogger(__name__)
 

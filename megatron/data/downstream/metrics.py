@@ -1,7 +1,8 @@
-"""Metrics of classification and regression: accuracy, F1, Matthews, Pearson, Spearman."""
+"""Metrics: accuracy, F1, Matthews, Pearson, Spearman; entity-level F1 by the rules of conlleval."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +136,61 @@ def scores_with_averages(counts: Mapping[str, tuple[int, int, int]]) -> dict[str
         "weighted avg": mean([score.support for score in present]),
     }
     return scores | averages
+
+
+_PREFIXES = frozenset("BIESO")
+"""Prefixes of tags: the first, inner and last word of an entity, a single one, and none."""
+
+
+def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield type, start and end of each entity of a sentence; the end is exclusive.
+
+    An entity begins at B- or S-, after E- or S-, where the type changes, and at an I- or E- after
+    O. A tag that is neither O nor has such a prefix is a type by itself, as I- of that type; B and
+    I alone have the type "".
+    """
+    start, previous, current = 0, "O", ""
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, kind = _parsed(tag)
+        is_continued = prefix in "IE" and previous in "BI" and kind == current
+        if not is_continued:
+            if previous != "O":
+                yield current, start, i
+            start, current = i, kind
+        previous = prefix
+
+
+def entity_scores(
+    predictions: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]
+) -> dict[str, Score]:
+    """Return the score of each type of entity, and their averages.
+
+    An entity is correct if its type and both of its borders are. "micro avg" is the overall score of
+    conlleval.
+
+    Args:
+        predictions: tags of each sentence, as many as its `labels`.
+    """
+    correct: Counter[str] = Counter()
+    predicted: Counter[str] = Counter()
+    true: Counter[str] = Counter()
+    for predicted_tags, true_tags in zip(predictions, labels, strict=True):
+        if len(predicted_tags) != len(true_tags):
+            raise ValueError(f"{len(predicted_tags)} predictions for {len(true_tags)} labels")
+        found, expected = {*entities(predicted_tags)}, {*entities(true_tags)}
+        predicted.update(kind for kind, *_ in found)
+        true.update(kind for kind, *_ in expected)
+        correct.update(kind for kind, *_ in found & expected)
+    kinds = sorted(predicted | true)
+    return scores_with_averages({k: (correct[k], predicted[k], true[k]) for k in kinds})
+
+
+def _parsed(tag: str) -> tuple[str, str]:
+    """Return prefix and type of a tag."""
+    prefix, hyphen, kind = tag.partition("-")
+    if prefix in _PREFIXES and (hyphen or not kind):
+        return prefix, kind
+    return "I", tag
 
 
 def score_table(scores: Mapping[str, Score]) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 from megatron.common.errors import WrongDataError, near
 from megatron.data.downstream.packing import clean_text
+from megatron.data.downstream.task import EXCERPT, read_lines, wrong_line
 from megatron.data.downstream.task_dataset import ClassificationTask, Example, Examples
-from megatron.data.downstream.task_files import EXCERPT, read_lines, wrong_line
 
 _LETTERS = ("A", "B", "C", "D")
 _MAX_QUESTION_TOKENS = 128

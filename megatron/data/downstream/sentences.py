@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from megatron.common.errors import WrongDataError
 from megatron.data.downstream.metrics import Score, confusion_matrix
 from megatron.data.downstream.tagging import label_weights
-from megatron.data.downstream.task import Predicted
+from megatron.data.downstream.task import EXCERPT, Predicted, read_lines, wrong_line
 from megatron.data.downstream.task_dataset import (
     ClassificationTask,
     Example,
     Examples,
     TaskDataset,
 )
-from megatron.data.downstream.task_files import EXCERPT, read_lines, wrong_line
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

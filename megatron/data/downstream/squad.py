@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import ConfigError, WrongDataError, near, reason
 from megatron.data.downstream.packing import EncodedTexts, SegmentPacker
-from megatron.data.downstream.task_files import EXCERPT
+from megatron.data.downstream.task import EXCERPT
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _WORD = re.compile("[^ \t\r\n\u202f]+")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import WrongDataError
 from megatron.data.downstream.packing import EncodedTexts
-from megatron.data.downstream.task_files import EXCERPT, read_lines, wrong_line
+from megatron.data.downstream.task import EXCERPT, read_lines, wrong_line
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -1,13 +1,18 @@
-"""Interface of a downstream task: its data, metrics, score table and prediction files."""
+"""Interface of a downstream task, and the lines of its files, with errors that name file and line."""
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from numpy.typing import NDArray
 
+from megatron.common.errors import WrongDataError, near, reason
 from megatron.tokenizer.types.tokenizer import Tokenizer
+
+EXCERPT = 60
+"""Characters of a wrong field or line that a message shows."""
 
 
 class LabelledData(Protocol):
@@ -78,3 +83,31 @@ class Task(Protocol):
 
     def write(self, directory: Path, predicted: Sequence[Predicted]) -> list[Path]:
         """Write the predictions to files in `directory`; return their paths."""
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    r"""Yield the number, from 1, and the text of each line that is not blank, without its end.
+
+    Lines end in \n, \r\n or \r. A byte order mark is skipped.
+
+    Raises:
+        WrongDataError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise WrongDataError(f"cannot read {path}: {reason(error, path)}{near(path)}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise wrong_line(path, number, f"byte {error.start} of the file is not UTF-8") from error
+    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+        line = line.removesuffix("\n")
+        if line.strip(" "):
+            yield number, line
+
+
+def wrong_line(path: Path, number: int, problem: str) -> WrongDataError:
+    """Return the error of one line of a file."""
+    return WrongDataError(f"{path}, line {number}: {problem}")

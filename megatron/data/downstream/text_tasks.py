@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replace_text
 from megatron.config.data.text_tasks import TextTaskPlan
-from megatron.data.downstream.entities import entity_scores
 from megatron.data.downstream.metrics import (
     accuracy,
     class_scores,
     confusion_matrix,
+    entity_scores,
     score_table,
 )
 from megatron.data.downstream.squad import SquadDataset, WindowSpec, read_squad

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import task_network
 from tiny import tiny_plan
 
 from megatron.common.registry import OBJECTIVES
@@ -11,7 +12,6 @@ from megatron.config.data.text_tasks import TEXT_TASKS
 from megatron.data.downstream.tasks import TASKS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.bert import bert_layers
-from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.objectives.classification import (
@@ -25,25 +25,18 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 NAMES = [name for name in Task.__args__ if is_finetuned(name) and name not in TEXT_TASKS]
 
 
-def spec_of(task, *flags, architecture="bert"):
+def plan_of(task, *flags, architecture="bert"):
     words = ("--task", task, "--train-data", "a", "--hidden-dropout", "0", *flags)
     objective = objective_of(task, architecture)
-    return tiny_plan(*words, without=("--data-path",), objective=objective).model
+    return tiny_plan(*words, without=("--data-path",), objective=objective)
+
+
+def spec_of(task, *flags, architecture="bert"):
+    return plan_of(task, *flags, architecture=architecture).model
 
 
 def model_of(group, task, *flags, architecture="bert"):
-    spec = spec_of(task, *flags, architecture=architecture)
-    layers = OBJECTIVES.get(objective_of(task, architecture))().layers(
-        spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=lambda number: attention_of(spec, REFERENCE),
-        batch_fields=(),
-    )
-    model = SequentialModel(layers)
-    initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
-    return model
+    return task_network(plan_of(task, *flags, architecture=architecture), group)
 
 
 def inputs_of(*shape, label=(0, 1), weight=(1, 1)):

@@ -3,13 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import task_network
 from tiny import tiny_plan
 
 from megatron.config.plan import Plan
-from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.initialization import initialise
-from megatron.model.layers.attention_kernels import attention_of
-from megatron.model.layers.layer_list import SequentialModel
 from megatron.objectives.token_tasks import (
     ANSWER_FIELDS,
     TAGGING_FIELDS,
@@ -18,7 +15,6 @@ from megatron.objectives.token_tasks import (
     answer_batch,
     tagging_batch,
 )
-from megatron.tensor_parallel.rng import OrdinaryStream
 
 OBJECTIVES = {
     "token-classification": TokenClassification,
@@ -34,21 +30,6 @@ def plan_of(task, *flags) -> Plan:
     )
     words = ("--task", task, "--train-data", "a", *labels, "--seq-length", str(S), *flags)
     return tiny_plan(*words, without=("--data-path",), objective=task)
-
-
-def model_of(group, task, *flags):
-    spec = plan_of(task, *flags).model
-    layers = OBJECTIVES[task]().layers(
-        spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=lambda number: attention_of(spec, REFERENCE),
-        batch_fields=(),
-    )
-    model = SequentialModel(layers)
-    initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
-    return model
 
 
 def batch_of(task, weight=(1.0, 1.0, 1.0)):
@@ -82,7 +63,7 @@ def loss_of(objective, group):
 def test_the_head_has_logits_for_each_token(task, fields, outputs, group):
     assert {*batch_of(task)} == {*fields}
     for layers in ("1", "3"):
-        model = model_of(group, task, "--head-layers", layers)
+        model = task_network(plan_of(task, "--head-layers", layers), group)
         spec = plan_of(task, "--head-layers", layers).model
         assert model(batch_of(task)).shape == (B, S, outputs)
         assert sum(p.numel() for p in model.parameters()) == spec.num_parameters

@@ -6,7 +6,6 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from megatron.data.downstream.entities import entities, entity_scores
 from megatron.data.downstream.metrics import (
     METRICS,
     Score,
@@ -14,6 +13,8 @@ from megatron.data.downstream.metrics import (
     class_scores,
     confusion_matrix,
     confusion_table,
+    entities,
+    entity_scores,
     f1,
     matthews,
     pearson,
