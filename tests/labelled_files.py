@@ -86,38 +86,55 @@ def write_race(folder: Path, count: int, *, seed: int = 0) -> None:
         (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
 
 
-def write_relations(file: Path, count: int, *, seed: int = 0) -> None:
-    """Write marked sentences of three relations, by the word between the entities, as BLUE does."""
+def write_relations(file: Path, count: int, *, seed: int = 0, words: slice = slice(8)) -> None:
+    """Write marked sentences of three relations, by the topic of the word between the entities.
+
+    Args:
+        words: of each topic.
+    """
     draw = random.Random(seed)
     lines = ["index\tsentence\tlabel"]
     for i in range(count):
         number = draw.randrange(3)
-        sentence = f"{draw.choice(WORDS[3:])} _ {WORDS[number]} _ {draw.choice(WORDS[3:])}"
+        sentence = f"_ {_word(draw, number, words)} _"
         lines.append(f"{i}\t{sentence}\t{('CPR:3', 'CPR:4', 'false')[number]}")
     file.write_text("\n".join(lines) + "\n")
 
 
-def write_tagged(file: Path, count: int, *, seed: int = 0) -> None:
-    """Write sentences of four words; the first twelve words are persons and places."""
+def write_tagged(file: Path, count: int, *, seed: int = 0, words: slice = slice(8)) -> None:
+    """Write sentences of four words; those of the first topic are persons, of the second places.
+
+    Args:
+        words: of each topic.
+    """
     draw = random.Random(seed)
+    kinds = ["B-PER", "B-LOC", "O", "O"]
     lines = []
     for _ in range(count):
-        numbers = draw.choices(range(24), k=4)
-        lines += [f"{WORDS[i]} {'B-PER' if i < 6 else 'B-LOC' if i < 12 else 'O'}" for i in numbers]
+        topics = draw.choices(range(4), k=4)
+        lines += [f"{_word(draw, topic, words)} {kinds[topic]}" for topic in topics]
         lines.append("")
     file.write_text("\n".join(lines) + "\n")
 
 
-def write_squad(file: Path, count: int, *, seed: int = 0) -> None:
-    """Write questions whose answer is the only one of the first eight words in the context."""
+def write_squad(file: Path, count: int, *, seed: int = 0, words: slice = slice(8)) -> None:
+    """Write questions whose answer is the only word of the first topic in the context.
+
+    Args:
+        words: of each topic.
+    """
     draw = random.Random(seed)
     paragraphs = []
     for i in range(count):
-        words = draw.choices(WORDS[8:], k=6)
-        words[draw.randrange(6)] = answer = draw.choice(WORDS[:8])
-        context = " ".join(words)
+        texts = [_word(draw, draw.randrange(1, 5), words) for _ in range(6)]
+        texts[draw.randrange(6)] = answer = _word(draw, 0, words)
+        context = " ".join(texts)
         start = f" {context} ".index(f" {answer} ")
         question = {"id": f"q{i}", "question": "what"}
         question["answers"] = [{"text": answer, "answer_start": start}]
         paragraphs.append({"context": context, "qas": [question]})
     file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+
+
+def _word(draw: random.Random, topic: int, words: slice) -> str:
+    return WORDS[draw.choice(TOPICS[topic][words])]

@@ -16,6 +16,7 @@ from labelled_files import (
     CLASSES,
     write_mnli,
     write_race,
+    write_relations,
     write_squad,
     write_sst2,
     write_stsb,
@@ -72,6 +73,10 @@ def folder():
         for name, count, seed in (("train", 160, 0), ("dev", 21, 1)):
             write_tagged(path / f"{name}.conll", count, seed=seed)
             write_squad(path / f"{name}.json", count, seed=seed)
+        for name, count, words in (("train", 160, slice(4)), ("dev", 41, slice(4, 8))):
+            write_tagged(path / f"few-{name}.conll", count, words=words)
+            write_squad(path / f"few-{name}.json", count, words=words)
+            write_relations(path / f"few-{name}.tsv", count, words=words)
         write_topics(path / "topics", 200)
         shared = [path]
     dist.broadcast_object_list(shared)
@@ -365,6 +370,33 @@ def heads_on_each_token_learn_alike_in_every_layout(rank):
         assert predicted[0] == predicted[1]
 
 
+def text_tasks_are_learned_from_few_words(rank):
+    """No word of the files to evaluate on is one that was finetuned on, as above."""
+    for task, suffix, options, metric, least in (
+        ("token-classification", "conll", "--head-dropout 0", "entity f1", 0.8),
+        ("question-answering", "json", f"--max-query-length 4 {_WRITTEN}", "f1", 75),
+        ("text-classification", "tsv", _RELATIONS, "relation f1", 0.8),
+    ):
+        files = (
+            f"--train-data {folder()}/few-train.{suffix} --valid-data {folder()}/few-dev.{suffix}"
+        )
+        words = f"--task {task} {files} {options.format(folder())} --epochs 3 --micro-batch-size 4"
+        save = folder() / f"few-{suffix}"
+        start = f"--pretrained-checkpoint {pretrained()}"
+        train(f"{words} {start} --save {save}", objective=objective_of(task))
+        found = [record[metric] for record in records(save.name, "task")]
+        assert found[-1] > least, f"{task}: {found}"
+    answers = json.loads((folder() / "answers.json").read_text())
+    assert len(answers) == 41  # written by the training
+
+
+_WRITTEN = "--output-prediction-file {}/answers.json"
+_RELATIONS = (
+    "--head-layers 2 --head-dropout 0 --class-balancing weighted_loss --negative-label false "
+    "--labels false CPR:3 CPR:4"
+)
+
+
 def labels_of(directory):
     tag = directory / published_tags(directory)[0]
     labels = read_manifest(tag).plan["model"]["labels"]
@@ -380,6 +412,7 @@ CHECKS = [
     a_run_resumed_within_an_epoch_is_the_uninterrupted_one,
     pretrained_weights_begin_a_run_that_has_no_checkpoint,
     heads_on_each_token_learn_alike_in_every_layout,
+    text_tasks_are_learned_from_few_words,
 ]
 
 

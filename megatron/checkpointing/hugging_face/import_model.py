@@ -53,6 +53,7 @@ _LANGUAGE_MODEL, _IMAGE_READER = "language_model.", ("vision_tower.", "multi_mod
 _INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _MOST_TOKENS = 4096  # default of --seq-length, at most
+_MOST_QUERY_TOKENS = 64  # default of --max-query-length
 
 _NO_TRAINING = [
     *("--micro-batch-size", "1", "--train-iters", "1", "--lr", "0.0001"),
@@ -168,7 +169,10 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     config = _language_model(full_config)
     family = family_of_config(config)
     rows = int(config["vocab_size"])
-    flags = [*family.flags(config), *_shared_flags(source, config, rows, options)]
+    length = options.seq_length or min(_positions(config), _MOST_TOKENS)
+    flags = [*family.flags(config), *_shared_flags(source, config, rows, options, length)]
+    if family.objective == "question-answering":  # which has to leave room for a context
+        flags += ["--max-query-length", str(max(1, min(_MOST_QUERY_TOKENS, length // 2)))]
     is_labelled = declaration_of(family.objective).kind == LABELLED
     data = ["--train-data" if is_labelled else "--data-path", "none"]
     run_config, _ = parse_config([*flags, *_NO_TRAINING, *data, "--save", str(save)])
@@ -236,12 +240,12 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared_flags(
-    source: Path, config: Mapping[str, Any], rows: int, options: ImportOptions
+    source: Path, config: Mapping[str, Any], rows: int, options: ImportOptions, length: int
 ) -> Iterator[str]:
     """Yield flags common to all architectures."""
     if not config["tie_word_embeddings"]:
         yield "--untie-embeddings-and-output-weights"
-    yield from ("--seq-length", str(options.seq_length or min(_positions(config), _MOST_TOKENS)))
+    yield from ("--seq-length", str(length))
     # All rows are weights, even if the tokenizer has fewer tokens; tensor parallelism pads.
     yield from ("--make-vocab-size-divisible-by", "1", "--true-vocab-size", str(rows))
     dtype_name = str(config.get("dtype") or config.get("torch_dtype") or "float32")

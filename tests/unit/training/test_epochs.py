@@ -5,6 +5,7 @@ import pytest
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.data.downstream import downstream_problems
+from megatron.config.data.text_tasks import text_task_problems
 from megatron.training.epochs import with_steps_of_epochs
 
 TASK = """
@@ -33,3 +34,64 @@ def test_epochs_are_missing_where_no_flag_sets_the_length():
         with_steps_of_epochs(parse_config(TASK.split())[0], world_size=1)
     config = parse_config([*TASK.split(), "--train-iters", "3"])[0]
     assert with_steps_of_epochs(config, world_size=1) == config
+
+
+SENTENCES = "a\t0\nb\t1\nc\t0\nd\t2\ne\t0\n"
+
+
+def text_task(file, *words):
+    file.write_text(SENTENCES)
+    task = TASK.replace("MNLI", "text-classification").split()
+    files = ["--train-data", str(file), "--vocab-file", "none", "--epochs", "1"]
+    return with_steps_of_epochs(parse_config([*task, *files, *words])[0], world_size=1)
+
+
+def test_labels_are_those_of_the_training_data(tmp_path):
+    config = text_task(tmp_path / "train.tsv", "--epochs", "2")
+    assert config.text_task.labels == ["0", "1", "2"]
+    assert config.training.train_iters == 10
+    config = text_task(tmp_path / "train.tsv", "--num-labels", "4")
+    assert config.text_task.labels == ["0", "1", "2", "3"]
+
+
+def test_a_run_of_epochs_and_iterations_ends_with_what_comes_first(tmp_path):
+    for iterations, expected in ((3, 3), (30, 10)):
+        words = ("--epochs", "2", "--train-iters", str(iterations))
+        assert text_task(tmp_path / "train.tsv", *words).training.train_iters == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--labels a b c --num-labels 2", "--num-labels 2: there are 3 labels, a b c"),
+        ("--labels a b --negative-label c", "--negative-label c is none of the labels a b"),
+        ("--labels a b --head-dropout 0.1", "--head-layers, which is missing"),
+        ("--num-labels 1", "--num-labels 1 must be at least 2"),
+    ],
+)
+def test_labels_that_contradict_each_other(tmp_path, words, problem):
+    config = text_task(tmp_path / "train.tsv", *words.split())
+    found = text_task_problems(
+        config.text_task, "text-classification", seq_length=8, num_files=1, has_folder=True
+    )
+    assert problem in "\n".join(found)
+
+
+def test_a_file_of_predictions_needs_a_file_to_predict_and_a_folder(tmp_path):
+    config = text_task(tmp_path / "train.tsv", "--output-prediction-file", "p")
+    found = {
+        (num_files, has_folder): "\n".join(
+            text_task_problems(
+                config.text_task,
+                "question-answering",
+                seq_length=99,
+                num_files=num_files,
+                has_folder=has_folder,
+            )
+        )
+        for num_files, has_folder in ((0, True), (1, False), (1, True), (2, True))
+    }
+    assert "--output-prediction-file p needs --valid-data" in found[0, True]
+    assert "--output-prediction-file p needs --save" in found[1, False]
+    assert "output" not in found[1, True]
+    assert "holds the answers to one file" in found[2, True]

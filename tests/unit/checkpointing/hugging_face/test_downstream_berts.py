@@ -51,7 +51,7 @@ ROWS = len(VOCAB) + 2  # [BOS] and [EOS] too
 LABELS = ["O", "B-PER", "I-PER"]
 SIZES = """
     --num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 24
-    --max-position-embeddings 72 --tokenizer-type BertWordPieceLowerCase --train-data none
+    --max-position-embeddings 48 --tokenizer-type BertWordPieceLowerCase --train-data none
 """
 FLAGS = {
     "token-classification": f"--head-layers 1 --labels {' '.join(LABELS)}",
