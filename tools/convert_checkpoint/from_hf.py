@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"{imported.folder} holds {config.load}")
     if imported.is_text_part:
         print("only the language model was imported, not the image encoder")
+    if imported.absent:
+        print(f"not in the files, so with initial weights: {', '.join(imported.absent)}")
     for measured in imported.measured:
         print(measured)
     print(f"flags of {imported.script}:")

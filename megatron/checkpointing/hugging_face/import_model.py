@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,13 @@ from megatron.checkpointing.hugging_face.logit_check import (
     sample_tokens,
 )
 from megatron.checkpointing.hugging_face.model_folder import Reader
-from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of
+from megatron.checkpointing.hugging_face.network import (
+    initial_weight,
+    manifest_of_import,
+    parameters_of,
+)
 from megatron.checkpointing.manifest import Manifest, published_tags
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
@@ -88,6 +93,7 @@ class ImportResult:
     Args:
         flags: of `script`, for this network and tokenizer.
         is_text_part: whether only the language model of a multimodal one was imported.
+        absent: modules that the files do not hold, which have initial weights.
     """
 
     folder: Path
@@ -95,6 +101,7 @@ class ImportResult:
     measured: Sequence[LogitDifference]
     script: str
     is_text_part: bool = False
+    absent: Sequence[str] = ()
 
 
 def import_model(source: Path, directory: Path, options: ImportOptions) -> ImportResult:
@@ -126,7 +133,16 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
         measured,
         _script(description),
         description.is_text_part,
+        _absent(description),
     )
+
+
+def _absent(description: "ModelDescription") -> list[str]:
+    """Return the modules of a network that its files do not hold."""
+    spec = description.plan.model
+    names = ParameterNames.of(asdict(spec))
+    modules = {names.module(name).rpartition(".")[0] for name in parameters_of(spec)}
+    return sorted(modules.intersection(description.family.absent))
 
 
 def _script(description: "ModelDescription") -> str:
@@ -319,7 +335,14 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
         tensors = [reader.tensor(named[name]) for name in part.theirs]
         return ParameterState(weight=unsharded(part.mapping.from_hugging_face(tensors).float()))
 
+    def initial(name: str) -> ParameterState:
+        return ParameterState(
+            weight=unsharded(initial_weight(name, tuple(own[name].shape), spec.init_std))
+        )
+
+    loaders = {part.ours: partial(load, part) for part in parts}
+    absent = {name: partial(initial, name) for name in own if name not in loaders}
     return FullCheckpoint(
-        parameters=LazyParameters({part.ours: partial(load, part) for part in parts}),
+        parameters=LazyParameters({name: {**loaders, **absent}[name] for name in own}),
         counters=dict.fromkeys(_COUNTERS, 0),
     )

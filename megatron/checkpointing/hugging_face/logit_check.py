@@ -12,6 +12,7 @@ from megatron.checkpointing.hugging_face.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.model.bert import BertHeadPipe
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -115,12 +116,16 @@ def compare(
         CheckpointError: transformers cannot load it, or only in part.
     """
     measured = []
+    of_encoder = auto_class == "AutoModel"
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
-        ours = _our_logits(spec, checkpoint, TORCH_DTYPES[weights], tokens_bs)
+        ours = _our_logits(
+            spec, checkpoint, TORCH_DTYPES[weights], tokens_bs, of_encoder=of_encoder
+        )
         model = load_transformers(folder, TORCH_DTYPES[dtype], auto_class)
         theirs = _their_logits(spec, model, tokens_bs)
         del model
-        errors = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]
+        # A model for masked words alone has no logits of the order of segments.
+        errors = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=False)]
         logits, others = ours[0], theirs[0]
         measured.append(
             LogitDifference(
@@ -130,7 +135,7 @@ def compare(
                 largest=float(logits.abs().max()),
                 agreement=float((logits.argmax(-1) == others.argmax(-1)).float().mean()),
                 positions=len(logits),
-                predicts=_predicted(spec),
+                predicts="" if of_encoder else _predicted(spec),
             )
         )
     return measured
@@ -183,11 +188,19 @@ def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.M
 
 @torch.no_grad()
 def _our_logits(
-    spec: ModelSpec, checkpoint: FullCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
+    spec: ModelSpec,
+    checkpoint: FullCheckpoint,
+    rounded_to: torch.dtype,
+    tokens_bs: Tensor,
+    *,
+    of_encoder: bool,
 ) -> list[Tensor]:
     """Compute the logits of real tokens, without padding of the vocabulary, and those of other heads.
 
     The model is freed on return.
+
+    Args:
+        of_encoder: compute the outputs of BERT's encoder and pooler instead.
     """
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
     batch = {"tokens": tokens_bs, "positions": positions_bs}
@@ -203,10 +216,23 @@ def _our_logits(
         batch = {name: field[None] for name, field in batch.items()} | {
             "attention_span": span_b12[:, 0][None]
         }
-    output = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
+    network = load_network(spec, checkpoint, rounded_to=rounded_to)
+    if of_encoder:
+        return _encoded(network, batch, real_bs)
+    output = network(batch)
     if spec.num_outputs:
         return [_of_head(output, real_bs, spec)]
     return [output.logits[real_bs][:, : spec.vocab_size], output.order_logits]
+
+
+def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
+    """Return the outputs of BERT's encoder for real tokens, and of its pooler."""
+    found: list[Tensor] = []
+    head = next(each for each in network.modules() if isinstance(each, BertHeadPipe))
+    head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    network(batch)
+    (x_bsh,) = found
+    return [x_bsh[real_bs], head.pooler(x_bsh[:, 0]).tanh()]
 
 
 @torch.no_grad()
@@ -231,6 +257,10 @@ def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor
         return [_of_head(torch.stack([output.start_logits, output.end_logits], -1), real_bs, spec)]
     if spec.num_outputs:
         return [_of_head(output.logits, real_bs, spec)]
+    if "pooler_output" in output:
+        return [output.last_hidden_state.float()[real_bs], output.pooler_output.float()]
+    if "logits" in output:  # of masked words alone
+        return [output.logits.float()[real_bs][:, : spec.vocab_size]]
     logits_bsv, order_b2 = output.prediction_logits, output.seq_relationship_logits
     return [logits_bsv.float()[real_bs][:, : spec.vocab_size], order_b2.float()]
 

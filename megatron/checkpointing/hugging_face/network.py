@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
@@ -70,6 +71,19 @@ def load_network(
     for name, parameter in model.named_parameters():
         parameter.copy_(checkpoint.parameters[name].weight.all().to(rounded_to))
     return model.eval()
+
+
+def initial_weight(name: str, shape: tuple[int, ...], std: float) -> Tensor:
+    """Return initial weights of a head: a matrix with normal values, a bias of 0, a norm of 1.
+
+    Randomness: seeded by the name.
+    """
+    if len(shape) == 1:
+        return (
+            torch.ones(shape) if "norm" in name and name.endswith("weight") else torch.zeros(shape)
+        )
+    generator = torch.Generator().manual_seed(crc32(name.encode()))
+    return std * torch.randn(shape, generator=generator)
 
 
 def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheckpoint) -> None:

@@ -187,6 +187,8 @@ def _from_transformers(conversion: Conversion, config: Config, saver: str) -> It
             seq_length=config.model.seq_length or None,
         ),
     )
+    if imported.absent:
+        yield f"not in the files, so with initial weights: {', '.join(imported.absent)}"
     yield from map(str, imported.measured)
     yield from _next_steps(imported.folder, conversion)
 

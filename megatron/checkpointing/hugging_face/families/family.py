@@ -1,6 +1,6 @@
 """Architecture of transformers as tables: its options, config.json, tensors, and our flags."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -65,6 +65,7 @@ class Family:
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
         computes: the network that transformers computes with these weights, where it differs.
+        absent: modules of `network` that this class does not have; they begin with initial weights.
     """
 
     model_type: str
@@ -79,6 +80,7 @@ class Family:
     norms_around_one: bool = False
     objective: ObjectiveName = "gpt"
     computes: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
+    absent: Collection[str] = ()
 
     @property
     def prefix(self) -> str:
@@ -111,13 +113,17 @@ class Family:
         yield from self.flags_of(config)
 
     def parts(self, spec: ModelSpec) -> Iterator[Part]:
-        """Yield all parameters, front to back; those of a layer in the order of `layer`.
+        """Yield all parameters but absent ones, front to back; those of a layer as in `layer`.
 
         Raises:
             CheckpointError: the architecture does not have one of them.
         """
         names = ParameterNames.of(asdict(spec))
-        parts = (self._part(ours, spec, names) for ours in parameters_of(spec))
+        parts = (
+            self._part(ours, spec, names)
+            for ours in parameters_of(spec)
+            if names.module(ours).rpartition(".")[0] not in self.absent
+        )
         for _, layer in groupby(parts, key=itemgetter(0)):
             yield from (part for *_, part in sorted(layer, key=itemgetter(1)))
 

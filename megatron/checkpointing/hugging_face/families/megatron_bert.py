@@ -106,6 +106,23 @@ MEGATRON_BERT = Family(
 )
 
 
+PRETRAINED_BERTS = (
+    replace(
+        MEGATRON_BERT,
+        architecture="MegatronBertForMaskedLM",
+        auto_class="AutoModelForMaskedLM",
+        absent=("pooler.dense", "binary_head"),
+    ),
+    replace(
+        MEGATRON_BERT,
+        architecture="MegatronBertModel",
+        auto_class="AutoModel",
+        absent=("lm_head.dense", "lm_head.layernorm", "lm_head", "output_layer", "binary_head"),
+    ),
+)
+"""Classes with a part of the heads of pretraining, to be read."""
+
+
 def _downstream(
     task: str,
     *,

@@ -10,6 +10,7 @@ from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, Q
 from megatron.checkpointing.hugging_face.families.megatron_bert import (
     DOWNSTREAM_BERTS,
     MEGATRON_BERT,
+    PRETRAINED_BERTS,
 )
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
@@ -20,6 +21,7 @@ _DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, G
 FAMILIES = (
     *_DECODERS,
     MEGATRON_BERT,
+    *PRETRAINED_BERTS,
     *DOWNSTREAM_BERTS,
     *map(decoder_classifier, _DECODERS),
 )
@@ -40,8 +42,8 @@ _T5 = (
     "biases in all layers and on the logits, scaled scores, and learned positions"
 )
 _NEVER = {
-    "bert": "BertForPreTraining has its norms behind the sublayers (post-LN), and a network here in "
-    "front of them (pre-LN), as MegatronBertForPreTraining: no weights are the same in both",
+    "bert": "BertModel, and all classes with it, has its norms behind the sublayers (post-LN), and a "
+    "network here in front of them (pre-LN), as MegatronBertModel: no weights are the same in both",
     **dict.fromkeys(("t5", "mt5"), _T5),
 }
 """Architectures that no network here is, by model_type."""

@@ -10,7 +10,9 @@ from tiny import tiny_config
 from transformers import (
     BertConfig,
     MegatronBertConfig,
+    MegatronBertForMaskedLM,
     MegatronBertForPreTraining,
+    MegatronBertModel,
     T5Config,
     pipeline,
 )
@@ -188,6 +190,46 @@ def test_a_bert_of_transformers_is_imported(group, tmp_path, capsys):
         output = model(tokens, attention_mask=real.long(), token_type_ids=types)
     torch.testing.assert_close(output.prediction_logits[real], ours.logits[real])
     assert read_manifest(folder).plan["model"]["norm_epsilon"] == 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent"),
+    [
+        (MegatronBertForMaskedLM, "binary_head, pooler.dense"),
+        (MegatronBertModel, "binary_head, lm_head, lm_head.dense, lm_head.layernorm"),
+    ],
+)
+def test_a_bert_with_a_part_of_the_heads_is_imported(group, tmp_path, capsys, kind, absent):
+    torch.manual_seed(3)
+    config = MegatronBertConfig(
+        vocab_size=VOCAB + 2,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        hidden_act="gelu",
+        max_position_embeddings=16,
+    )
+    model = kind(config).eval()
+    model.save_pretrained(tmp_path / "hf")
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours")
+    assert f"not in the files, so with initial weights: {absent}\n" in capsys.readouterr().out
+    folder = tmp_path / "ours/global_step0"
+    tokens, types, lengths = two_samples()
+    ours = our_output(folder, tokens, types, lengths)
+    real = torch.arange(12) < lengths[:, None]
+    with torch.no_grad():
+        output = model(tokens, attention_mask=real.long(), token_type_ids=types)
+    if kind is MegatronBertForMaskedLM:
+        torch.testing.assert_close(output.logits[real], ours.logits[real])
+    weights = whole_weights(folder, read_manifest(folder))
+    pooled = weights["7.pooler.weight"]
+    if kind is MegatronBertModel:
+        assert torch.equal(pooled, model.pooler.dense.weight)
+    else:
+        assert 0.01 < pooled.std() < 0.03
+    assert 0.01 < weights["7.binary_head.weight"].std() < 0.03
+    assert weights["7.layernorm.weight"].all() and not weights["7.binary_head.bias"].any()
 
 
 def test_networks_without_an_architecture_are_refused_with_the_reason(group, tmp_path):
