@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, WrongDataError
 from megatron.config.config import parse_config
 from megatron.config.data.downstream import downstream_problems
 from megatron.config.data.text_tasks import text_task_problems
@@ -69,12 +69,17 @@ def test_a_run_of_epochs_and_iterations_ends_with_what_comes_first(tmp_path):
         ("--num-labels 1", "--num-labels 1 must be at least 2"),
     ],
 )
-def test_labels_that_contradict_each_other(tmp_path, words, problem):
-    config = text_task(tmp_path / "train.tsv", *words.split())
+def test_labels_that_contradict_each_other(words, problem):
+    config = parse_config([*TASK.split(), *words.split()])[0]
     found = text_task_problems(
         config.text_task, "text-classification", seq_length=8, num_files=1, has_folder=True
     )
     assert problem in "\n".join(found)
+
+
+def test_a_label_beyond_their_number_is_named(tmp_path):
+    with pytest.raises(WrongDataError, match="line 4: unknown label '2'; labels are 0, 1"):
+        text_task(tmp_path / "train.tsv", "--num-labels", "2")
 
 
 def test_a_file_of_predictions_needs_a_file_to_predict_and_a_folder(tmp_path):
