@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from source import REPOSITORY
 
-from megatron.config.tools.retro import retro_tasks
+from megatron.config.tools.retro import RetroPreprocessingConfig, retro_tasks
 from megatron.data.retrieval.blocks import Ranks
-from megatron.data.retrieval.project import prepare_project
+from megatron.data.retrieval.project import prepare_project, read_retro_flags
 from megatron.data.retrieval.retro_tasks import run_tasks
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.inference.loading.retro_embedders import counter_of, embedder_of
@@ -22,6 +22,8 @@ h5py = pytest.importorskip("h5py")
 faiss = pytest.importorskip("faiss")
 
 TOOL = run_path(str(REPOSITORY / "tools" / "retro" / "preprocess_data.py"))
+
+RECALL = run_path(str(REPOSITORY / "tools" / "retro" / "recall.py"))
 
 EOD = 200
 CHUNK = 4
@@ -69,9 +71,14 @@ def words_for(project: Path, *flags: str) -> list[str]:
     ]
 
 
+def config_of(project: Path, *flags: str) -> RetroPreprocessingConfig:
+    """Return the settings of the command line."""
+    return read_retro_flags(words_for(project, *flags), description="").sections["retro"]
+
+
 def preprocess(project: Path, *flags: str, size: int = 1) -> None:
     """Run the tasks of the command line on ranks that are threads."""
-    config, _ = TOOL["parsed"](words_for(project, *flags))
+    config = config_of(project, *flags)
 
     def run(rank: int) -> None:
         ranks = Ranks(rank, size, timeout_s=60)

@@ -49,7 +49,7 @@ from megatron.config.tools.preprocess import (
     ShardConfig,
     WorkerTrialConfig,
 )
-from megatron.config.tools.retro import RetroPreprocessingConfig
+from megatron.config.tools.retro import RetroPreprocessingConfig, RetroRecallConfig
 
 _TRAINING = tuple(SECTIONS.values())
 
@@ -103,6 +103,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/retro/preprocess_data.py": (RetroPreprocessingConfig,),
     "tools/corpora/fetch.py": (FetchConfig,),
     "tools/merge_preprocessed_data.py": (MergeConfig, UrlConfig),
+    "tools/retro/recall.py": (RetroPreprocessingConfig, RetroRecallConfig),
     "tools/build_index.py": _TRAINING,
     "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig, UrlConfig),
     "tools/sample_idxs_to_text.py": (*_TRAINING, SampleTextConfig),

@@ -16,17 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
-from megatron.config.parsing.flags import parse_sections
-from megatron.config.parsing.parser import value_in
 from megatron.config.tools.retro import (
-    KEPT,
-    RETRO_LEGACY,
     RetroPreprocessingConfig,
     retro_preprocessing_problems,
     retro_tasks,
 )
 from megatron.data.retrieval.blocks import Ranks
-from megatron.data.retrieval.project import prepare_project, saved_settings
+from megatron.data.retrieval.project import prepare_project, read_retro_flags
 from megatron.data.retrieval.retro_tasks import run_tasks, validate_tasks
 from megatron.inference.loading.retro_embedders import counter_of, embedder_of
 from megatron.training.process.environment import cpu_threads, read_launch
@@ -37,8 +33,8 @@ def main(argv: Sequence[str]) -> None:
     """Run the tasks of the command line `argv`, as one rank of those that a launcher started."""
     launch = read_launch(None)
     log.configure(rank=launch.rank)
-    config: RetroPreprocessingConfig
-    config, notices = parsed(argv)
+    parsed = read_retro_flags(argv, description=__doc__)
+    config: RetroPreprocessingConfig = parsed.sections["retro"]
     tasks = retro_tasks(config.retro_tasks)
     raise_if_any(retro_preprocessing_problems(config))
     ranks = Ranks(
@@ -56,24 +52,9 @@ def main(argv: Sequence[str]) -> None:
         make_counter=counter_of(project),
         make_embedder=embedder_of(project, launch),
     )
-    for line in chain(notices, lines):
+    for line in chain(parsed.notices, lines):
         if ranks.is_first or config.retro_task_validate is not None:
             print(line, flush=True)
-
-
-def parsed(argv: Sequence[str]) -> tuple[RetroPreprocessingConfig, Sequence[str]]:
-    """Return the flags of `argv`, with those of the project's earlier commands, and notices."""
-    directory = value_in(argv, "--retro-project-dir") or value_in(argv, "--retro-workdir")
-    saved = saved_settings(Path(directory)) if directory else {}
-    parsed = parse_sections(
-        argv,
-        {"retro": RetroPreprocessingConfig},
-        description=__doc__ or "",
-        legacy=RETRO_LEGACY,
-        defaults={name: value for name, value in saved.items() if name in KEPT},
-    )
-    config: RetroPreprocessingConfig = parsed.sections["retro"]
-    return config, parsed.notices
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ TITLES = {
     "ContinuationsConfig": "Continuations of prompts",
     "ToxicityConfig": "Toxicity of continuations",
     "RetroPreprocessingConfig": "Retro preprocessing",
+    "RetroRecallConfig": "Recall of an index",
     "WikipediaConfig": "Dump of Wikipedia",
 }
 """Headings of the sections whose class is not called what a reader would look for."""

@@ -1,7 +1,7 @@
 """Retro preprocessing: flags of the database, the index and the neighbors, and their checks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from megatron.common.errors import ConfigError
@@ -169,6 +169,20 @@ class RetroPreprocessingConfig:
     """Neighbors that are stored for each chunk; missing ones are -1."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetroRecallConfig:
+    """Recall of the index of a Retro project."""
+
+    recall_at: list[int] = field(default_factory=lambda: [1, 2, 10, 20])
+    """Numbers of neighbors k to print the recall of."""
+
+    recall_queries: int = 1000
+    """Chunks that are searched for, of documents that are not in the database."""
+
+    recall_nprobe: list[int] | None = None
+    """Values of --retro-query-nprobe to compare (default: that one)."""
+
+
 _OF_BERT = "no effect: the network of BERT is that of its checkpoint"
 _OF_TRAINING = "no effect: preprocessing trains nothing"
 _OF_GPT = "no effect here: --retro-gpt-{0} sets it"
@@ -216,7 +230,7 @@ _FREE = (
 )
 """Fields that two commands of one project may give differently."""
 
-KEPT = tuple(field.name for field in fields(RetroPreprocessingConfig) if field.name not in _FREE)
+KEPT = tuple(each.name for each in fields(RetroPreprocessingConfig) if each.name not in _FREE)
 """Fields whose values config.json keeps."""
 
 
@@ -294,6 +308,18 @@ def retro_preprocessing_problems(config: RetroPreprocessingConfig) -> Iterator[s
             f"--retro-query-num-neighbors-save {saved} is more than "
             f"--retro-query-num-neighbors-query {searched}"
         )
+
+
+def retro_recall_problems(config: RetroRecallConfig) -> Iterator[str]:
+    """Yield every reason why the recall of an index cannot be measured."""
+    counts = {
+        "--recall-at": config.recall_at,
+        "--recall-queries": [config.recall_queries],
+        "--recall-nprobe": config.recall_nprobe or [],
+    }
+    for flag, values in counts.items():
+        if any(value < 1 for value in values):
+            yield f"{flag} {' '.join(map(str, values))} must be at least 1"
 
 
 def _embedder_problems(config: RetroPreprocessingConfig) -> Iterator[str]:

@@ -14,8 +14,14 @@ from typing import Any
 from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.parsing.flags import finite_or_none
-from megatron.config.tools.retro import KEPT, RetroPreprocessingConfig, contradictions_with
+from megatron.config.parsing.flags import Parsed, finite_or_none, parse_sections
+from megatron.config.parsing.parser import value_in
+from megatron.config.tools.retro import (
+    KEPT,
+    RETRO_LEGACY,
+    RetroPreprocessingConfig,
+    contradictions_with,
+)
 from megatron.data.retrieval.blocks import Ranks
 from megatron.data.sampling.splits import split_ranges
 from megatron.data.token_files.block_digests import digests_path
@@ -114,6 +120,27 @@ def saved_settings(directory: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ConfigError(f"--retro-project-dir {directory}: {file} is not a JSON object")
     return settings
+
+
+def read_retro_flags(
+    argv: Sequence[str], *, description: str | None, extra: Mapping[str, type] | None = None
+) -> Parsed:
+    """Parse the flags of a tool for Retro projects: the section "retro", and `extra` ones.
+
+    Settings that are not given are those of the project's earlier commands.
+
+    Raises:
+        ConfigError: a flag is unknown, refused, missing or malformed.
+    """
+    directory = value_in(argv, "--retro-project-dir") or value_in(argv, "--retro-workdir")
+    saved = saved_settings(Path(directory)) if directory else {}
+    return parse_sections(
+        argv,
+        {"retro": RetroPreprocessingConfig, **(extra or {})},
+        description=description or "",
+        legacy=RETRO_LEGACY,
+        defaults={name: value for name, value in saved.items() if name in KEPT},
+    )
 
 
 def prepare_project(config: RetroPreprocessingConfig, ranks: Ranks) -> Project:

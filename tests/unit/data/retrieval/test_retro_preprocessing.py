@@ -9,8 +9,10 @@ from retro_preprocessing import (
     CHUNK,
     COPIED,
     EOD,
+    RECALL,
     TOOL,
     chunks_of,
+    config_of,
     h5py,
     neighbors_of,
     preprocess,
@@ -55,8 +57,7 @@ def corpora(tmp_path):
 
 
 def project_of(folder):
-    config, _ = TOOL["parsed"](words_for(folder))
-    return prepare_project(config, Ranks())
+    return prepare_project(config_of(folder), Ranks())
 
 
 def texts_of(project, chunks):
@@ -432,6 +433,45 @@ def test_other_indices_find_neighbors_too(flags, corpora, folder):
         total = len(chunks_of(corpora / "p"))
         assert {*found.ravel().tolist()} <= {-1, *rows_of_fraction(total, 0.5).tolist()}
         assert (corpora / "p/index/faiss-par-add/IVF4,Flat/added_0.900_0.500.faissindex").exists()
+
+
+def recall_lines(project, capsys, *flags):
+    RECALL["main"](["--retro-project-dir", str(project), "--recall-at", "1", "5", *flags])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_recall_of_an_index(corpora, capsys):
+    """Exact for Flat, and equal to a count of the nearest for lists that are not searched."""
+    project, kind = corpora / "p", ("--retro-index-str", "IVF8,Flat")
+    preprocess(project, "--retro-tasks", "db-build,index-build")
+    preprocess(project, *kind, "--retro-tasks", "index-build")
+    first, last = recall_lines(project, capsys)
+    total, others = len(chunks_of(project)), chunks_of(project, "valid")
+    assert f"chunks: {total} of {total}" in first
+    assert f"searched for: {len(others)}" in first
+    assert "| recall@1: 1.0000 | recall@5: 1.0000 |" in last
+    lines = recall_lines(project, capsys, *kind, "--recall-nprobe", "8", "1")[1:]
+    assert lines[0].startswith("nprobe: 8 | recall@1: 1.0000 | recall@5: 1.0000 |")
+    found = dict(part.split(": ") for part in lines[1].split(" | "))
+    index = read_index(
+        project / "index/faiss-par-add/IVF8,Flat/added_1.000_1.000.faissindex", "", num_threads=1
+    )
+    exact = read_index(
+        project / "index/faiss-par-add/Flat/added_1.000_1.000.faissindex", "", num_threads=1
+    )
+    vectors = HashedEmbedder(256).embed(texts_of(project_of(project), others))
+    index.set_search(nprobe=1, ef_search=1)
+    distances, nearest = index.search(vectors, 5)[0], exact.search(vectors, 5)[0]
+    for k in (1, 5):
+        share = (distances[:, :k] <= nearest[:, k - 1 : k] + 1e-5).mean()
+        assert float(found[f"recall@{k}"]) == pytest.approx(share, abs=1e-4)
+        assert share < 1
+    with pytest.raises(ConfigError, match="--recall-at 9999 is more than the"):
+        recall_lines(project, capsys, "--recall-at", "9999")
+    with pytest.raises(ConfigError, match="--recall-at 0 must be at least 1"):
+        recall_lines(project, capsys, "--recall-at", "0")
+    with pytest.raises(DataError, match="there is no index .*IVF2,Flat"):
+        recall_lines(project, capsys, "--retro-index-str", "IVF2,Flat")
 
 
 def test_names_of_tasks():

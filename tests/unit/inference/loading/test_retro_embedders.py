@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 from encoders import masked_lm
-from retro_preprocessing import TOOL, chunks_of, neighbors_of, preprocess, words_for, write_corpora
+from retro_preprocessing import (
+    TOOL,
+    chunks_of,
+    config_of,
+    neighbors_of,
+    preprocess,
+    words_for,
+    write_corpora,
+)
 from transformers import (
     BertConfig,
     BertModel,
@@ -57,8 +65,7 @@ def encoders(tmp_path_factory):
 
 def project_with(folder, *flags):
     write_corpora(folder)
-    config, _ = TOOL["parsed"](words_for(folder / "p", *flags))
-    return prepare_project(config, Ranks())
+    return prepare_project(config_of(folder / "p", *flags), Ranks())
 
 
 def test_a_padded_batch_equals_single_texts(group, tmp_path):
