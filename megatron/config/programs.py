@@ -22,6 +22,7 @@ from megatron.config.tools.checkpoint_tools import (
     PartitionsConfig,
     UniversalConfig,
 )
+from megatron.config.tools.cleaning import CleaningConfig
 from megatron.config.tools.corpora import FetchConfig, PublishedConfig, WikipediaConfig
 from megatron.config.tools.data_tools import (
     InspectConfig,
@@ -85,6 +86,12 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         PluginModulesConfig,
         UrlConfig,
         ShardConfig,
+    ),
+    "tools/corpora/clean.py": (
+        TokenizerConfig,
+        PreprocessConfig,
+        PluginModulesConfig,
+        CleaningConfig,
     ),
     "tools/corpora/wikipedia.py": (
         TokenizerConfig,

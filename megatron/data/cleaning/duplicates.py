@@ -116,7 +116,7 @@ def similar_pairs(
         candidates = ExternalSorter(scratch, PAIR)
         for pairs in first_pairs(bands):
             candidates.add(pairs)
-        items = _split(unique_blocks(candidates.blocks()), _ITEM_PAIRS)
+        items = split_blocks(unique_blocks(candidates.blocks()))
         yield from ordered_map(compare, items, workers)
         return
     found = ExternalSorter(scratch, SIMILAR_PAIR)
@@ -157,7 +157,8 @@ def buckets(bands: Iterable[NDArray]) -> Iterator[NDArray]:
         yield carried["document"]
 
 
-def _split(blocks: Iterable[NDArray], size: int) -> Iterator[NDArray]:
-    for block in blocks:
-        for start in range(0, len(block), size):
-            yield block[start : start + size]
+def split_blocks(pairs: Iterable[NDArray]) -> Iterator[NDArray]:
+    """Yield pairs in blocks of as many as are compared at once."""
+    for block in pairs:
+        for start in range(0, len(block), _ITEM_PAIRS):
+            yield block[start : start + _ITEM_PAIRS]

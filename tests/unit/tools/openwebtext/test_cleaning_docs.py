@@ -37,3 +37,9 @@ def test_the_commands_of_the_page_clean_its_crawl(tmp_path, read):
         "lambada-0000000020-0000",
         "lambada-0000000020-0001",
     }
+    # One command makes the same of them.
+    cleaned = sorted((tmp_path / "web.cleaning" / "cleaned").glob("*.jsonl"))
+    assert len(cleaned) == 3
+    joined = b"".join(path.read_bytes() for path in cleaned)
+    assert joined == (tmp_path / "decontaminated.json").read_bytes()
+    assert (tmp_path / "web_text_document.idx").exists()

@@ -1,0 +1,121 @@
+#!/usr/bin/env python
+"""Clean a corpus and turn it into token files: filter, deduplicate, decontaminate, tokenize, join.
+
+--input is JSON lines, plain or compressed, or Parquet. Tasks run in processes of this machine, in
+a SLURM array or on Ray. A run that was stopped continues with the same command.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.common import logging as log
+from megatron.common.atomic_files import replace_text
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.tools.cleaning import CleaningConfig
+from megatron.data.cleaning.corpus import CorpusSpec
+from megatron.data.cleaning.corpus_steps import corpus_steps, make_folders
+from megatron.data.cleaning.evaluations import EVALUATIONS
+from megatron.data.cleaning.executors import Executor
+from megatron.data.cleaning.filters import filter_factories, filter_problems
+from megatron.data.preprocessing.command import read_flags
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.preprocessing.recipe import corpus_report_of
+from megatron.data.readers.inputs import STDIN
+
+
+def main(argv: Sequence[str]) -> None:
+    """Clean by the flags `argv`, then print the counts."""
+    log.configure(rank=0)
+    command = read_flags(argv, description=__doc__ or "", extra={"cleaning": CleaningConfig})
+    config: CleaningConfig = command.sections["cleaning"]
+    tokens = command.spec
+    names = [] if config.filters == ["none"] else config.filters
+    raise_if_any([*problems(config, tokens), *filter_problems(names)])
+    spec = CorpusSpec(
+        inputs=tokens.inputs,
+        folder=Path(f"{tokens.output_prefix}.cleaning").resolve(),
+        tasks=config.tasks or tokens.workers,
+        filters=filter_factories(names),
+        similarity=config.similarity if config.similarity < 1 else None,
+        bands=config.num_bands,
+        num_seeds=config.num_seeds,
+        evaluations=tuple(zip(config.evaluations[::2], config.evaluations[1::2], strict=True)),
+    )
+    make_folders(spec)
+    require_same_options(spec, names)
+    for notice in command.notices:
+        print(notice)
+    executor = Executor(
+        name=config.executor,
+        folder=spec.folder,
+        workers=tokens.workers,
+        slurm=dict(option.split("=", 1) for option in config.slurm),
+        path=str(Path(__file__).resolve().parents[2]),
+    )
+    report_path = corpus_report_of(tokens.output_prefix)
+    if not executor.run(corpus_steps(spec, tokens)):
+        print(f"submitted; {report_path} will have the counts")
+        return
+    report = json.loads(Path(report_path).read_text(encoding="utf-8"))
+    print(" | ".join(f"{name}: {count}" for name, count in report["documents"].items()))
+
+
+def require_same_options(spec: CorpusSpec, filters: Sequence[str]) -> None:
+    """Check that the folder has work of the same options and inputs; begin it if it has none.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    options = {
+        "input": spec.input_sizes(),
+        "tasks": spec.tasks,
+        "filters": [*filters],
+        "similarity": spec.similarity,
+        "num-bands": spec.bands,
+        "num-seeds": spec.num_seeds,
+        "evaluations": [*map(list, spec.evaluations)],
+    }
+    path = spec.folder / "options.json"
+    if not path.exists():
+        replace_text(path, json.dumps(options), is_flushed=True)
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if differ := [name for name in options if options[name] != before.get(name)]:
+        raise ConfigError(
+            f"{spec.folder} has work of another {', '.join(differ)}; give those again to continue "
+            "it, or remove it"
+        )
+
+
+def problems(config: CleaningConfig, tokens: PreprocessSpec) -> Iterator[str]:
+    """Yield one sentence for each invalid option."""
+    if tokens.json_keys != ("text",) or tokens.text is not None:
+        yield "documents must have their text under the key text: leave --json-keys out"
+    if STDIN in tokens.inputs:
+        yield "--input -: tasks read parts of files; give files"
+    if not 0 < config.similarity <= 1:
+        yield f"--similarity {config.similarity}: give a number above 0, at most 1"
+    if min(config.num_bands, config.num_seeds) < 1 or config.num_seeds % config.num_bands:
+        yield f"--num-seeds {config.num_seeds} is not a multiple of --num-bands {config.num_bands}"
+    if config.tasks is not None and not 1 <= config.tasks <= 1 << 16:
+        yield f"--tasks {config.tasks}: give 1 to {1 << 16}"
+    if len(config.evaluations) % 2:
+        yield f"--evaluations {' '.join(config.evaluations)}: give a file after each name"
+    for name in config.evaluations[::2]:
+        if name not in EVALUATIONS:
+            yield f"--evaluations {name}: choose from {', '.join(EVALUATIONS)}"
+    names = [option.partition("=")[0] for option in config.slurm]
+    if any("=" not in option for option in config.slurm):
+        yield f"--slurm {' '.join(config.slurm)}: give NAME=VALUE, such as time=24:00:00"
+    if config.executor == "slurm" and not {"time", "partition"} <= set(names):
+        yield "--executor slurm needs --slurm time=LIMIT partition=NAME"
+    if config.executor != "slurm" and names:
+        yield f"--slurm is for --executor slurm, and not for {config.executor}"
+
+
+if __name__ == "__main__":
+    run_tool(main)
