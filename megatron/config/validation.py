@@ -274,7 +274,6 @@ def _architecture_problems(config: Config, architecture: Architecture, kind: str
             config.retro,
             config.model,
             config.experts,
-            config.lora,
             config.masks,
             config.parallel,
         )

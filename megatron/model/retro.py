@@ -4,7 +4,8 @@ Letters: m tokens of a chunk, c chunks of a sample, k neighbors of a chunk, r to
 batch of neighbors is e = b * c * k, that of chunks n = b * c; sample by sample, then chunk by chunk.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import gpt_layers
-from megatron.model.layers.attention import ParallelCrossAttention
+from megatron.model.layers.attention import ParallelCrossAttention, Regrouping, keep
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import EmbeddingPipe
 from megatron.model.layers.layer_input import LayerInput, Shared, once
@@ -112,7 +113,7 @@ class RetroEmbeddingPipe(EmbeddingPipe):
 class CrossAttentionLayer(ParallelTransformerLayerPipe):
     """Base of layers with cross-attention between self-attention and MLP, behind a norm of its own.
 
-    The other weights have the names of a GPT layer.
+    The other weights have the names of a GPT layer. Ranks may divide the sequence into `parts`.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
             spec, core_attention=core_attention(number), **parts
         )
         self.pre_inter_attention_layernorm = norm_layer(spec, kernels=kernels).build()
+        self.parts, self.part = (group.size(), group.rank()) if sequence_parallel else (1, 0)
 
     def self_attended(self, inputs: LayerInput) -> tuple[Tensor, Tensor]:
         """Return the residual stream behind self-attention, and its norm for cross-attention."""
@@ -162,10 +164,13 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
 
     The first Retro layer has the encoder of neighbors, the last one drops its output.
 
-    Shapes: hidden [s, b, h] -> the same; encoder_hidden: neighbors [r, e, h] -> rows [k*r, n, h] in
-        the first Retro layer, those of real tokens first; encoder_span [e, 1, 2] stays.
+    Padding of neighbors is no key: rows of real tokens come first, so that a span of positions says
+    which those are. The order of rows has no effect on attention without positions.
+
+    Shapes: hidden [s, b, h] -> the same; encoder_hidden: embedded neighbors [r, e, h] -> encoded ones
+        in the first Retro layer; encoder_span [e, 1, 2] stays.
     Communication: three all-reduces of [s, b, h] over the group forward; backward three, and one of
-        [k*r, n, h]; the first layer also those of the encoder.
+        [r, e, h]; the first layer also those of the encoder.
     Source: arXiv:2112.04426, section 2.4; arXiv:2304.06762, section 3.
     """
 
@@ -182,62 +187,106 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         context, span_e12 = inputs.encoder_hidden, inputs.encoder_span
         if context is None or span_e12 is None:
             raise ValueError("a Retro layer needs retrieved neighbors")
-        shared: Shared = {} if inputs.shared is None else inputs.shared
-        prompts_b = (inputs.batch or {}).get(PROMPT_LENGTHS)
         x_sbh, normed_sbh = self.self_attended(inputs)
         if self.encoder is not None:
-            context = self.encoder(context, span_e12, normed_sbh, shared, prompts_b)
-        if prompts_b is None:
-            y_sbh = self.attend_chunks(normed_sbh, context, span_e12, shared)
-        else:
-            y_sbh = self.attend_prompts(normed_sbh, context, span_e12, prompts_b, shared)
+            context = self.encoder(context, span_e12, normed_sbh, inputs)
+        y_sbh = self.attend_neighbors(normed_sbh, context, span_e12, inputs)
         hidden = self.to_mlp(y_sbh, None, x_sbh)
         if self.drops:
             return inputs._replace(hidden=hidden, **dict.fromkeys(self.drops))
         return inputs._replace(hidden=hidden, encoder_hidden=context)
 
-    def attend_chunks(
-        self, normed_sbh: Tensor, context: Tensor, span_e12: Tensor, shared: Shared
+    def attend_neighbors(
+        self, normed_sbh: Tensor, context: Tensor, span_e12: Tensor, inputs: LayerInput
     ) -> Tensor:
         """Return what chunked cross-attention adds to the residual stream, [s, b, h]."""
-        s, b, _ = normed_sbh.shape
-        m, c = self.spec.retro_chunk_length, context.size(1) // b
-        first = first_chunk(s, c, m)
-        span_n12 = once(shared, "Retro context span", lambda: _span_of_chunks(span_e12, b * c))
-        queries = F.pad(normed_sbh[first - 1 :], (0, 0, 0, 0, 0, c * m - (s - first + 1)))
-        y, bias = self.inter_attention(to_chunks(queries, c), context, span_n12, shared=shared)
-        has_neighbors_n1 = (span_n12[:, 0, 1:] > 0).to(y.dtype)
-        y = (y if bias is None else y + bias) * (self.spec.retro_attention_gate * has_neighbors_n1)
-        y = y.unflatten(1, (b, c)).permute(2, 0, 1, 3).flatten(0, 1)
-        return F.pad(y[: s - first + 1], (0, 0, 0, 0, first - 1, 0))
+        shared: Shared = {} if inputs.shared is None else inputs.shared
+        s, b, k = normed_sbh.size(0) * self.parts, normed_sbh.size(1), self.spec.retro_num_neighbors
+        n = context.size(1) // k
+        span_n12 = once(shared, "Retro context span", lambda: _span_of_chunks(span_e12, n))
 
-    def attend_prompts(
-        self,
-        normed_sbh: Tensor,
-        context: Tensor,
-        span_e12: Tensor,
-        prompts_b: Tensor,
-        shared: Shared,
-    ) -> Tensor:
-        """Return what cross-attention to the neighbors of prompts adds, [s, b, h]."""
-        s, b, _ = normed_sbh.shape
-        span_b12 = once(shared, "Retro context span", lambda: _span_of_chunks(span_e12, b))
-        y, bias = self.inter_attention(normed_sbh, context, span_b12, shared=shared)
-        positions_s1 = torch.arange(s, device=prompts_b.device)[:, None]
-        attends_sb = (positions_s1 >= prompts_b - 1) & (span_b12[:, 0, 1] > 0)
-        gate_sb1 = self.spec.retro_attention_gate * attends_sb.to(y.dtype)[..., None]
+        def rows(projected_rew: Tensor) -> Tensor:
+            r = len(projected_rew)
+            order = once(shared, "Retro context order", lambda: _real_first(span_e12, r, n))
+            found = to_rows(projected_rew, k)
+            return found.gather(0, order[..., None].expand_as(found))
+
+        prompts_b = _prompts_of(inputs)
+        if prompts_b is None:
+            chunks = Chunks(s, n // b, self.spec.retro_chunk_length)
+            regrouping = Regrouping(chunks.of_queries, rows, chunks.to_tokens)
+            attends_sb = once(shared, "Retro tokens", lambda: chunks.attending(span_n12))
+        else:
+            regrouping = Regrouping(keep, rows, keep)
+            positions_s1 = torch.arange(s, device=prompts_b.device)[:, None]
+            attends_sb = (positions_s1 >= prompts_b - 1) & (span_n12[:, 0, 1] > 0)
+        y, bias = self.inter_attention(
+            normed_sbh, context, span_n12, shared=shared, regrouping=regrouping
+        )
+        own_sb = attends_sb.chunk(self.parts)[self.part]
+        gate_sb1 = self.spec.retro_attention_gate * own_sb.to(y.dtype)[..., None]
         return (y if bias is None else y + bias) * gate_sb1
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The c chunks of m tokens of s tokens, of which the first is the short one.
+
+    Shapes: x_sbw [s, b, w]; a chunk each x_mnw [m, n, w].
+    """
+
+    s: int
+    c: int
+    m: int
+
+    @property
+    def first(self) -> int:
+        """Return the number of tokens of the first chunk; the others have m each.
+
+        Raises:
+            ValueError: s tokens are not c chunks.
+        """
+        first = self.s - (self.c - 1) * self.m
+        if not 0 < first <= self.m:
+            raise ValueError(
+                f"{self.s} tokens are not {self.c} chunks of {self.m}, or of less in the first one"
+            )
+        return first
+
+    def of_keys(self, x_sbw: Tensor) -> Tensor:
+        """Return the chunks; the first one is padded behind its tokens."""
+        padding = F.pad(x_sbw[: self.first], (0, 0, 0, 0, 0, self.m - self.first))
+        return to_chunks(torch.cat([padding, x_sbw[self.first :]]), self.c)
+
+    def of_queries(self, x_sbw: Tensor) -> Tensor:
+        """Return for each chunk the tokens that attend to its neighbors, padded behind the last."""
+        taken = x_sbw[self.first - 1 :]
+        padded = F.pad(taken, (0, 0, 0, 0, 0, self.c * self.m - len(taken)))
+        return to_chunks(padded, self.c)
+
+    def to_tokens(self, x_mnw: Tensor) -> Tensor:
+        """Invert `of_queries`; tokens that attend to no neighbors get zeros."""
+        x = x_mnw.unflatten(1, (-1, self.c)).permute(2, 0, 1, 3).flatten(0, 1)
+        return F.pad(x[: self.s - self.first + 1], (0, 0, 0, 0, self.first - 1, 0))
+
+    def attending(self, span_n12: Tensor) -> Tensor:
+        """Return whether each token attends to neighbors, [s, b]; those of `span_n12` are real."""
+        has_neighbors_1n1 = (span_n12[:, 0, 1:] > 0)[None].expand(self.m, -1, -1)
+        return self.to_tokens(has_neighbors_1n1)[..., 0]
+
+    def lengths(self, n: int, device: torch.device) -> Tensor:
+        """Return the real tokens of each of n chunks, those of several samples."""
+        stops_n = torch.full((n,), self.m, device=device)
+        stops_n[:: self.c] = self.first
+        return stops_n
 
 
 class RetroEncoder(nn.Module):
     """Bidirectional encoder of retrieved neighbors; its first layer attends to the retrieving chunk.
 
-    Its dropouts are its own, and it has no final norm. Padding of a neighbor is no key, here and in
-    chunked cross-attention: rows of real tokens come first in the result, so that a span of positions
-    says which those are. The order of rows has no effect on attention without positions.
+    Its dropouts are its own, and it has no final norm. Padding of a neighbor is no key.
 
-    Shapes: neighbors [r, e, h], span [e, 1, 2], chunk states [s, b, h], lengths of prompts [b] or None
-        -> [k*r, n, h].
+    Shapes: neighbors [r, e, h], span [e, 1, 2], chunk states [s, b, h] -> [r, e, h].
     Communication: as many all-reduces as layers have, of [r, e, h].
     """
 
@@ -251,6 +300,8 @@ class RetroEncoder(nn.Module):
             window=0,
             full_attention_layers=(),
         )
+        # Into which ranks divide sequences.
+        self.parts = parts["group"].size() if parts.get("sequence_parallel") else 1
         self.layers = nn.ModuleList(
             (RetroEncoderLayer if number == 1 else ParallelTransformerLayerPipe)(
                 spec=own, number=number, **parts
@@ -259,45 +310,30 @@ class RetroEncoder(nn.Module):
         )
 
     def forward(
-        self,
-        neighbors_reh: Tensor,
-        span_e12: Tensor,
-        states_sbh: Tensor,
-        shared: Shared,
-        prompts_b: Tensor | None = None,
+        self, neighbors_reh: Tensor, span_e12: Tensor, states_sbh: Tensor, inputs: LayerInput
     ) -> Tensor:
-        (r, e), k = neighbors_reh.shape[:2], self.spec.retro_num_neighbors
+        (r, e), s = neighbors_reh.shape[:2], len(states_sbh)
+        r, s = r * self.parts, s * self.parts
         positions_er = None
         if self.spec.layers_read_positions:
             positions_er = torch.arange(r, device=neighbors_reh.device).expand(e, r)
-        if prompts_b is None:
-            chunks_mnh, chunk_span = self._chunks(states_sbh, e // k)
-        else:
-            chunks_mnh, chunk_span = states_sbh, _span_to(prompts_b)
-        inputs = LayerInput(
+        n, b = e // self.spec.retro_num_neighbors, states_sbh.size(1)
+        lengths_n = _prompts_of(inputs)
+        if lengths_n is None:
+            chunks = Chunks(s, n // b, self.spec.retro_chunk_length)
+            lengths_n = chunks.lengths(n, states_sbh.device)
+        neighbors = LayerInput(
             neighbors_reh,
             positions=positions_er,
             attention_span=span_e12,
-            encoder_hidden=chunks_mnh,
-            encoder_span=chunk_span,
-            shared=once(shared, "Retro encoder", dict),
+            encoder_hidden=states_sbh,
+            encoder_span=_span_to(lengths_n),
+            batch=inputs.batch,
+            shared=once({} if inputs.shared is None else inputs.shared, "Retro encoder", dict),
         )
         for layer in self.layers:
-            inputs = layer(inputs)
-        order = once(shared, "Retro context order", lambda: _real_first(span_e12, r, e // k))
-        rows = to_rows(inputs.hidden, k)
-        return rows.gather(0, order[..., None].expand_as(rows))
-
-    def _chunks(self, states_sbh: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Return the states of each chunk [m, n, h], and the span of its real positions [n, 1, 2]."""
-        s, b, _ = states_sbh.shape
-        c, m = n // b, self.spec.retro_chunk_length
-        first = first_chunk(s, c, m)
-        padding = F.pad(states_sbh[:first], (0, 0, 0, 0, 0, m - first))
-        chunks_mnh = to_chunks(torch.cat([padding, states_sbh[first:]]), c)
-        stops_n = torch.full((n,), m, device=states_sbh.device)
-        stops_n[::c] = first
-        return chunks_mnh, _span_to(stops_n)
+            neighbors = layer(neighbors)
+        return neighbors.hidden
 
 
 class RetroEncoderLayer(CrossAttentionLayer):
@@ -306,33 +342,27 @@ class RetroEncoderLayer(CrossAttentionLayer):
     The residual of cross-attention is the stream; with `retro_normed_residual` its norm, as in
     Megatron core.
 
-    Shapes: hidden [r, e, h], encoder_hidden [m, n, h] -> hidden [r, e, h].
+    Shapes: hidden [r, e, h], encoder_hidden: the states of all tokens [s, b, h] -> hidden [r, e, h].
     Communication: three all-reduces of [r, e, h] over the group forward; backward three, and one of
-        [m, n, h].
+        [s, b, h].
     """
 
     def forward(self, inputs: LayerInput) -> LayerInput:
-        chunks_mnh = inputs.encoder_hidden
-        if chunks_mnh is None:
+        states_sbh = inputs.encoder_hidden
+        if states_sbh is None:
             raise ValueError("the first layer of the encoder needs the states of chunks")
         x, normed = self.self_attended(inputs)
-        k = self.spec.retro_num_neighbors
-        y, bias = self.inter_attention(to_rows(normed, k), chunks_mnh, inputs.encoder_span)
-        y = y.unflatten(0, (k, -1)).permute(1, 2, 0, 3).flatten(1, 2)
+        k, b, s = self.spec.retro_num_neighbors, states_sbh.size(1), len(states_sbh) * self.parts
+        context: Callable[[Tensor], Tensor] = keep
+        if _prompts_of(inputs) is None:
+            c = normed.size(1) // k // b
+            context = Chunks(s, c, self.spec.retro_chunk_length).of_keys
+        regrouping = Regrouping(lambda q: to_rows(q, k), context, lambda y: from_rows(y, k))
+        y, bias = self.inter_attention(
+            normed, states_sbh, inputs.encoder_span, regrouping=regrouping
+        )
         residual = normed if self.spec.retro_normed_residual else x
         return inputs._replace(hidden=self.to_mlp(y, bias, residual))
-
-
-def first_chunk(s: int, c: int, m: int) -> int:
-    """Return the number of tokens of the first chunk; the other c - 1 have m each.
-
-    Raises:
-        ValueError: s tokens are not c chunks.
-    """
-    first = s - (c - 1) * m
-    if not 0 < first <= m:
-        raise ValueError(f"{s} tokens are not {c} chunks of {m}, or of less in the first one")
-    return first
 
 
 def to_chunks(x_sbh: Tensor, c: int) -> Tensor:
@@ -343,6 +373,16 @@ def to_chunks(x_sbh: Tensor, c: int) -> Tensor:
 def to_rows(x_reh: Tensor, k: int) -> Tensor:
     """Return the tokens of the k neighbors of each chunk behind each other: [k*r, n, h]."""
     return x_reh.unflatten(1, (-1, k)).permute(2, 0, 1, 3).flatten(0, 1)
+
+
+def from_rows(x_qnw: Tensor, k: int) -> Tensor:
+    """Invert `to_rows`: [k*r, n, w] -> [r, e, w]."""
+    return x_qnw.unflatten(0, (k, -1)).permute(1, 2, 0, 3).flatten(1, 2)
+
+
+def _prompts_of(inputs: LayerInput) -> Tensor | None:
+    """Return the lengths of prompts; None where chunks of equal length have retrieved neighbors."""
+    return (inputs.batch or {}).get(PROMPT_LENGTHS)
 
 
 def _real_first(span_e12: Tensor, r: int, n: int) -> Tensor:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins
+from megatron.checkpointing.saved_run import SavedNetwork, checkpoint_flags, lost_plugins
 from megatron.common.errors import (
     ConfigError,
     ExitCode,
@@ -19,7 +19,7 @@ from megatron.common.errors import (
     near,
 )
 from megatron.common.registry import OBJECTIVES
-from megatron.config.config import Config, parse_config
+from megatron.config.config import SECTIONS, Config, parse_config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
 from megatron.config.data.instructions import QUESTIONS
 from megatron.config.data.objective import (
@@ -28,6 +28,8 @@ from megatron.config.data.objective import (
     objective_tokenizer_arguments,
 )
 from megatron.config.network.retro import retro_objective
+from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.parser import value_in
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
@@ -58,10 +60,8 @@ def train_from(
         MegatronError: something that the user can mend.
     """
     saved = checkpoint_flags(argv)
-    if saved and declaration_of(objective).kind == QUESTIONS:
-        # The samples of a Retro project are those of pretraining.
-        flags = {name: value for name, value in saved.flags.items() if name != "retro_project_dir"}
-        saved = replace(saved, flags=flags)
+    if declaration_of(objective).kind == QUESTIONS:
+        saved = _without_project(argv, saved)
     try:
         config, notices = parse_config(
             argv, description=description or "", defaults=saved.flags if saved else None
@@ -74,6 +74,23 @@ def train_from(
     start_through_launcher(config.training, argv, launcher)
     objective = retro_objective(config.retro, config.plugins.objective or objective)
     return train(config, objective, notices=notices)
+
+
+def _without_project(argv: Sequence[str], saved: SavedNetwork | None) -> SavedNetwork | None:
+    """Return the flags of a checkpoint without a Retro project, whose samples are those of pretraining.
+
+    Raises:
+        ConfigError: `argv` names a project.
+    """
+    if value_in(with_file_flags(argv, SECTIONS), "--retro-project-dir"):
+        raise ConfigError(
+            "--retro-project-dir is for pretrain_retro.py: questions are in --data-folder, and "
+            "--retro-chunk-length is a flag here"
+        )
+    if saved is None:
+        return None
+    flags = {name: each for name, each in saved.flags.items() if name != "retro_project_dir"}
+    return replace(saved, flags=flags)
 
 
 def train(

@@ -19,7 +19,7 @@ from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import Losses
 from megatron.objectives.objective import Objective
-from megatron.optimizer.param_groups import param_groups
+from megatron.optimizer.param_groups import plan_groups
 from megatron.tensor_parallel.broadcast import Fields, sequence_shard
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -63,7 +63,8 @@ class Network:
 
     def plainly_trained(self, *flags: str) -> tuple[Steps, dict[str, torch.Tensor]]:
         """Return the steps and the weights of the run in this process alone."""
-        spec = self.plan(*flags).model
+        plan = self.plan(*flags)
+        spec = plan.model
         model = SequentialModel(
             self.objective.layers(
                 spec,
@@ -75,7 +76,7 @@ class Network:
             )
         )
         initialise(model, seed=1234, std=0.3, num_layers=spec.num_layers, vocab_size=11)
-        optimizer = torch.optim.SGD(param_groups(model, 0.1), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(plan_groups(model, plan.optimizer), lr=0.1, momentum=0.9)
         loss_of, batches = self.loss(lone_group(), vocab_size=11), self.micro_batches()
         steps = []
         for _ in range(self.steps):

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from one_process import MICRO_BATCHES, PIPELINE, TENSOR, Layout, Network
 from ranks import outcomes_on_ranks, require_passed
 
 from megatron.model.loss import next_token_loss
+from megatron.objectives.instruct import PROMPT_FIELDS, InstructRetro
 from megatron.objectives.retro import RETRO_FIELDS, Retro, retro_batch
 
 STEPS = 2
@@ -28,6 +30,14 @@ def micro_batches():
         )
 
 
+def prompts():
+    """Yield samples with prompts of all lengths, which have neighbors in place of chunks."""
+    draw = partial(torch.randint, generator=torch.Generator().manual_seed(1))
+    for batch in micro_batches():
+        own = {name: x[:, :1] for name, x in batch.items() if name.startswith("neighbor")}
+        yield {**batch, **own, "prompt_lengths": draw(1, 7, (2,))}
+
+
 NETWORK = Network(
     name="retro",
     objective=Retro(),
@@ -40,6 +50,15 @@ NETWORK = Network(
     loss=next_token_loss,
     steps=STEPS,
 )
+INSTRUCT = replace(
+    NETWORK,
+    name="instruct-retro",
+    objective=InstructRetro(),
+    fields=PROMPT_FIELDS,
+    flags=(*NETWORK.flags, "--data-folder", "questions"),
+    micro_batches=prompts,
+)
+LORA = "--lora-rank", "2", "--lora-target-modules", "all-linear"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1", "--checkpoint-activations"),
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "3", "--recompute-granularity", "selective"),
@@ -48,6 +67,11 @@ CHECKS = [
     Layout(NETWORK, PIPELINE, "4", "--checkpoint-activations", "--zero-stage", "1"),
     Layout(NETWORK, PIPELINE, "4", "--zero-stage", "0", "--pp-partition-method", "uniform"),
     Layout(NETWORK, "--fp16", "--initial-loss-scale", "256", PIPELINE, "2"),
+    Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--sequence-parallel", "--checkpoint-activations"),
+    Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--checkpoint-activations", network=LORA),
+    Layout(INSTRUCT, PIPELINE, "4", "--checkpoint-activations"),
+    Layout(INSTRUCT, TENSOR, "2", PIPELINE, "2"),
+    Layout(INSTRUCT, TENSOR, "2", "--sequence-parallel"),
 ]
 
 

@@ -165,6 +165,8 @@ def _problems(
 ) -> Iterator[str]:
     if model.get("num_experts"):
         yield "Megatron-LM's files cannot express layers with experts"
+    if model.get("lora_rank"):
+        yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
     if model.get("retro_layers"):
         yield from retro_problems(model, pipeline=pipeline, flag=flags[1])
     if model.get("parallel_residual"):

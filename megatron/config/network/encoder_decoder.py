@@ -125,7 +125,8 @@ def unsupported_problems(
 ) -> Iterator[str]:
     """Yield the flags that networks with an encoder and a decoder do not have."""
     flags = {
-        **unbuilt_flags(model, experts, lora, masks, parallel, positions=("learned", "relative")),
+        **unbuilt_flags(model, experts, masks, parallel, positions=("learned", "relative")),
+        "--lora-rank": lora.lora_rank > 0,
         "--embed-layernorm": model.embed_layernorm,
         "--scale-embedding": model.scale_embedding,
         "--untie-embeddings-and-output-weights": model.untie_embeddings_and_output_weights,

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping
 from megatron.config.data.masks import MaskConfig
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.layer_pattern import window_of
-from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import (
     ModelConfig,
     ffn_hidden_size_of,
@@ -63,7 +62,6 @@ def flag_problems(flags: Mapping[str, bool], reason: str) -> Iterator[str]:
 def unbuilt_flags(
     model: ModelConfig,
     experts: ExpertConfig,
-    lora: LoraConfig,
     masks: MaskConfig,
     parallel: ParallelConfig,
     *,
@@ -81,7 +79,6 @@ def unbuilt_flags(
         "--parallel-residual": model.parallel_residual,
         "--sandwich-norm": model.sandwich_norm,
         "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
-        "--lora-rank": lora.lora_rank > 0,
         "--reset-position-ids": masks.reset_position_ids,
         "--reset-attention-mask": masks.reset_attention_mask,
         "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,

@@ -7,7 +7,6 @@ from typing import Annotated
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.retro_project import RetroPlan
 from megatron.config.network.experts import ExpertConfig
-from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
@@ -115,7 +114,6 @@ def retro_problems(
     config: RetroConfig,
     model: ModelConfig,
     experts: ExpertConfig,
-    lora: LoraConfig,
     masks: MaskConfig,
     parallel: ParallelConfig,
 ) -> Iterator[str]:
@@ -141,19 +139,23 @@ def retro_problems(
             f"--max-position-embeddings {positions} is less than the {chunk * retrieved} tokens of a "
             "neighbor (--retro-chunk-length * --retro-num-retrieved-chunks)"
         )
+    tensor = parallel.tensor_model_parallel_size
+    if parallel.sequence_parallel and tensor > 0 and chunk * retrieved % tensor:
+        yield (
+            f"--sequence-parallel divides the {chunk * retrieved} tokens of a neighbor "
+            f"(--retro-chunk-length * --retro-num-retrieved-chunks) by --tensor-model-parallel-size "
+            f"{tensor}, which leaves a remainder"
+        )
     if not retro_layer_numbers(model.num_layers):
         yield (
             f"--num-layers {model.num_layers} must be at least 6: the first layer that attends to "
             "neighbors is the sixth"
         )
     flags = {
-        **unbuilt_flags(
-            model, experts, lora, masks, parallel, positions=("learned", "rotary", "none")
-        ),
+        **unbuilt_flags(model, experts, masks, parallel, positions=("learned", "rotary", "none")),
         "--apply-residual-connection-post-layernorm": (
             model.apply_residual_connection_post_layernorm
         ),
-        "--sequence-parallel": parallel.sequence_parallel,
     }
     yield from flag_problems(flags, "is not built for networks with retrieval: leave it out")
 

@@ -42,12 +42,12 @@ class RetroRunner(ModelRunner):
             if isinstance(layer, ParallelTransformerRetroLayerPipe):
                 attention = layer.inter_attention
                 width = 2 * attention.local_groups * spec.head_dim
-                tokens = spec.retro_num_neighbors * spec.retro_retrieved_length
-                kept = torch.zeros(self.rows, tokens, width, dtype=self.dtype, device=self.device)
+                shape = (self.rows, spec.retro_num_neighbors, spec.retro_retrieved_length, width)
+                kept = torch.zeros(shape, dtype=self.dtype, device=self.device)
                 self._kept.append(KeptContexts(attention.key_value, kept))
                 attention.key_value = self._kept[-1]
                 if layer.encoder is not None:
-                    encoder = EncoderOfPrefill(layer.encoder, spec.retro_num_neighbors)
+                    encoder = EncoderOfPrefill(layer.encoder)
                     layer.encoder = encoder  # type: ignore[assignment]
         self.cache.others = (self._lengths, *(each.kept for each in self._kept))
 
@@ -87,18 +87,17 @@ class RetroRunner(ModelRunner):
 class EncoderOfPrefill(nn.Module):
     """Encoder of neighbors, which does not run in decode steps.
 
-    Shapes: neighbors [r, e, h] -> [k*r, n, h]; in decode steps r is 0.
+    Shapes: neighbors [r, e, h] -> [r, e, h]; in decode steps r is 0.
     """
 
-    def __init__(self, encoder: nn.Module, num_neighbors: int):
+    def __init__(self, encoder: nn.Module):
         super().__init__()
-        self.encoder, self._num_neighbors = encoder, num_neighbors
+        self.encoder = encoder
 
     def forward(self, neighbors_reh: Tensor, *others: Any) -> Tensor:
         """Return the encoder's output; nothing without tokens."""
-        r, e, h = neighbors_reh.shape
-        if not r:
-            return neighbors_reh.new_zeros(0, e // self._num_neighbors, h)
+        if not len(neighbors_reh):
+            return neighbors_reh
         encoded: Tensor = self.encoder(neighbors_reh, *others)
         return encoded
 
@@ -110,8 +109,8 @@ class KeptContexts(nn.Module):
         key_value: the linear layer of cross-attention.
         kept: a row for each sequence.
 
-    Shapes: encoder's output [k*r, n, h], in decode steps [0, n, h] -> [k*r, n, 2 * g * d]; kept
-        [rows, k*r, 2 * g * d].
+    Shapes: encoder's output [r, b*k, h], in decode steps [0, b*k, h] -> [r, b*k, 2 * g * d]; kept
+        [rows, k, r, 2 * g * d].
     """
 
     def __init__(self, key_value: nn.Module, kept: Tensor):
@@ -119,11 +118,13 @@ class KeptContexts(nn.Module):
         self.key_value, self.kept = key_value, kept
         self.first = 0  # row of the first sequence of a prefill
 
-    def forward(self, context_tnh: Tensor) -> Tensor:
+    def forward(self, context_reh: Tensor) -> Tensor:
         """Return the projection of the encoder's output, or what was kept of it."""
-        rows = context_tnh.size(1)
-        if not len(context_tnh):
-            return self.kept[:rows].transpose(0, 1)
-        projected: Tensor = self.key_value(context_tnh)
-        self.kept[self.first : self.first + rows] = projected.transpose(0, 1)
+        k = self.kept.size(1)
+        rows = context_reh.size(1) // k
+        if not len(context_reh):
+            return self.kept[:rows].flatten(0, 1).transpose(0, 1)
+        projected: Tensor = self.key_value(context_reh)
+        kept = projected.transpose(0, 1).unflatten(0, (rows, k))
+        self.kept[self.first : self.first + rows] = kept
         return projected

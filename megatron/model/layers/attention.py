@@ -1,6 +1,8 @@
 """Self-attention and cross-attention with the heads divided over tensor-parallel ranks."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -88,19 +90,17 @@ class ParallelAttention(nn.Module):
     def build_inputs(self, sequence_parallel: bool) -> None:
         """Build the linear layer in front of the core."""
         heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
-        self.query_key_value = self.input_layer(
-            "query_key_value", heads + 2 * groups, sequence_parallel
-        )
+        self.query_key_value = self.input_layer(heads + 2 * groups, sequence_parallel)
 
-    def input_layer(self, name: str, num_heads: int, sequence_parallel: bool) -> nn.Module:
-        """Build the column-parallel layer `name`, which projects its input to `num_heads` heads."""
+    def input_layer(self, num_heads: int, sequence_parallel: bool) -> nn.Module:
+        """Build a column-parallel layer that projects its input to `num_heads` heads."""
         return ColumnParallelLinear(
             self.spec.hidden_size,
             num_heads * self.spec.head_dim,
             group=self.group,
             has_bias=self.spec.qkv_bias,
             sequence_parallel=sequence_parallel,
-            adapter=adapter_of(self.spec, name, self.rng),
+            adapter=adapter_of(self.spec, "query_key_value", self.rng),
             product=self.kernels.linear,
         )
 
@@ -207,13 +207,38 @@ class ParallelAttention(nn.Module):
         return f"{heads}, head_dim={spec.head_dim}{window}, tensor_parallel={ranks}"
 
 
+@dataclass(frozen=True)
+class Regrouping:
+    """Rearrangement of full sequences between the linear layers of cross-attention.
+
+    There the ranks that divide the sequence between layers have all positions of their heads.
+
+    Args:
+        queries: of projected queries [s, b, w], to [m, n, w].
+        context: of projected keys and values [t, b', w], to [t', n, w].
+        output: of mixed values [m, n, w], to [s, b, w].
+    """
+
+    queries: Callable[[Tensor], Tensor]
+    context: Callable[[Tensor], Tensor]
+    output: Callable[[Tensor], Tensor]
+
+
+def keep(x: Tensor) -> Tensor:
+    """Return `x` as it is."""
+    return x
+
+
+_AS_IT_IS = Regrouping(keep, keep, keep)
+
+
 class ParallelCrossAttention(ParallelAttention):
     """Cross-attention: queries of a decoder, keys and values of an encoder's output.
 
     Rows of the fused weight of keys and values are grouped [groups, {key, value}, head_dim].
 
     Shapes: x_sbh [s, b, h], encoder_tbh [t, b, h], spans_bs2 [b, 1, 2] of positions of the encoder
-        -> (y_sbh [s, b, h], bias [h] or None).
+        -> (y_sbh [s, b, h], bias [h] or None). Spans are of what `regrouping` makes of them.
     Communication: forward one all-reduce of [s, b, h] over `group`; backward one of [s, b, h] and
         one of [t, b, h].
     """
@@ -221,8 +246,8 @@ class ParallelCrossAttention(ParallelAttention):
     def build_inputs(self, sequence_parallel: bool) -> None:
         """Build the linear layers in front of the core."""
         heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
-        self.query = self.input_layer("query", heads, sequence_parallel)
-        self.key_value = self.input_layer("key_value", 2 * groups, sequence_parallel)
+        self.query = self.input_layer(heads, sequence_parallel)
+        self.key_value = self.input_layer(2 * groups, sequence_parallel)
 
     def forward(  # type: ignore[override]
         self,
@@ -231,14 +256,18 @@ class ParallelCrossAttention(ParallelAttention):
         spans_bs2: Tensor | None,
         *,
         shared: Shared | None = None,
+        regrouping: Regrouping = _AS_IT_IS,
     ) -> tuple[Tensor, Tensor | None]:
         head_dim, groups = self.spec.head_dim, self.local_groups
-        query = self.query(x_sbh).unflatten(2, (groups, self.queries_per_group, head_dim))
-        key_value = self.key_value(encoder_tbh).unflatten(2, (groups, 2, head_dim))
+        query = regrouping.queries(self.query(x_sbh))
+        query = query.unflatten(2, (groups, self.queries_per_group, head_dim))
+        key_value = regrouping.context(self.key_value(encoder_tbh))
+        key_value = key_value.unflatten(2, (groups, 2, head_dim))
         query, key, value = self.in_heads(query, *key_value.split(1, dim=3))
         mask = once(
             {} if shared is None else shared,
             "mask of encoder",
             lambda: Mask(causal=False, spans_bs2=spans_bs2),
         )
-        return self.output(self.core(query, key, value, mask))
+        mixed = self.core(query, key, value, mask).permute(2, 0, 1, 3).flatten(2)
+        return self.dense(regrouping.output(mixed)), self.dense.bias

@@ -166,6 +166,7 @@ def test_any_tensor_parallel_ranks_are_written_and_read_back(group, tmp_path):
         (FORM[:1], (), "computes Retro as with --retro-no-final-norm"),
         (FORM[1:], (), "computes Retro as with --retro-normed-residual"),
         ([*FORM, "--retro-attention-gate", "0.5"], (), "as with --retro-attention-gate 1"),
+        ([*FORM, "--lora-rank", "2"], (), "cannot express adapters"),
         (FORM, ("--target-pipeline-parallel-size", "2"), "without pipeline stages; write 1"),
     ],
 )

@@ -72,7 +72,6 @@ def test_every_flag_reaches_the_network():
         (("--dataloader-type", "cyclic"), "--dataloader-type cyclic"),
         (("--position-embedding-type", "alibi"), "alibi is not built for networks with retrieval"),
         (("--window-size", "3"), "--window-size 3 is not built"),
-        (("--lora-rank", "2"), "--lora-rank is not built"),
         (("--num-experts", "2"), "--num-experts is not built"),
         (("--reset-attention-mask",), "--reset-attention-mask is not built"),
     ],
@@ -82,10 +81,14 @@ def test_what_retrieval_does_not_have_is_refused(flags, message):
         retro_plan(*flags)
 
 
-def test_sequence_parallelism_is_refused():
+def test_sequence_parallelism_divides_neighbors_evenly():
     flags = "--sequence-parallel", "--tensor-model-parallel-size", "2"
-    with pytest.raises(ConfigError, match="--sequence-parallel is not built for networks with ret"):
-        tiny_plan(*LAYERS, *flags, objective="retro", world_size=2)
+    tiny_plan(*LAYERS, *flags, objective="retro", world_size=2)
+    with pytest.raises(
+        ConfigError, match="divides the 9 tokens of a neighbor .* leaves a remainder"
+    ):
+        more = *flags, "--retro-num-retrieved-chunks", "3"
+        tiny_plan(*LAYERS, *more, objective="retro", world_size=2)
 
 
 def test_training_needs_a_project():

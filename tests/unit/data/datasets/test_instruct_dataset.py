@@ -11,6 +11,7 @@ from tiny import tiny_config, tiny_plan
 from megatron.common.errors import ConfigError, WrongDataError
 from megatron.config.network.retro import retro_objective
 from megatron.objectives.instruct import Instruct, InstructRetro
+from megatron.training.entry import train_from
 
 EOD = 256
 
@@ -147,6 +148,13 @@ def test_missing_files_are_refused(folder):
 def test_wrong_flags_are_refused(flags, message, folder):
     with pytest.raises(ConfigError, match=message):
         plan_of(folder, *flags)
+
+
+def test_a_project_of_pretraining_is_refused():
+    with pytest.raises(
+        ConfigError, match="--retro-project-dir is for pretrain_retro.py: questions"
+    ):
+        train_from(["--retro-project-dir", "project"], "instruct-retro", description=None)
 
 
 def test_the_folder_and_the_names_are_needed():
