@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.manifest import published_tags, read_manifest, tag_of
+from megatron.checkpointing.remote import fetch, local_directory
 from megatron.common.errors import (
     CheckpointError,
     ConfigError,
@@ -19,6 +20,7 @@ from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import missing_plugins, modules_in
+from megatron.config.run.urls import cache_of, urls_in
 
 _NETWORK_SECTIONS = ("model", "retro", "experts", "lora", "tokenizer", "text_task")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
@@ -117,6 +119,8 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
         return None
     if step and not step.isdigit():
         raise ConfigError(f"--ckpt-step {step} is no iteration")
+    load = local_directory(load, cache_of(urls_in(words)), flag="--load")
+    fetch(Path(load), step=int(step or 0))
     tags = [tag_of(int(step))] if step else published_tags(Path(load))
     errors = []
     for tag in tags:

@@ -40,7 +40,7 @@ from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
-from megatron.training.urls import with_local_data
+from megatron.training.urls import with_local_checkpoints, with_local_data
 
 if TYPE_CHECKING:
     from megatron.objectives.objective import Objective
@@ -109,6 +109,8 @@ def train(
     Raises:
         MegatronError: something that the user can mend.
     """
+    with before_the_first_step():
+        config = with_local_checkpoints(config)
     launcher = read_launcher()
     # A step that is taken again leaves no trace in the run's directory.
     save = "" if config.guards.replay_step else config.checkpoint.save or ""

@@ -58,7 +58,7 @@ from megatron.training.process.watchdog import Watchdog
 from megatron.training.replay import quiet, replay
 from megatron.training.run import Run, log_phase
 from megatron.training.telemetry.writers import writer_problems
-from megatron.training.urls import with_local_data
+from megatron.training.urls import with_local_checkpoints, with_local_data
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ def pretrain(
     """
     started_at = time.perf_counter()
     if not valid:
+        config = with_local_checkpoints(config)
         config = with_steps_of_epochs(config, world_size=launch.world_size)
         config = with_local_data(config, objective.name)
     tokenizer, decided = _decide(config, launch, device, objective, valid)

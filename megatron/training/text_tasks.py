@@ -10,6 +10,7 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
+from megatron.checkpointing.remote import local_directory
 from megatron.checkpointing.saved_run import (
     checkpoint_flags,
     read_saved_run,
@@ -17,6 +18,7 @@ from megatron.checkpointing.saved_run import (
 )
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
+from megatron.common.remote_files import is_url
 from megatron.config.config import Config, all_sections, parse_conversion
 from megatron.config.data.downstream import objective_of
 from megatron.config.data.objective import ObjectiveName, declaration_of
@@ -25,6 +27,7 @@ from megatron.config.foreign_flags.nemo import nemo_flags
 from megatron.config.foreign_flags.nemo_tasks import NEMO_TASKS
 from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
+from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
@@ -60,7 +63,7 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
     is_first = launch.rank == 0
     words = with_pretrained_network([f"--task={task}", *words], is_first=is_first)
     load = value_in(words, "--load")
-    if load and load != value_in(words, "--save") and not Path(load).exists():
+    if load and load != value_in(words, "--save") and not (is_url(load) or Path(load).exists()):
         raise WrongCheckpointError(f"--load {load}: there is no such path{near(Path(load))}")
     if load and Path(load).exists() and system_of(Path(load)) == "nemo":
         words += _tokenizer_of(Path(load), words, is_first=is_first)
@@ -132,7 +135,7 @@ def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list
     Raises:
         WrongCheckpointError: it is no archive, or has no vocabulary.
     """
-    save = value_in(words, "--save")
+    save = _save_in(words)
     if source.suffix != ".nemo" or value_in(words, "--vocab-file") or save is None:
         return []
     from megatron.checkpointing.megatron_lm.nemo import tokenizer_in  # torch takes seconds
@@ -143,6 +146,12 @@ def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, vocabulary.decode("utf-8"))
     return [f"--tokenizer-type={kind}", f"--vocab-file={file}"]
+
+
+def _save_in(words: Sequence[str]) -> str | None:
+    """Return the local directory of --save; None without the flag."""
+    save = value_in(words, "--save")
+    return save and local_directory(save, cache_of(urls_in(words)), flag="--save")
 
 
 def _is_own(source: Path) -> bool:
@@ -172,7 +181,7 @@ def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
         ConfigError: there is no --save.
         WrongCheckpointError: the folder holds another network, or the conversion takes too long.
     """
-    save = value_in(words, "--save")
+    save = _save_in(words)
     if save is None:
         raise ConfigError(f"{source} is converted to a folder of --save, which is missing")
     folder = Path(save) / CONVERTED

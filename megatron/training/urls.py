@@ -1,21 +1,54 @@
 """Local paths in place of the URLs (object storage) that a run's flags name."""
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from megatron.checkpointing.remote import fetch, local_directory, require_published
 from megatron.common.errors import raise_if_any
-from megatron.common.remote_files import local_path, url_problems
+from megatron.common.remote_files import is_url, local_path, url_problems
 from megatron.config.config import Config
 from megatron.config.data.corpora import SUFFIXES, DataConfig
 from megatron.config.data.objective import ObjectiveName, declaration_of
 from megatron.config.data.split_paths import read_split_groups
+from megatron.config.run.checkpoint import goes_on
 from megatron.config.run.urls import cache_of
 from megatron.data.token_files.remote_pairs import local_pair
 
+log = logging.getLogger(__name__)
+
 _URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,]+")
 _FILE = "_weighted_split_paths_path"  # end of the flags that name a file of weighted paths
+
+
+def with_local_checkpoints(config: Config) -> Config:
+    """Return `config` with local directories for --save and --load at URLs; download what is loaded.
+
+    Raises:
+        ConfigError: a URL holds credentials, or a package for its scheme is missing.
+        WrongCheckpointError: --load holds no checkpoint, and is not --save.
+        CheckpointError: it cannot be downloaded.
+    """
+    checkpoint, cache = config.checkpoint, cache_of(config.urls)
+    changed: dict[str, Any] = {
+        name: local_directory(path, cache, flag=f"--{name}")
+        for name, path in (("save", checkpoint.save), ("load", checkpoint.load))
+        if path and is_url(path)
+    }
+    if not changed:
+        return config
+    for name, copy in changed.items():
+        log.info("--%s %s: through %s", name, getattr(checkpoint, name), copy)
+    local = replace(checkpoint, **changed)
+    if checkpoint.load and "load" in changed:
+        directory = Path(changed["load"])
+        fetch(directory, step=checkpoint.ckpt_step or 0)
+        if not goes_on(local) or checkpoint.exit_on_missing_checkpoint:
+            require_published(directory, checkpoint.load, flag="--load")
+    return replace(config, checkpoint=local)
 
 
 def with_local_data(config: Config, objective: ObjectiveName) -> Config:

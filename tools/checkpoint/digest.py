@@ -12,20 +12,23 @@ sys.path.sort(key=lambda p: os.path.realpath(p) == os.path.dirname(os.path.realp
 sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it runs from anywhere
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from megatron.checkpointing.manifest import checkpoint_of, read_manifest
+from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.checkpoint_tools import LookConfig
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
     argv = with_flag(argv, "--path", "the path of a checkpoint")
-    parsed = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
+    parsed = parse_sections(
+        argv, {"look": LookConfig, "urls": UrlConfig}, description=__doc__ or ""
+    ).sections
     config: LookConfig = parsed["look"]
-    folder = checkpoint_of(Path(config.path))
+    folder = checkpoint_of(local_checkpoint(config.path, cache_of(parsed["urls"]), flag="--path"))
     manifest = read_manifest(folder)
     from megatron.checkpointing.resharding.digest import digest_of, digests
     from megatron.checkpointing.resharding.universal import read_checkpoint

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
+from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
 from megatron.config.data.downstream import LABELLED
 from megatron.config.data.objective import declaration_of
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.checkpoint_tools import LookConfig
 
 _COMMANDS = {
@@ -32,9 +34,11 @@ _COMMANDS = {
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
     argv = with_flag(argv, "--path", "the path of a checkpoint")
-    parsed = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
+    parsed = parse_sections(
+        argv, {"look": LookConfig, "urls": UrlConfig}, description=__doc__ or ""
+    ).sections
     config: LookConfig = parsed["look"]
-    path = Path(config.path)
+    path = local_checkpoint(config.path, cache_of(parsed["urls"]), flag="--path")
     system = system_of(path)
     if system is None:
         if not path.exists():

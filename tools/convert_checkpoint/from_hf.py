@@ -11,24 +11,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
+from megatron.checkpointing.remote import local_checkpoint, local_directory, upload_checkpoints
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.hugging_face import ImportConfig
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
-    parsed = parse_sections(argv, {"import": ImportConfig}, description=__doc__ or "").sections
+    sections = {"import": ImportConfig, "urls": UrlConfig}
+    parsed = parse_sections(argv, sections, description=__doc__ or "").sections
     config: ImportConfig = parsed["import"]
     if config.seq_length is not None and config.seq_length < 1:
         raise ConfigError(f"--seq-length {config.seq_length} must be at least 1")
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 
+    cache = cache_of(parsed["urls"])
+    save = Path(local_directory(config.save, cache, flag="--save"))
     imported = import_model(
-        Path(config.load),
-        Path(config.save),
+        local_checkpoint(config.load, cache),
+        save,
         ImportOptions(
             tokenizer=config.tokenizer_name_or_path,
             trusts_code=config.trust_remote_code,
@@ -37,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
             verifies=config.verify,
         ),
     )
+    upload_checkpoints(save)
     print(f"{imported.folder} holds {config.load}")
     if imported.is_text_part:
         print("only the language model was imported, not the image encoder")

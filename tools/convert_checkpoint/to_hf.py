@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.remote import local_checkpoint, local_folder
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import EXPORTERS
@@ -20,6 +21,7 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import PluginModulesConfig, load_plugins, missing_plugins
+from megatron.config.run.urls import UrlConfig, cache_of, urls_in
 from megatron.config.tools.hugging_face import ExportConfig
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.chat import read_chat_template
@@ -29,8 +31,9 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GI
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
-    load = value_in(argv, "--load")
-    saved = read_manifest(checkpoint_of(Path(load))) if load else None
+    load, cache = value_in(argv, "--load"), cache_of(urls_in(argv))
+    directory = local_checkpoint(load, cache) if load else None
+    saved = read_manifest(checkpoint_of(directory)) if directory else None
     modules = plugins_in(argv)
     load_plugins(modules)
     raise_if_any(missing_plugins(saved.config if saved else {}, modules))
@@ -39,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
         argv,
         {
             **{"export": ExportConfig, "tokenizer": TokenizerConfig},
-            **{"plugins": PluginModulesConfig, **exporters},
+            **{"plugins": PluginModulesConfig, "urls": UrlConfig, **exporters},
         },
         description=__doc__ or "",
         defaults=_tokenizer_of(argv, saved) if saved else None,
@@ -51,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = objective_tokenizer_arguments(parsed["tokenizer"], objective)
     tokenizer = build_tokenizer(**arguments)
     template = read_chat_template(config.chat_template, None).source
-    source = checkpoint_of(Path(config.load))
+    source = checkpoint_of(directory or Path(config.load))
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.export import Export, ExportOptions, export
 
@@ -69,7 +72,8 @@ def main(argv: Sequence[str]) -> None:
             verifies=config.verify,
         ),
     )
-    exported = export(job, Path(config.save), config.exporter, own_flags)
+    with local_folder(config.save, cache) as output:
+        exported = export(job, output, config.exporter, own_flags)
     print(f"{config.save} holds {source} as {exported or config.exporter}")
 
 

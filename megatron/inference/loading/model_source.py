@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
 from megatron.config.data.objective import ObjectiveName, objective_tokenizer_arguments
 from megatron.config.inference.generation import LAYOUT
 from megatron.config.parsing.parser import value_in
+from megatron.config.run.urls import cache_of, urls_in
 
 if TYPE_CHECKING:
     from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
@@ -65,7 +67,7 @@ def read_model_source(
         problems.append("--load is missing: the directory that a run saved to with --save")
         raise ConfigError(*problems)
     raise_if_any(problems)
-    folder, manifest, weights = _model_in(Path(load))
+    folder, manifest, weights = _model_in(local_checkpoint(load, cache_of(urls_in(argv))))
     trained = {
         section: {name: value for name, value in fields.items() if name not in LAYOUT}
         for section, fields in manifest.config.items()

@@ -17,7 +17,7 @@ from megatron.checkpointing.compare import (
     table,
 )
 from megatron.checkpointing.manifest import damage
-from megatron.checkpointing.publish import set_aside
+from megatron.checkpointing.remote import set_aside
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.universal import is_universal, read_universal
 from megatron.checkpointing.resharding.unpickle import read_state

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -32,8 +33,15 @@ from megatron.checkpointing.publish import (
     publish_written,
     removable,
 )
+from megatron.checkpointing.remote import (
+    pending_uploads,
+    prune_remote,
+    publish_uploaded,
+    upload_files,
+    url_of,
+)
 from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor
-from megatron.common.errors import CheckpointError, MegatronError
+from megatron.common.errors import CheckpointError, MegatronError, reason
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
@@ -48,6 +56,7 @@ from megatron.training.loop.state import TrainState
 log = logging.getLogger(__name__)
 
 _Futures = Sequence[Future[Any]]
+T = TypeVar("T")
 
 
 class Checkpoints(Hook):
@@ -74,6 +83,8 @@ class Checkpoints(Hook):
         self._config = config
         self._intervals = [each for each in (plan.checkpoint.interval, epoch) if each]
         self._directory = Path(plan.checkpoint.save)
+        self._url = url_of(self._directory)
+        self._not_uploaded = ""  # why the newest checkpoint is not at the URL
         self._seeks_scale = plan.precision.dtype == "fp16"
         self._has_lock = (self._directory / LOCK).exists()
         self.system_info = system_info()
@@ -163,13 +174,22 @@ class Checkpoints(Hook):
     def verify(self) -> None:
         """Read the newest checkpoint back from disk before the run ends, unless that is done.
 
+        What the URL of --save lacks, also of an earlier run, is uploaded.
+
         Raises:
-            CheckpointError: the disk does not hold what was written.
+            CheckpointError: the disk does not hold what was written, or it cannot be uploaded.
 
         Communication: every rank must call this, in step.
         """
         damaged = damage(self._newest, share_of(self._unverified), forgets_cached=True)
         self._require_intact(damaged, "and the next start goes on from an older checkpoint")
+        self._start(self._upload())
+        self.finish()
+        if self._not_uploaded:
+            raise CheckpointError(
+                f"{self._newest} is complete, but not uploaded to --save {self._url}: "
+                f"{self._not_uploaded}; the same command attempts it again"
+            )
 
     def rescue(self) -> None:
         """Publish the asynchronous save in progress, if any, of a run that fails.
@@ -238,7 +258,40 @@ class Checkpoints(Hook):
         self._log_saved(iteration)
 
         self._unverified, self._may_prune = records, True
+        yield from self._upload()
         yield from self._prune()
+
+    def _upload(self) -> Iterator[_Futures]:
+        """Upload the checkpoints that the URL of --save lacks, if it has one; ranks share the files.
+
+        A failure is logged: the next save tries again, and `verify` refuses to end the run so.
+
+        Communication: all ranks advance it in step.
+        """
+        if not self._url:
+            return
+        listing = self._on_rank_0(_attempted(pending_uploads), self._directory)
+        yield listing
+        files, problem = from_rank_0(lambda: listing[0].result())
+        problems = [problem] if problem else []
+        if files:
+            upload = _attempted(upload_files)
+            own = [self._executor.submit(upload, self._directory, share_of(files))]
+            yield own
+            problems = list(all_gather_items([p for _, p in (own[0].result(),) if p]))
+        if files and not problems:
+            manifests = self._on_rank_0(_attempted(publish_uploaded), self._directory, files)
+            yield manifests
+            _, problem = from_rank_0(lambda: manifests[0].result())
+            problems = [problem] if problem else []
+        self._not_uploaded = "; ".join(problems)
+        if problems:
+            log.warning(
+                "%s is not uploaded to %s, which the next save attempts again: %s",
+                *(self._newest, self._url, self._not_uploaded),
+            )
+        elif files:
+            log.info("  uploaded checkpoint at iteration %7d to %s", self._saved, self._url)
 
     def _prune(self) -> Iterator[_Futures]:
         """Verify the newest checkpoint and remove outdated ones (--keep-last, --keep-every).
@@ -246,7 +299,7 @@ class Checkpoints(Hook):
         Communication: all ranks advance it in step.
         """
         # A finite step may prove the newest checkpoint while this waits: then once more.
-        while self._may_prune and self._plan.checkpoint.keep_last:
+        while self._may_prune and self._plan.checkpoint.keep_last and not self._not_uploaded:
             self._may_prune = False
             outdated = from_rank_0(
                 lambda: removable(
@@ -264,6 +317,17 @@ class Checkpoints(Hook):
                 yield [damaged]
                 self._require_intact(damaged.result(), "so no older checkpoint is removed")
                 yield self._on_rank_0(prune, self._directory, outdated)
+            if self._url:
+                yield self._on_rank_0(
+                    partial(
+                        prune_remote,
+                        newest=self._saved,
+                        in_use=self._resumed_from,
+                        proven=self._proven,
+                    ),
+                    self._directory,
+                    self._plan.checkpoint,
+                )
 
     def _start(self, steps: Iterator[_Futures]) -> None:
         """Run `steps` to their first wait; without --async-save, to their end."""
@@ -287,7 +351,7 @@ class Checkpoints(Hook):
             raise self._not_written(self._saved, "; ".join(problems), discards=not busy)
         self._futures = next(self._steps, None)
 
-    def _on_rank_0(self, work: Callable[..., None], *args: Any) -> list[Future[None]]:
+    def _on_rank_0(self, work: Callable[..., T], *args: Any) -> list[Future[T]]:
         return [self._executor.submit(work, *args)] if dist.get_rank() == 0 else []
 
     def _claim_pending(self) -> PendingSave | None:
@@ -410,6 +474,18 @@ class Checkpoints(Hook):
             partition_dims=dict(sorted(all_gather_items(own))),
             files=(),
         )
+
+
+def _attempted(work: Callable[..., T]) -> Callable[..., tuple[T | None, str]]:
+    """Return `work` with its result and no message, or no result and the message of its error."""
+
+    def attempt(*args: Any) -> tuple[T | None, str]:
+        try:
+            return work(*args), ""
+        except (OSError, MegatronError) as error:
+            return None, reason(error)
+
+    return attempt
 
 
 def _is_done(futures: _Futures) -> bool:

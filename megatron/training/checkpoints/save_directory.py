@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import published_tags
+from megatron.checkpointing.remote import published_at_url
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.plan import Plan
 from megatron.training.loop.collectives import from_rank_0
@@ -37,7 +38,8 @@ def require_own(plan: Plan) -> None:
     requested = plan.checkpoint
     if not requested.save or requested.load == requested.save or plan.evaluation.only:
         return
-    if tags := published_tags(Path(requested.save)):
+    directory = Path(requested.save)
+    if tags := published_tags(directory) or published_at_url(directory):
         without = "" if requested.loads_progress else " without --finetune or --reset-progress"
         raise WrongCheckpointError(
             f"--save {requested.save} holds checkpoints already (the newest is {tags[0]}), and this "

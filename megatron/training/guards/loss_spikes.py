@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from megatron.checkpointing.manifest import iteration_of, published_tags
-from megatron.checkpointing.publish import set_aside
+from megatron.checkpointing.remote import set_aside
 from megatron.common.errors import TrainingError
 from megatron.config.plan import Plan
 from megatron.config.run.guards import SpikePlan

@@ -1,0 +1,386 @@
+"""Checkpoints at URLs (object storage): download to a local directory, upload with the manifest last.
+
+A local directory stands for the one at a URL, which its file `url.json` names. Runs and tools work
+there as anywhere; a checkpoint counts at the URL from the moment its manifest is there.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from megatron.checkpointing.manifest import (
+    KEEP,
+    LATEST,
+    MANIFEST,
+    damage,
+    iteration_of,
+    names_in,
+    published_tags,
+    read_manifest,
+    tag_of,
+)
+from megatron.checkpointing.publish import outdated, point_latest
+from megatron.checkpointing.publish import set_aside as set_aside_here
+from megatron.common.atomic_files import replace_text, sync_folder
+from megatron.common.errors import (
+    CheckpointError,
+    NewerCheckpointError,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+    raise_if_any,
+    reason,
+)
+from megatron.common.remote_files import (
+    child_folders,
+    download,
+    exists,
+    find_files,
+    in_threads,
+    is_url,
+    join,
+    local_path,
+    read_bytes,
+    remove,
+    rename,
+    upload,
+    url_problems,
+    write_text,
+)
+from megatron.config.run.checkpoint import CheckpointPlan
+
+log = logging.getLogger(__name__)
+
+ORIGIN = "url.json"
+_FETCHING = "fetching-"
+_LOCK = "fetch.lock"  # its time is that of the last download
+_ASIDE_MANIFEST = f"aside-{MANIFEST}"
+_TRIES = 2  # downloads of a file that arrives damaged
+
+
+def local_directory(path: str, cache: Path, *, flag: str) -> str:
+    """Return the local directory that stands for the URL `path`; another path stays itself.
+
+    Nothing is downloaded; see `fetch`.
+
+    Raises:
+        ConfigError: the URL holds credentials.
+        WrongCheckpointError: the directory cannot be written to.
+    """
+    if not is_url(path):
+        return path
+    raise_if_any(url_problems(flag, path))
+    directory = local_path(path, cache)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if url_of(directory) != path:
+            replace_text(directory / ORIGIN, json.dumps({"url": path.rstrip("/")}))
+    except OSError as error:
+        raise WrongCheckpointError(f"{flag} {path}: {reason(error)}") from error
+    return str(directory)
+
+
+def url_of(directory: Path) -> str:
+    """Return the URL that a local directory stands for; "" for any other directory."""
+    with suppress(OSError, ValueError, KeyError), (directory / ORIGIN).open("rb") as file:
+        return str(json.load(file)["url"])
+    return ""
+
+
+def remote_tags(url: str) -> list[str]:
+    """List the checkpoints at `url` that have a manifest, newest first.
+
+    Raises:
+        OSError: the connection fails at every attempt.
+    """
+    iterations = [i for name in child_folders(url) if (i := iteration_of(name)) is not None]
+    tags = (tag_of(i) for i in sorted(iterations, reverse=True))
+    return [tag for tag in tags if exists(_manifest_url(url, tag))]
+
+
+@contextmanager
+def local_folder(path: str, cache: Path) -> Iterator[Path]:
+    """Give a folder to write an export to: `path`, or one that is uploaded to the URL `path` afterwards.
+
+    config.json, by which readers know a model, is uploaded last.
+
+    Raises:
+        CheckpointError: there are files at the URL already, or the connection fails.
+    """
+    if not is_url(path):
+        yield Path(path)
+        return
+    raise_if_any(url_problems("--save", path))
+    try:
+        if find_files(path):
+            raise WrongCheckpointError(
+                f"--save {path} holds files already; give a new or empty one"
+            )
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cache, prefix="export-") as folder:
+            output = Path(folder, "model")
+            yield output
+            names = sorted(names_in(output), key=lambda name: name == "config.json")
+            in_threads(lambda name: upload(output / name, join(path, name)), names[:-1])
+            upload(output / names[-1], join(path, names[-1]))
+    except OSError as error:
+        raise CheckpointError(f"--save {path}: {reason(error, path)}") from error
+
+
+def local_checkpoint(path: str, cache: Path, *, flag: str = "--load") -> Path:
+    """Return the local directory of the checkpoints at the path or URL `path`, downloaded if needed.
+
+    Raises:
+        WrongCheckpointError: there is no checkpoint and no model at the URL.
+        UnreadableCheckpointError: the connection fails at every attempt, or the disk is full.
+    """
+    directory = Path(local_directory(path, cache, flag=flag))
+    if is_url(path):
+        fetch(directory)
+        if not any((directory / name).exists() for name in (MANIFEST, "config.json")):
+            require_published(directory, path, flag=flag)
+    return directory
+
+
+def require_published(directory: Path, url: str, *, flag: str) -> None:
+    """Refuse a URL without a complete checkpoint.
+
+    Raises:
+        WrongCheckpointError: there is none.
+    """
+    if not published_tags(directory):
+        raise WrongCheckpointError(
+            f"{flag} {url} holds no complete checkpoint; give the URL that a run saved to with --save"
+        )
+
+
+def published_at_url(directory: Path) -> list[str]:
+    """List the checkpoints at the URL of `directory`, newest first; [] for any other directory.
+
+    Raises:
+        UnreadableCheckpointError: the connection fails at every attempt.
+    """
+    if not (url := url_of(directory)):
+        return []
+    try:
+        return remote_tags(url)
+    except OSError as error:
+        raise UnreadableCheckpointError(f"{url} cannot be read: {reason(error, url)}") from error
+
+
+def fetch(directory: Path, *, step: int = 0) -> None:
+    """Download the newest undamaged checkpoint to a directory that stands for a URL, unless it is there.
+
+    A folder at the URL that is one checkpoint, or a model of another format, is downloaded with all
+    files. Nothing happens in other directories. One process does it while others on its machine wait.
+
+    Args:
+        step: iteration of the checkpoint; 0: the newest.
+
+    Raises:
+        UnreadableCheckpointError: the connection fails at every attempt, or the disk is full.
+    """
+    if not (url := url_of(directory)):
+        return
+    started_at = time.time()
+    try:
+        with (directory / _LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock.fileno()).st_mtime > started_at:
+                return  # another process has done it meanwhile
+            if exists(join(url, MANIFEST)):
+                _fetch_checkpoint(url, directory)
+            elif tags := remote_tags(url):
+                _fetch_newest(url, directory, tags, step)
+            elif exists(join(url, "config.json")):
+                _fetch_folder(url, directory)
+            os.utime(lock.fileno())
+    except OSError as error:
+        problem = f"{url} cannot be downloaded to {directory}: {reason(error, url)}"
+        raise UnreadableCheckpointError(problem) from error
+
+
+def _fetch_newest(url: str, directory: Path, tags: Sequence[str], step: int) -> None:
+    newest = iteration_of(tags[0]) or 0
+    for tag in published_tags(directory):
+        # Later ones wait for their upload; others were removed or set aside at the URL.
+        if tag not in tags and (iteration_of(tag) or 0) < newest:
+            shutil.rmtree(directory / tag)
+    for tag in [tag_of(step)] if step else tags:
+        if tag in tags and _fetch_checkpoint(join(url, tag), directory / tag):
+            point_latest(directory, published_tags(directory)[0])
+            return
+
+
+def _fetch_checkpoint(url: str, folder: Path) -> bool:
+    """Download one checkpoint, unless `folder` holds it undamaged; return whether it is undamaged."""
+    text = read_bytes(join(url, MANIFEST))
+    with suppress(FileNotFoundError):
+        if (folder / MANIFEST).read_bytes() == text and not damage(
+            folder, read_manifest(folder).files
+        ):
+            return True
+    staging = folder.parent / f"{_FETCHING}{folder.name}"
+    staging.mkdir(exist_ok=True)
+    (staging / MANIFEST).write_bytes(text)
+    try:
+        records = read_manifest(staging).files
+    except NewerCheckpointError:
+        raise
+    except CheckpointError as error:
+        log.warning("%s is passed over: %s", url, error)
+        shutil.rmtree(staging)
+        return False
+    size = sum(record.size for record in records)
+    log.info("downloading %s (%d bytes) to %s", url, size, folder)
+    missing, problems = [*records], [""]
+    for _ in range(_TRIES):
+        # Files of a download that was interrupted stay.
+        missing = [record for record in missing if damage(staging, [record])]
+        for record in missing:
+            with suppress(FileNotFoundError):
+                download(join(url, record.name), staging / record.name)
+        problems = damage(staging, missing)
+        if not problems:
+            break
+    if problems:
+        log.warning("%s is passed over: %s", url, "; ".join(problems))
+        shutil.rmtree(staging)
+        return False
+    if (origin := folder / ORIGIN).exists():
+        shutil.copy(origin, staging)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(staging, folder)
+    sync_folder(folder.parent)
+    return True
+
+
+def _fetch_folder(url: str, directory: Path) -> None:
+    """Download all files of a folder that have another size here."""
+    for name, size in find_files(url).items():
+        file = directory / name
+        if not file.is_file() or file.stat().st_size != size:
+            log.info("downloading %s", join(url, name))
+            download(join(url, name), file)
+
+
+def pending_uploads(directory: Path) -> list[tuple[str, str]]:
+    """List folder and name of the local files to be uploaded: of checkpoints that the URL lacks.
+
+    These are the newest ones: a run that was killed may have left some. A checkpoint of the same
+    iteration that is another one ceases to count at the URL.
+
+    Raises:
+        OSError: the connection fails at every attempt.
+    """
+    url = url_of(directory)
+    tags = remote_tags(url)
+    newest = (iteration_of(tags[0]) or 0) if tags else -1
+    found = []
+    for tag in published_tags(directory):
+        iteration = iteration_of(tag) or 0
+        if iteration < newest:
+            break
+        manifest = (directory / tag / MANIFEST).read_bytes()
+        if tag in tags:
+            if read_bytes(_manifest_url(url, tag)) == manifest:
+                continue
+            remove(_manifest_url(url, tag))
+        found += [(tag, record.name) for record in read_manifest(directory / tag).files]
+    return found
+
+
+def upload_checkpoints(directory: Path) -> None:
+    """Upload the checkpoints that the URL of `directory` lacks, if it stands for one.
+
+    Raises:
+        CheckpointError: the connection fails at every attempt.
+    """
+    if not url_of(directory):
+        return
+    try:
+        files = pending_uploads(directory)
+        upload_files(directory, files)
+        publish_uploaded(directory, files)
+    except OSError as error:
+        raise CheckpointError(f"{directory} is not uploaded: {reason(error)}") from error
+
+
+def upload_files(directory: Path, files: Sequence[tuple[str, str]]) -> None:
+    """Upload files that `pending_uploads` lists, or a share of them.
+
+    Raises:
+        OSError: a file cannot be read, or the connection fails at every attempt.
+    """
+    url = url_of(directory)
+
+    def put(file: tuple[str, str]) -> None:
+        tag, name = file
+        upload(directory / tag / name, join(join(url, tag), name))
+
+    in_threads(put, files)
+
+
+def publish_uploaded(directory: Path, files: Sequence[tuple[str, str]]) -> None:
+    """Upload the manifests of checkpoints whose files are at the URL, and `latest`.
+
+    Raises:
+        OSError: the connection fails at every attempt.
+    """
+    url = url_of(directory)
+    tags = sorted({tag for tag, _ in files}, key=lambda tag: iteration_of(tag) or 0)
+    for tag in tags:
+        upload(directory / tag / MANIFEST, _manifest_url(url, tag))
+    if tags:
+        write_text(join(url, LATEST), tags[-1])
+
+
+def prune_remote(
+    directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
+) -> None:
+    """Remove the outdated checkpoints at the URL (checkpoint retention); see `outdated`.
+
+    The manifest goes first. One with a file `keep` stays. Errors are logged, not raised.
+    """
+    url = url_of(directory)
+    try:
+        tags = outdated(remote_tags(url), plan, newest=newest, in_use=in_use, proven=proven)
+        for tag in tags:
+            folder = join(url, tag)
+            if exists(join(folder, KEEP)):
+                continue
+            remove(join(folder, MANIFEST))
+            in_threads(remove, [join(folder, name) for name in find_files(folder)])
+            log.info("  removed the outdated checkpoint %s", folder)
+    except OSError as error:
+        log.warning("outdated checkpoints at %s cannot be removed: %s", url, reason(error))
+
+
+def set_aside(directory: Path, iteration: int) -> None:
+    """Rename the checkpoints newer than `iteration`, and their manifests at a URL: they do not count.
+
+    Raises:
+        CheckpointError: the directory cannot be written to, or the connection fails.
+    """
+    set_aside_here(directory, iteration)
+    if not (url := url_of(directory)):
+        return
+    try:
+        for tag in remote_tags(url):
+            if (iteration_of(tag) or 0) > iteration:
+                rename(_manifest_url(url, tag), join(join(url, tag), _ASIDE_MANIFEST))
+                log.warning("%s: its manifest is %s now", join(url, tag), _ASIDE_MANIFEST)
+        if exists(join(url, LATEST)):
+            write_text(join(url, LATEST), tag_of(iteration))
+    except OSError as error:
+        raise CheckpointError(f"--save {url}: {reason(error)}") from error
+
+
+def _manifest_url(url: str, tag: str) -> str:
+    return join(join(url, tag), MANIFEST)

@@ -1,0 +1,257 @@
+"""Checkpoints at URLs: uploaded with the manifest last, downloaded and verified, pruned, set aside."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from object_store import BUCKET, SECRET, object_store
+from steps import step
+from tiny import tiny_config, tiny_plan
+
+from megatron.checkpointing.manifest import MANIFEST, published_tags
+from megatron.checkpointing.remote import (
+    fetch,
+    local_checkpoint,
+    local_directory,
+    local_folder,
+    pending_uploads,
+    remote_tags,
+    set_aside,
+    upload_files,
+)
+from megatron.common import remote_files
+from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
+from megatron.common.remote_files import find_files, read_bytes, upload, write_text
+from megatron.config.run.urls import UrlConfig
+from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.checkpoints.save_directory import require_own
+from megatron.training.loop.state import TrainState
+from megatron.training.urls import with_local_checkpoints
+
+
+@pytest.fixture(scope="module")
+def store():
+    with object_store() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def remote(job, store, tmp_path):
+    """The run of `job`, whose directory stands for a URL; `elsewhere` starts it on another machine."""
+
+    class Remote:
+        url = f"{BUCKET}/{tmp_path.name}"
+
+        def __init__(self):
+            self.machines = 0
+            self.elsewhere()
+
+        def elsewhere(self, *flags):
+            self.machines += 1
+            cache = tmp_path / f"machine{self.machines}"
+            job.directory = Path(local_directory(self.url, cache, flag="--save"))
+            return self.start(*flags)
+
+        def start(self, *flags):
+            job.flags = ["--save", str(job.directory), "--load", str(job.directory), *flags]
+            fetch(job.directory)
+            state = job.resume()
+            self.engine, self.plan = job.engine, tiny_plan(*job.flags)
+            job.checkpoints = Checkpoints(
+                job.engine, self.plan, tiny_config(*job.flags), saved=state.iteration or -1
+            )
+            return state.iteration
+
+        def save(self, iteration):
+            job.engine.module.weight.data.add_(1)
+            job.save(iteration)
+
+        def follow(self, iteration):
+            job.checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
+
+        directory = property(lambda self: job.directory)
+        checkpoints = property(lambda self: job.checkpoints)
+
+    return Remote()
+
+
+def test_a_save_is_uploaded_and_another_machine_goes_on_from_it(remote, store, caplog):
+    with caplog.at_level(logging.INFO, logger="megatron"):
+        remote.save(5)
+        remote.save(10)
+        remote.checkpoints.verify()
+        assert remote_tags(remote.url) == ["global_step10", "global_step5"]
+        assert read_bytes(f"{remote.url}/latest") == b"global_step10"
+        here = remote.directory / "global_step10"
+        for name in ("more.txt", "weights.pt", MANIFEST):
+            assert read_bytes(f"{remote.url}/global_step10/{name}") == (here / name).read_bytes()
+        store.proxy.cut_next(2, after=300)
+        assert remote.elsewhere() == 10
+        assert store.proxy.cut == 2
+        assert published_tags(remote.directory) == ["global_step10"]
+    assert SECRET not in caplog.text
+    assert "AKIA" not in caplog.text
+
+
+def test_the_manifest_is_uploaded_last(remote, monkeypatch):
+    order = []
+    from megatron.checkpointing import remote as module
+
+    def noted(file, url):
+        order.append(Path(file).name)
+        upload(file, url)
+
+    monkeypatch.setattr(module, "upload", noted)
+    remote.save(5)
+    assert sorted(order[:-1]) == ["more.txt", "weights.pt"]
+    assert order[-1] == MANIFEST
+
+
+def test_a_run_killed_while_uploading_leaves_the_previous_checkpoint(remote):
+    remote.save(5)
+    url = remote.checkpoints._url
+    remote.checkpoints._url = ""  # the upload of the next one is left to this test
+    remote.save(10)
+    killed_at, first = pending_uploads(remote.directory)[:1], remote.directory
+    assert [tag for tag, _ in killed_at] == ["global_step10"]
+    upload_files(first, killed_at)
+    assert remote.elsewhere() == 5
+    remote.save(10)
+    assert remote_tags(url) == ["global_step10", "global_step5"]
+    assert remote.elsewhere() == 10
+
+
+def test_what_was_not_uploaded_is_by_the_next_save_or_at_the_end(
+    remote, store, monkeypatch, caplog
+):
+    remote.save(5)
+    monkeypatch.setattr(remote_files, "ATTEMPTS", 1)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    from megatron.checkpointing import remote as module
+
+    def fail(file, url):
+        raise OSError(110, "cut")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "upload", fail)
+        remote.save(10)
+        assert "is not uploaded to" in caplog.text
+        with pytest.raises(
+            CheckpointError, match=r"global_step10 is complete, but not uploaded to"
+        ):
+            remote.checkpoints.verify()
+    assert remote_tags(remote.url) == ["global_step5"]
+    assert remote.start() == 10  # on the same machine
+    remote.checkpoints.verify()
+    assert remote_tags(remote.url) == ["global_step10", "global_step5"]
+
+
+def test_outdated_checkpoints_are_removed_at_the_url_too(remote):
+    remote.save(5)
+    remote.save(10)
+    write_text(f"{remote.url}/global_step5/keep", "")
+    assert remote.elsewhere("--keep-last", "1") == 10
+    for iteration in (15, 20):
+        remote.save(iteration)
+        remote.follow(iteration + 1)
+    assert remote_tags(remote.url) == ["global_step20", "global_step10", "global_step5"]
+    assert remote.elsewhere("--keep-last", "1") == 20
+    remote.save(25)
+    remote.follow(26)
+    assert remote_tags(remote.url) == ["global_step25", "global_step20", "global_step5"]
+    assert not find_files(f"{remote.url}/global_step10")
+
+
+def test_a_damaged_checkpoint_at_the_url_is_passed_over_and_of_the_cache_replaced(remote, caplog):
+    remote.save(5)
+    remote.save(10)
+    (remote.directory / "global_step10" / "weights.pt").write_bytes(b"damaged")
+    assert remote.start() == 10
+    write_text(f"{remote.url}/global_step10/weights.pt", "damaged")
+    assert remote.elsewhere() == 5
+    assert "global_step10 is passed over" in caplog.text
+
+
+def test_an_interrupted_download_goes_on_with_the_files_that_are_complete(remote, monkeypatch):
+    remote.save(5)
+    from megatron.checkpointing import remote as module
+
+    loaded = []
+
+    def interrupted(url, file):
+        loaded.append(file.name)
+        if len(loaded) == 2:
+            raise KeyboardInterrupt
+        remote_files.download(url, file)
+
+    monkeypatch.setattr(module, "download", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        remote.elsewhere()
+    assert remote.start() == 5
+    assert loaded == ["more.txt", "weights.pt", "weights.pt"]
+
+
+def test_a_rollback_counts_at_the_url_too(remote):
+    for iteration in (5, 10, 15):
+        remote.save(iteration)
+    set_aside(remote.directory, 5)
+    assert remote_tags(remote.url) == ["global_step5"]
+    assert f"global_step10/aside-{MANIFEST}" in find_files(remote.url)
+    assert remote.start() == 5
+    remote.save(10)
+    assert remote.elsewhere() == 10
+
+
+def test_checkpoints_that_the_url_does_not_have_any_more_are_not_resumed_from(remote):
+    remote.save(5)
+    remote.save(10)
+    shutil.copytree(remote.directory / "global_step5", remote.directory / "global_step7")
+    assert remote.start() == 10
+    assert published_tags(remote.directory) == ["global_step10", "global_step5"]
+
+
+def test_a_save_directory_at_a_url_with_checkpoints_of_another_run_is_refused(remote, tmp_path):
+    remote.save(5)
+    other = local_directory(remote.url, tmp_path / "other", flag="--save")
+    with pytest.raises(WrongCheckpointError, match="holds checkpoints already"):
+        require_own(tiny_plan("--save", other))
+
+
+def test_flags_with_urls_become_local_directories(remote, tmp_path):
+    remote.save(5)
+    urls = UrlConfig(object_storage_cache_path=str(tmp_path / "cache"))
+    from dataclasses import replace
+
+    def config(*flags):
+        return replace(tiny_config(*flags), urls=urls)
+
+    found = with_local_checkpoints(config("--load", remote.url, "--save", f"{BUCKET}/new"))
+    assert published_tags(Path(found.checkpoint.load)) == ["global_step5"]
+    assert with_local_checkpoints(found) == found
+    with pytest.raises(WrongCheckpointError, match=f"--load {BUCKET}/nothing holds no complete"):
+        with_local_checkpoints(config("--load", f"{BUCKET}/nothing"))
+    with pytest.raises(ConfigError, match="leave user, password and query out"):
+        with_local_checkpoints(config("--save", "s3://me:word@bucket/run"))
+
+
+def test_an_export_is_uploaded_and_downloaded_with_all_files(store, tmp_path):
+    url, cache = f"{BUCKET}/{tmp_path.name}/model", tmp_path / "cache"
+    files = {"config.json": "{}", "more/weights": "w" * 1000, "tokenizer.json": "[]"}
+    with local_folder(url, cache) as output:
+        for name, text in files.items():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_text(text)
+    assert find_files(url) == {name: len(text) for name, text in files.items()}
+    assert not list(cache.iterdir())
+    with pytest.raises(WrongCheckpointError, match="holds files already"), local_folder(url, cache):
+        raise AssertionError("not reached")
+    found = local_checkpoint(url, cache)
+    assert {name: (found / name).read_text() for name in files} == files
+    with pytest.raises(WrongCheckpointError, match="holds no complete checkpoint"):
+        local_checkpoint(f"{BUCKET}/nothing", cache)
