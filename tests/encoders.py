@@ -1,4 +1,4 @@
-"""Tiny BERT and T5 with random weights, and their tokenizer."""
+"""Tiny BERT, T5 and Retro with random weights, their tokenizer, requests to Retro."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,12 @@ from tiny import tiny_spec
 from megatron.checkpointing.hugging_face.network import parameters_of
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
+from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.encoder_decoder import EncoderDecoderRunner
 from megatron.inference.engine.encoder_runner import EncoderRunner
+from megatron.inference.engine.retro_runner import RetroRunner
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.loading.masked_lm import MaskedLM
 from megatron.inference.loading.text_to_text import TextToText
@@ -29,6 +33,31 @@ BERT_SPEC = tiny_spec(
     **{"architecture": "bert", "num_token_types": 2, "binary_head": True},
     max_position_embeddings=9,
 )
+
+
+RETRO_SPEC = tiny_spec(
+    **{"architecture": "retro", "num_layers": 9, "retro_layers": (6, 9), "retro_encoder_layers": 2},
+    **{"retro_chunk_length": 3, "retro_num_neighbors": 2, "retro_retrieved_length": 6},
+    **{"seq_length": 16, "max_position_embeddings": 16, "tied_embeddings": False},
+)
+RETRO_PROMPTS = [
+    ([1, 2, 3, 4, 5, 6, 7], [[3, 1, 4, 1, 5, 9], [2, 7]]),
+    ([5], [[8, 8]]),
+    ([9, 3], []),
+    ([2, 2, 6], [[], [4, 9, 1, 1]]),
+    ([7, 1, 7, 1, 7], [[6, 5, 4, 3, 2, 1], [1, 2, 3]]),
+]
+"""Prompts with their neighbors."""
+RETRO_REQUESTS = [
+    Request(
+        prompt=tuple(prompt),
+        neighbors=tuple(map(tuple, neighbors)),
+        max_new_tokens=5 - number % 2,
+        sampling=SamplingParams(greedy=True),
+        logprobs=True,
+    )
+    for number, (prompt, neighbors) in enumerate(RETRO_PROMPTS)
+]
 
 
 def tokenizer_in(folder: Path, *, extra_ids: int = 0) -> WordPieceTokenizer:
@@ -53,6 +82,24 @@ def t5_runner(spec: ModelSpec = T5_SPEC, groups: Groups | None = None) -> Encode
 def bert_runner(spec: ModelSpec = BERT_SPEC, groups: Groups | None = None) -> EncoderRunner:
     weights = random_weights(spec, std=0.5)
     return EncoderRunner(spec, weights, layers=bert_layers, **_parts(groups))
+
+
+def retro_engine(
+    spec: ModelSpec = RETRO_SPEC,
+    *,
+    rows: int = 2,
+    recompute: bool = False,
+    groups: Groups | None = None,
+) -> Engine:
+    cache = 0 if recompute else rows
+    runner = RetroRunner(spec, random_weights(spec), rows=cache, **_parts(groups))
+    return Engine(runner, rows=rows, recompute=recompute)
+
+
+def answers_of(engine: Engine) -> list[tuple[list[int], list[float | None]]]:
+    """Return the tokens and log-probabilities that a Retro generates for RETRO_REQUESTS."""
+    done = engine.generate(RETRO_REQUESTS)
+    return [([*each.tokens], [one.logprob for one in each.new_tokens]) for each in done]
 
 
 def _parts(groups: Groups | None) -> dict[str, Any]:

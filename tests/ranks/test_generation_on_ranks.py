@@ -19,7 +19,9 @@ from encoders import (
     B,
     C,
     D,
+    answers_of,
     bert_runner,
+    retro_engine,
     t5_runner,
     tokenizer_in,
 )
@@ -208,7 +210,7 @@ def inferred(folder: Path, groups: Groups) -> tuple[list[Any], list[float]]:
 
 
 def infer_together(rank: int, expected: dict[str, Any]) -> None:
-    """T5 and BERT with tensor parallelism: as tools use them, and as the server does."""
+    """T5, BERT and Retro with tensor parallelism: as tools use them, and as the server does."""
     groups = build_groups(Topology(pipeline=1, data=1, tensor=2))
     (texts, numbers), (own_texts, own_numbers) = (
         expected["encoders"],
@@ -216,10 +218,14 @@ def infer_together(rank: int, expected: dict[str, Any]) -> None:
     )
     assert own_texts == texts
     assert own_numbers == pytest.approx(numbers, rel=1e-4)
-    engine = SerialEngine(t5_runner(RELATIVE, groups))
+    engine, retro = SerialEngine(t5_runner(RELATIVE, groups)), retro_engine(groups=groups)
     if rank:
+        retro.follow()
         engine.follow()
         return
+    for own, alone in zip(answers_of(retro), expected["retro"], strict=True):
+        assert own == (alone[0], pytest.approx(alone[1], abs=1e-4))
+    retro.close()
     engine.step()
     assert engine.run_alone(T5_REQUESTS[0], lambda: False) == []
     assert [engine.run_alone(each) for each in T5_REQUESTS] == texts[:3]
@@ -279,5 +285,6 @@ def test_tensor_and_pipeline_ranks_write_what_one_process_writes(
         for name, spec in SPECS.items()
     }
     expected["folder"] = tmp_path
+    expected["retro"] = answers_of(retro_engine())
     expected["encoders"] = inferred(tmp_path, lone_groups())
     run_on_ranks(2, write_together, tmp_path, expected)
