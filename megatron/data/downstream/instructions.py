@@ -187,7 +187,7 @@ class Prompts:
             return "", contexts, f"Question: {item.question} Answer: The answer is"
         system = _SYSTEM.format("" if self.retrieves else _FROM_CONTEXT)
         name = self.name.lower()
-        if name in _CONVERSATIONS:
+        if name in _CONVERSATIONS or name.startswith("oasst-"):
             return system, "", item.question
         if name in _DIALOGUES:
             return system, contexts, item.question

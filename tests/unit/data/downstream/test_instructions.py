@@ -129,7 +129,7 @@ def test_the_name_of_the_set_decides_the_turn():
     assert text_of("BoolQ") == f"{system}{one}{turn.format('True or False')}"
     assert text_of("eli5") == f"{system}{one}{turn.format('a long complete answer')}"
     assert text_of("doc2dial") == f"{system}{one}Who?"
-    assert text_of("oasst") == f"{system}Who?"
+    assert text_of("oasst") == text_of("oasst-skip-code") == f"{system}Who?"
     both = f"{one}title: , source: two\n\n"
     assert text_of("nq", num_contexts=5) == f"{system}{both}{short}"
     assert text_of("nq", num_contexts=0) == f"{system}{short}"
