@@ -26,7 +26,7 @@ from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.model.loss import next_token_loss
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import all_reduce_partial_gradients, shard_of
 from megatron.tensor_parallel.topology import Topology
 
 FOUR_HEADS = {"num_attention_heads": 4, "head_dim": 4}
@@ -127,6 +127,7 @@ def gradients_of_shards_are_those_of_the_whole(rank):
     for changes in SPECS:
         groups = groups_of(tensor=2)
         shard = model_of(groups.tensor, OrdinaryStream(), **changes)
+        all_reduce_partial_gradients(shard.parameters())
         whole = whole_model_step(groups.tensor, **changes)
         given = batch()
         next_token_loss(groups.tensor)(shard(given), given).backward()
