@@ -31,7 +31,7 @@ _COUNTED, _MEASURED = "counted for the limit of steps", "measured for the limit 
 class _Budget:
     """Remaining limits of one rendering."""
 
-    steps: int = MOST_STEPS
+    steps: int = field(default_factory=lambda: MOST_STEPS)
     ends_at: float = field(default_factory=lambda: time.thread_time() + _MOST_CPU_SECONDS)
 
     def take(self) -> None:

@@ -187,7 +187,15 @@ class Cluster:
         """Return all that can explain a failure."""
         files = [*self.folder.glob("*.log"), *self.logs.glob("*.log")]
         queue = self.run("squeue", "--all", "--states", "all")
-        return "\n".join([queue, *(f"{file}:\n{file.read_text()[-6000:]}" for file in files)])
+        steps = self.run("scontrol", "show", "step")
+        return "\n".join(
+            [
+                queue,
+                steps,
+                str(self.states()),
+                *(f"{file}:\n{file.read_text()[-6000:]}" for file in files),
+            ]
+        )
 
 
 @contextmanager

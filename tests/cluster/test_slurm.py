@@ -121,8 +121,12 @@ def test_the_job_of_a_lost_node_goes_on_once_that_is_back(
         # For a moment it is still being cleaned away.
         cluster.wait_until(lambda: cluster.job_field(job, "JobState") == ["PENDING"])
         cluster.wait_until(lambda: "down" in cluster.states()["n2"])
+        # A job that SLURM starts while a node is coming back can wait for its first step for ever.
+        cluster.run("scontrol", "hold", job)
     finally:
         cluster.order("start", "n2")
+    cluster.wait_until(lambda: set(cluster.states().values()) == {"idle"})
+    cluster.run("scontrol", "release", job)
     cluster.finish(job)
     assert is_same(save, calm)
     begun, resumed = starts(save)

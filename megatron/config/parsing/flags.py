@@ -12,6 +12,7 @@ from argparse import (
 )
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -299,7 +300,8 @@ def truth(text: str) -> bool:
     return words[text.lower()]
 
 
-def field_docstrings(section: type) -> dict[str, str]:
+@cache  # reading the source takes most of the time of parsing
+def field_docstrings(section: type) -> Mapping[str, str]:
     """Return {field name: the string literal written under it}, with those of base dataclasses.
 
     Raises:

@@ -56,6 +56,8 @@ TITLES = {
     "RetroPreprocessingConfig": "Retro preprocessing",
     "RetroRecallConfig": "Recall of an index",
     "WikipediaConfig": "Dump of Wikipedia",
+    "PublishedConfig": "Published data set",
+    "FetchConfig": "Fetching of web pages",
 }
 """Headings of the sections whose class is not called what a reader would look for."""
 

@@ -10,6 +10,7 @@ from megatron.data.datasets.packed_dataset import ChatDataset
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.tokenizer import bounded_jinja
 from megatron.tokenizer.bounded_jinja import BoundedEnvironment
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, differences, read_record
@@ -198,7 +199,7 @@ def test_flags_of_texts_are_refused(folder, tmp_path):
     [
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "more than 2000000 steps of loops and calls",
+            "more than 20000 steps of loops and calls",
         ),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{{ 'a' * 10 ** 9 }}", "1000000000 characters or items"),
@@ -215,16 +216,17 @@ def test_flags_of_texts_are_refused(folder, tmp_path):
         (
             "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
             "{{ f(60) }}",
-            "more than 2000000 steps of loops and calls",
+            "more than 20000 steps of loops and calls",
         ),
         (
             "{% for i in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}"
             "{% endfor %}",
-            "more than 2000000 steps of loops and calls",
+            "more than 20000 steps of loops and calls",
         ),
     ],
 )
-def test_endless_templates_end(source, reason):
+def test_endless_templates_end(source, reason, monkeypatch):
+    monkeypatch.setattr(bounded_jinja, "MOST_STEPS", 20_000)
     with pytest.raises(DataError, match=f"chat template refuses these messages: .*{reason}"):
         ChatTemplate(source).render(CHAT)
 

@@ -1,6 +1,6 @@
 """What tokens see and how much they count, against the definitions written out token by token."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ MASKS = st.builds(
 )
 
 
+@cache
 def objective(name, *flags):
     return tiny_objective(name, *flags)
 
