@@ -38,6 +38,7 @@ from megatron.common.errors import (
     reason,
 )
 from megatron.common.remote_files import (
+    UPLOADS,
     child_folders,
     download,
     exists,
@@ -127,7 +128,7 @@ def local_folder(path: str, cache: Path) -> Iterator[Path]:
             output = Path(folder, "model")
             yield output
             names = sorted(names_in(output), key=lambda name: name == "config.json")
-            in_threads(lambda name: upload(output / name, join(path, name)), names[:-1])
+            in_threads(lambda name: upload(output / name, join(path, name)), names[:-1], UPLOADS)
             upload(output / names[-1], join(path, names[-1]))
     except OSError as error:
         raise CheckpointError(f"--save {path}: {reason(error, path)}") from error
@@ -324,7 +325,7 @@ def upload_files(directory: Path, files: Sequence[tuple[str, str]]) -> None:
         tag, name = file
         upload(directory / tag / name, join(join(url, tag), name))
 
-    in_threads(put, files)
+    in_threads(put, files, UPLOADS)
 
 
 def publish_uploaded(directory: Path, files: Sequence[tuple[str, str]]) -> None:

@@ -26,6 +26,7 @@ MOST_PAUSE_S = 8.0
 
 PART_BYTES = 8 << 20  # of one request
 _THREADS = 8  # parts of a file on their way at once
+UPLOADS = 2  # files on their way at once: libraries of the services hold up to 500 MB of each
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SECRETS = (
@@ -262,13 +263,15 @@ def remove(url: str) -> None:
     _request(url, delete)
 
 
-def in_threads(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+def in_threads(
+    work: Callable[[Any], None], items: Sequence[Any], threads_at_once: int = _THREADS
+) -> None:
     """Call `work` for each of `items` in a few threads; raise the first error."""
     if len(items) < 2:
         for item in items:
             work(item)
         return
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPoolExecutor(threads_at_once) as threads:
         done = [threads.submit(work, item) for item in items]
         try:
             for each in done:

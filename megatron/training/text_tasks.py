@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
-from megatron.checkpointing.remote import local_directory
+from megatron.checkpointing.remote import fetch, local_directory
 from megatron.checkpointing.saved_run import (
     checkpoint_flags,
     read_saved_run,
@@ -63,7 +63,7 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
     is_first = launch.rank == 0
     words = with_pretrained_network([f"--task={task}", *words], is_first=is_first)
     load = value_in(words, "--load")
-    if load and load != value_in(words, "--save") and not (is_url(load) or Path(load).exists()):
+    if load and load != value_in(words, "--save") and not Path(load).exists():
         raise WrongCheckpointError(f"--load {load}: there is no such path{near(Path(load))}")
     if load and Path(load).exists() and system_of(Path(load)) == "nemo":
         words += _tokenizer_of(Path(load), words, is_first=is_first)
@@ -107,6 +107,7 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
         WrongCheckpointError: there is no checkpoint, or none of a format that can be read.
         ConfigError: --save is missing, where a network is converted.
     """
+    words = _with_local_directories(words)
     name = value_in(words, "--pretrained-checkpoint")
     if name is None:
         return [*words]
@@ -135,7 +136,7 @@ def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list
     Raises:
         WrongCheckpointError: it is no archive, or has no vocabulary.
     """
-    save = _save_in(words)
+    save = value_in(words, "--save")
     if source.suffix != ".nemo" or value_in(words, "--vocab-file") or save is None:
         return []
     from megatron.checkpointing.megatron_lm.nemo import tokenizer_in  # torch takes seconds
@@ -148,10 +149,17 @@ def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list
     return [f"--tokenizer-type={kind}", f"--vocab-file={file}"]
 
 
-def _save_in(words: Sequence[str]) -> str | None:
-    """Return the local directory of --save; None without the flag."""
-    save = value_in(words, "--save")
-    return save and local_directory(save, cache_of(urls_in(words)), flag="--save")
+def _with_local_directories(words: Sequence[str]) -> list[str]:
+    """Return `words` with local directories for checkpoints at URLs; download those to load."""
+    cache, local = cache_of(urls_in(words)), [*words]
+    for flag in ("--pretrained-checkpoint", "--load", "--save"):
+        path = value_in(words, flag)
+        if path and is_url(path):
+            directory = local_directory(path, cache, flag=flag)
+            if flag != "--save":
+                fetch(Path(directory))
+            local.append(f"{flag}={directory}")
+    return local
 
 
 def _is_own(source: Path) -> bool:
@@ -181,7 +189,7 @@ def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
         ConfigError: there is no --save.
         WrongCheckpointError: the folder holds another network, or the conversion takes too long.
     """
-    save = _save_in(words)
+    save = value_in(words, "--save")
     if save is None:
         raise ConfigError(f"{source} is converted to a folder of --save, which is missing")
     folder = Path(save) / CONVERTED

@@ -19,14 +19,17 @@ from megatron.checkpointing.remote import (
     remote_tags,
     set_aside,
     upload_files,
+    url_of,
 )
 from megatron.common import remote_files
 from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
 from megatron.common.remote_files import find_files, read_bytes, upload, write_text
+from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import UrlConfig
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import require_own
 from megatron.training.loop.state import TrainState
+from megatron.training.text_tasks import with_pretrained_network
 from megatron.training.urls import with_local_checkpoints
 
 
@@ -255,3 +258,12 @@ def test_an_export_is_uploaded_and_downloaded_with_all_files(store, tmp_path):
     assert {name: (found / name).read_text() for name in files} == files
     with pytest.raises(WrongCheckpointError, match="holds no complete checkpoint"):
         local_checkpoint(f"{BUCKET}/nothing", cache)
+
+
+def test_tasks_find_the_network_of_checkpoints_at_urls(remote, tmp_path):
+    remote.save(5)
+    words = ["--load", remote.url, "--save", f"{BUCKET}/tuned", "--s3-cache-path", str(tmp_path)]
+    found = with_pretrained_network(words, is_first=True)
+    load, save = (Path(value_in(found, flag)) for flag in ("--load", "--save"))
+    assert published_tags(load) == ["global_step5"]
+    assert url_of(save) == f"{BUCKET}/tuned"
