@@ -1,10 +1,11 @@
 """GPTs with a classification head in transformers: weights, logits and predictions, both ways."""
 
+import importlib.util
 import json
 
 import pytest
 import torch
-from architectures import OURS, SIZES, tool
+from architectures import OURS, SIZES, TOOLS, tool
 from checkpoints import random_weights, whole_weights, write_checkpoint
 from tiny import tiny_config
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,11 +15,13 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from megatron.checkpointing.hugging_face.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
-from megatron.common.errors import CheckpointError
+from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.data.downstream import objective_of
 from megatron.config.data.text_tasks import TextTaskPlan
 from megatron.config.plan import plan
 from megatron.data.downstream.tasks import task_of
+from megatron.inference.loading.loaded_model import require_architecture, tokenizer_and_spec
+from megatron.inference.loading.model_source import read_model_source
 from megatron.objectives.classification import scored_batch
 from megatron.tokenizer.build import build_tokenizer
 
@@ -109,3 +112,25 @@ def test_multiple_choice_of_a_gpt_is_refused(group, tmp_path, words):
     saved = write_gpt(tmp_path, "", words, "RACE")
     with pytest.raises(CheckpointError, match="num_choices is 4, and it has 1"):
         tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+
+
+def test_adapters_of_a_classifier_are_written_with_its_head(group, tmp_path, words):
+    lora = ("--lora-rank", "2", "--lora-alpha", "3", *LABELS)
+    saved = write_gpt(tmp_path, OURS["llama 3"][1], words, "text-classification", *lora)
+    tool("lora_to_peft", "--load", saved.parent, "--save", tmp_path / "peft")
+    config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
+
+
+def test_tools_of_language_models_refuse_a_classifier(group, tmp_path, words, capsys):
+    saved = write_gpt(tmp_path, "", words, "MNLI", "--save", "none", "--no-save-optim")
+    source = read_model_source(["--load", str(saved.parent)], {}, description="")
+    _, spec = tokenizer_and_spec(source)
+    with pytest.raises(WrongCheckpointError, match="has the head of --task MNLI in place of"):
+        require_architecture(source, spec, "gpt")
+    file = TOOLS.parent / "checkpoint" / "inspect.py"
+    found = importlib.util.spec_from_file_location("inspect_checkpoint", file)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    module.main([str(saved.parent)])
+    assert "evaluate with: tasks/main.py --epochs 0" in capsys.readouterr().out
