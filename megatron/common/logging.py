@@ -34,7 +34,7 @@ class _ToStdout(logging.StreamHandler):
         self._goes_on_unread = goes_on_unread
 
     def emit(self, record: logging.LogRecord) -> None:
-        bars = sys.modules.get("tqdm")
+        bars = sys.modules.get("tqdm") if self.stream.isatty() else None
         # A progress bar on the terminal makes room for the line, and is drawn again below it.
         with bars.tqdm.external_write_mode(self.stream) if bars else nullcontext():
             super().emit(record)

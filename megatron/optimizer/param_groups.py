@@ -20,13 +20,13 @@ def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
     names = [name for name, _ in model.named_parameters()]
     # Of BERT's pretraining the pooler is one layer of the network among others.
     heads = (_HEAD, _POOLER) if any(_HEAD in name for name in names) else ()
-    kinds: Callable[[str], bool] | None = None
-    if plan.biases_only:
-        kinds = lambda name: name.endswith("bias")  # noqa: E731
-    elif any("lora_" in name for name in names):
-        kinds = lambda name: "lora_" in name  # noqa: E731
-    if kinds:
-        freeze_all_but(model, lambda name: kinds(name) or any(part in name for part in heads))
+
+    def trains(name: str) -> bool:
+        chosen = name.endswith("bias") if plan.biases_only else "lora_" in name
+        return chosen or any(part in name for part in heads)
+
+    if plan.biases_only or any("lora_" in name for name in names):
+        freeze_all_but(model, trains)
     return param_groups(model, plan.weight_decay, muon=plan.name == "muon")
 
 

@@ -180,7 +180,7 @@ def a_gpt_learns_with_the_state_of_the_last_token(rank):
         "tensor": f"{TENSOR} 2 --sequence-parallel --micro-batch-size 8",
         "pipeline": f"{PIPELINE} 2 --micro-batch-size 4",
     }
-    for task, epochs, least in (("SST-2", 2, 0.9), ("RACE", 3, 0.6)):
+    for task, epochs, least in (("SST-2", 2, 0.9), ("RACE", 2, 0.45)):
         for name, layout in layouts.items():
             save = f"gpt-{task}-{name}"
             words = f"{shared} {layout} --epochs {epochs} --pretrained-checkpoint {gpt}"
@@ -210,10 +210,11 @@ def a_gpt_learns_with_the_state_of_the_last_token(rank):
 
 
 def every_layout_learns_mnli_alike(rank):
-    batch = "--epochs 3 --keep-last-batch --global-batch-size 8"
+    batch = "--epochs 2 --keep-last-batch --global-batch-size 8"
+    batch += f" --pretrained-checkpoint {pretrained()}"
     finetune("MNLI", f"{batch} --micro-batch-size 4 --save {folder()}/data")
     steps = losses("data")
-    assert len(steps) == 3 * 21
+    assert len(steps) == 2 * 21
     for name, words in (
         ("tensor", f"{TENSOR} 2 --sequence-parallel --micro-batch-size 8"),
         ("pipeline", f"{PIPELINE} 2 --micro-batch-size 4"),
@@ -226,8 +227,8 @@ def every_layout_learns_mnli_alike(rank):
         assert [found[i] for i in range(1, 21)] == pytest.approx(
             [steps[i] for i in range(1, 21)], rel=1e-2
         )
-        assert scores(name)[-1][2] > 0.9
-    assert scores("data")[-1][2] > 0.9
+        assert scores(name)[-1][2] > 0.8
+    assert scores("data")[-1][2] > 0.8
     # All 35 samples count, and none of them twice.
     assert {each[1] for each in scores("data")} == {"dev-matched", "dev-mismatched", "overall"}
     assert all((each[2] * 35) % 1 == pytest.approx(0) for each in scores("data")[2::3])
@@ -259,16 +260,19 @@ def predictions_of_any_layout_are_the_same(rank):
 
 
 def race_counts_questions(rank):
-    words = "--epochs 3 --micro-batch-size 4 --global-batch-size 8"
+    words = f"--epochs 2 --global-batch-size 8 --pretrained-checkpoint {pretrained()}"
+    words, tensor = f"{words} --micro-batch-size 4", f"{words} {TENSOR} 2 --micro-batch-size 8"
     finetune("RACE", f"{words} --save {folder()}/race --tensorboard-dir {folder()}/tensorboard")
-    assert len(losses("race")) == 3 * 15
-    assert scores("race")[-1][2] > 0.7
+    assert len(losses("race")) == 2 * 15
     assert all((each[2] * 20) % 1 == pytest.approx(0) for each in scores("race")[2::3])
     (events,) = (folder() / "tensorboard").glob("*tfevents*")
     for name in ("dev-middle", "dev-high", "overall"):
         assert f"RACE-validation/{name}/accuracy".encode() in events.read_bytes()
     finetune("RACE", f"{words} {PIPELINE} 2 --save {folder()}/race-pipeline")
-    assert losses("race-pipeline") == pytest.approx(losses("race"), rel=5e-2)
+    finetune("RACE", f"{tensor} --save {folder()}/race-tensor")
+    for name in ("race", "race-pipeline", "race-tensor"):
+        assert losses(name) == pytest.approx(losses("race"), rel=5e-2)
+        assert scores(name)[-1][2] > 0.6, f"{name}: {scores(name)}"
 
 
 def a_run_resumed_within_an_epoch_is_the_uninterrupted_one(rank):
