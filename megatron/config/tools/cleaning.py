@@ -18,7 +18,8 @@ class CleaningConfig:
     one; 1 keeps all."""
 
     num_bands: int = 20
-    """Pieces of a MinHash fingerprint; documents that agree in one are compared."""
+    """Pieces of a MinHash fingerprint; documents that agree in one are compared.
+    Corpora of many millions of documents need more numbers in a band: 75 bands of 675 numbers."""
 
     num_seeds: int = 100
     """Numbers in a fingerprint; a multiple of the bands."""

@@ -28,6 +28,7 @@ from megatron.data.cleaning.duplicates import (
     ComparePairs,
     band_records,
     first_pairs,
+    most_differences,
     split_blocks,
 )
 from megatron.data.cleaning.evaluations import evaluation_texts
@@ -222,7 +223,8 @@ def find_candidates(spec: CorpusSpec, task: int) -> None:
         TemporaryFile(dir=spec.folder) as scratch,
     ):
         sorter = ExternalSorter(scratch, _BY_OTHER)
-        for pairs in first_pairs(merged_blocks(runs)):
+        most = most_differences(float(spec.similarity or 0), spec.num_seeds)
+        for pairs in first_pairs(merged_blocks(runs), most):
             sorter.add(pairs[["other", "main"]].astype(_BY_OTHER))
         _write_blocks(path, unique_blocks(sorter.blocks()))
 

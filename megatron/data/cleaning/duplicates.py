@@ -17,11 +17,12 @@ from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks
 from megatron.data.cleaning.fingerprints import Source, Texts, document_ids, shingles
 
 SIMILAR = 0.5  # pairs are reported above this
-BAND = np.dtype([("key", "<u8"), ("document", "<u8")])
+BAND = np.dtype([("key", "<u8"), ("document", "<u8"), ("sketch", "<u8")])
 PAIR = np.dtype([("main", "<u8"), ("other", "<u8")])
 SIMILAR_PAIR = np.dtype([*PAIR.descr, ("similarity", "<f8")])
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, as in Fibonacci hashing
+SKETCH_BITS = 64
 _ITEM_PAIRS = 256  # that a worker compares at once
 _KEPT_SHINGLES = 16
 
@@ -40,9 +41,15 @@ def jaccard(one: set[str], other: set[str], kind: str) -> float:
 
 
 def band_records(entries: NDArray, bands: int) -> NDArray:
-    """Return a record for each document and band; keys are equal where documents agree in a band."""
+    """Return a record for each document and band; keys are equal where documents agree in a band.
+
+    The sketch has one bit of each number of the fingerprint.
+    Source: Li and Koenig, b-Bit Minwise Hashing, 2010.
+    """
     rows = entries.dtype["minhash"].shape[0] // bands
     records = np.zeros((bands, len(entries)), BAND)
+    for bit, values in enumerate(entries["minhash"].T[:SKETCH_BITS]):
+        records["sketch"] |= (values.astype("u8") & np.uint64(1)) << np.uint64(bit)
     records["document"] = document_ids(entries["source"], entries["offset"])
     for band, values in enumerate(records):
         hashes = np.full(len(entries), band, "u8")
@@ -125,11 +132,22 @@ def similar_pairs(
     yield from unique_blocks(found.blocks())
 
 
-def first_pairs(bands: Iterable[NDArray]) -> Iterator[NDArray]:
+def most_differences(similarity: float, num_seeds: int) -> int:
+    """Return in how many bits the sketches of two similar documents differ at most.
+
+    Of pairs at this very similarity, one in a thousand has more.
+    """
+    num_bits = min(num_seeds, SKETCH_BITS)
+    share = (1 - similarity) / 2
+    return int(num_bits * share + 3 * (num_bits * share * (1 - share)) ** 0.5)
+
+
+def first_pairs(bands: Iterable[NDArray], most: int = SKETCH_BITS) -> Iterator[NDArray]:
     """Yield the pairs of the first document of each bucket and each other document of it.
 
     Args:
         bands: sorted records of `band_records`, in blocks.
+        most: bits in which the sketches of a pair differ at most.
     """
     carried = np.zeros(0, BAND)  # the first of the last bucket, which may go on
     for block in bands:
@@ -138,7 +156,8 @@ def first_pairs(bands: Iterable[NDArray]) -> Iterator[NDArray]:
         first = np.maximum.accumulate(np.where(is_first, np.arange(len(records)), 0))
         pairs = np.zeros(len(records), PAIR)
         pairs["main"], pairs["other"] = records["document"][first], records["document"]
-        yield pairs[~is_first]
+        differences = np.bitwise_count(records["sketch"][first] ^ records["sketch"])
+        yield pairs[~is_first & (differences <= most)]
         carried = records[first[-1:]]
 
 

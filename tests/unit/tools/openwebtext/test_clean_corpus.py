@@ -291,3 +291,13 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
         "--slurm time: give NAME=VALUE", "needs --slurm time=LIMIT partition=NAME",
     ):  # fmt: skip
         assert message in str(caught.value)
+
+
+def test_the_benchmark_prints_each_step(capsys):
+    load_tool(TOOLS / "benchmark" / "corpora.py")(
+        ["--documents", "60", "--workers", "1", "--tasks", "2", "--words", "20"]
+    )
+    rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[2] for row in rows][::3] == ["1-filter_documents", "4-find_removed", "7-join"]
+    assert rows[-1][2] == "all"
+    assert all(int(row[-1].rstrip(" |")) > 0 for row in rows)

@@ -17,12 +17,14 @@ from megatron.data.cleaning.duplicates import (
     ComparePairs,
     band_records,
     jaccard,
+    most_differences,
     similar_pairs,
 )
 from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks
 from megatron.data.cleaning.fingerprints import (
     Texts,
     document_ids,
+    document_type,
     minhash,
     save,
     shingles,
@@ -216,7 +218,24 @@ def test_recall_of_planted_near_duplicates(search, bands, threshold):
     assert found <= pairs  # unrelated texts are never joined
 
 
-records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=60)
+def test_sketches_keep_similar_pairs_and_few_others():
+    rng = np.random.default_rng(0)
+    dtype = document_type(100)
+    one, similar, other = (np.zeros(2000, dtype) for _ in range(3))
+    for entries in (one, similar, other):
+        entries["minhash"] = rng.integers(0, 1 << 32, (2000, 100))
+    # Each number agrees with the probability of the similarity.
+    for entries, similarity in ((similar, 0.7), (other, 0.2)):
+        agree = rng.random((2000, 100)) < similarity
+        entries["minhash"][agree] = one["minhash"][agree]
+    sketches = [band_records(entries, 1)["sketch"] for entries in (one, similar, other)]
+    most = most_differences(0.7, 100)
+    kept = [(np.bitwise_count(sketches[0] ^ each) <= most).mean() for each in sketches[1:]]
+    assert kept[0] > 0.995
+    assert kept[1] < 0.08
+
+
+records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99), st.integers(0, 1)), max_size=60)
 
 
 @given(records, st.integers(1, 20), st.integers(1, 5))
