@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 ORIGIN = "url.json"
 _FETCHING = "fetching-"
-_LOCK = "fetch.lock"  # its time is that of the last download
+_LOCK = "fetch.lock"  # written at the end of a download
 _ASIDE_MANIFEST = f"aside-{MANIFEST}"
 _TRIES = 2  # downloads of a file that arrives damaged
 
@@ -193,7 +193,8 @@ def fetch(directory: Path, *, step: int = 0) -> None:
     try:
         with (directory / _LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock.fileno()).st_mtime > started_at:
+            done = os.fstat(lock.fileno())
+            if done.st_size and done.st_mtime > started_at:
                 return  # another process has done it meanwhile
             if exists(join(url, MANIFEST)):
                 _fetch_checkpoint(url, directory)
@@ -201,7 +202,8 @@ def fetch(directory: Path, *, step: int = 0) -> None:
                 _fetch_newest(url, directory, tags, step)
             elif exists(join(url, "config.json")):
                 _fetch_folder(url, directory)
-            os.utime(lock.fileno())
+            lock.truncate(0)
+            lock.write(b"fetched\n")
     except OSError as error:
         problem = f"{url} cannot be downloaded to {directory}: {reason(error, url)}"
         raise UnreadableCheckpointError(problem) from error

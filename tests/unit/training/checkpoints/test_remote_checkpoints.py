@@ -1,7 +1,9 @@
 """Checkpoints at URLs: uploaded with the manifest last, downloaded and verified, pruned, set aside."""
 
 import logging
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -258,6 +260,24 @@ def test_an_export_is_uploaded_and_downloaded_with_all_files(store, tmp_path):
     assert {name: (found / name).read_text() for name in files} == files
     with pytest.raises(WrongCheckpointError, match="holds no complete checkpoint"):
         local_checkpoint(f"{BUCKET}/nothing", cache)
+
+
+def test_processes_that_waited_for_a_download_take_it_and_others_do_not(remote, tmp_path):
+    remote.save(5)
+    directory = Path(local_directory(remote.url, tmp_path / "cache", flag="--load"))
+    lock = directory / "fetch.lock"
+    lock.touch()
+    later = time.time() + 100
+    os.utime(lock, (later, later))  # of a process that came first and has done nothing yet
+    fetch(directory)
+    assert published_tags(directory) == ["global_step5"]
+    shutil.rmtree(directory / "global_step5")
+    os.utime(lock, (later, later))  # of one that has finished after this one began to wait
+    fetch(directory)
+    assert published_tags(directory) == []
+    os.utime(lock, (1, 1))
+    fetch(directory)
+    assert published_tags(directory) == ["global_step5"]
 
 
 def test_tasks_find_the_network_of_checkpoints_at_urls(remote, tmp_path):
