@@ -51,7 +51,9 @@ def run_on_ranks(
             process.join()
 
 
-def outcomes_on_ranks(world_size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
+def outcomes_on_ranks(
+    world_size: int, checks: Sequence[Check], folder: Path, *, timeout_s: float = TIMEOUT_S
+) -> dict[str, str]:
     """Run the checks one after the other in the same processes: starting them is the slow part.
 
     Returns:
@@ -59,7 +61,7 @@ def outcomes_on_ranks(world_size: int, checks: Sequence[Check], folder: Path) ->
         rank the others may be out of step, so the rest has not run.
     """
     try:
-        run_on_ranks(world_size, _check_all, folder, checks, folder)
+        run_on_ranks(world_size, _check_all, folder, checks, folder, timeout_s=timeout_s)
         ended = ""
     except Exception as error:
         ended = str(error).strip().splitlines()[-1]

@@ -24,7 +24,7 @@ from labelled_files import (
     write_topics,
     write_vocabulary,
 )
-from ranks import outcomes_on_ranks, require_passed
+from ranks import TIMEOUT_S, outcomes_on_ranks, require_passed
 from stood_in import stood_in
 
 from megatron.checkpointing.manifest import published_tags, read_manifest
@@ -422,7 +422,9 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+    # Many trainings, which take long on a machine that does other work too.
+    folder = tmp_path_factory.mktemp("ranks")
+    return outcomes_on_ranks(2, CHECKS, folder, timeout_s=2 * TIMEOUT_S)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
