@@ -11,6 +11,7 @@ import random
 import resource
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +185,8 @@ def cost_of(step: Step, executor: Executor) -> Cost:
             # Of the workers; this process is measured by its parent.
             os.write(writer, str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss).encode())
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writer)
