@@ -24,7 +24,10 @@ from megatron.config.validation import validate
         ("multitask", ["--fim-rate", "0.5"], "--fim-rate is for pretrain_gpt.py"),
         (
             "question-answering",
-            ["--valid-data", "a", "b", "--output-nbest-file", "c", "--task", "question-answering"],
+            [
+                *("--valid-data", "a", "b", "--output-nbest-file", "c", "--save", "d"),
+                *("--task", "question-answering"),
+            ],
             "--output-nbest-file c holds the answers to one file, and --valid-data names 2",
         ),
         ("gpt", ["--fim-rate", "1.5"], "--fim-rate 1.5 must be from 0 to 1"),
