@@ -169,25 +169,34 @@ def require_same(
             "checkpoint (for the network, leave the flags out and write --use-checkpoint-args), "
             f"or give another --load:\n{table(found)}"
         )
-    if with_schedule and (rates := _schedule_differences(then, now)):
-        text = (
-            f"{folder} was saved by a run with another learning-rate schedule; write "
-            "--override-opt_param-scheduler to continue with that of the flags, or "
-            "--use-checkpoint-opt_param-scheduler to continue with that of the checkpoint:\n"
-            + table(rates)
-        )
-        if any(each.name in ("--lr-decay-samples", "--lr-decay-tokens") for each in rates):
-            text += (
-                "\n  (the decay ends with the run where no --lr-decay-… flag is given; its iterations "
-                "times --global-batch-size are its samples)"
-            )
-            if now.get("downstream", {}).get("task"):
-                text += "\n  (--epochs is the length of the run)"
-        refusals.append(text)
+    if with_schedule:
+        refusals += _schedule_problems(then, now, folder)
     if with_samples:
         refusals += _sample_order_problems(then, now, folder)
     if refusals:
         raise WrongCheckpointError("\n".join(refusals))
+
+
+def _schedule_problems(
+    then: Mapping[str, Any], now: Mapping[str, Any], folder: str
+) -> Iterator[str]:
+    rates = _schedule_differences(then, now)
+    if not rates:
+        return
+    text = (
+        f"{folder} was saved by a run with another learning-rate schedule; write "
+        "--override-opt_param-scheduler to continue with that of the flags, or "
+        "--use-checkpoint-opt_param-scheduler to continue with that of the checkpoint:\n"
+        + table(rates)
+    )
+    if any(each.name in ("--lr-decay-samples", "--lr-decay-tokens") for each in rates):
+        text += (
+            "\n  (the decay ends with the run where no --lr-decay-… flag is given; its iterations "
+            "times --global-batch-size are its samples)"
+        )
+        if now.get("downstream", {}).get("task"):
+            text += "\n  (--epochs is the length of the run)"
+    yield text
 
 
 def _sample_order_problems(

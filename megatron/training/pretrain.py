@@ -86,9 +86,7 @@ def pretrain(
     """
     started_at = time.perf_counter()
     if not valid:
-        config = with_local_checkpoints(config)
-        config = with_steps_of_epochs(config, world_size=launch.world_size)
-        config = with_local_data(config, objective.name)
+        config = _with_files(config, launch, objective)
     tokenizer, decided = _decide(config, launch, device, objective, valid)
     setup.use_device(device, launch, deterministic=decided.training.deterministic)
     kernels, choices = setup.choose(decided, device)
@@ -124,6 +122,13 @@ def pretrain(
     dist.barrier()
     dist.destroy_process_group()
     return code
+
+
+def _with_files(config: Config, launch: Launch, objective: Objective) -> Config:
+    """Return `config` with local copies of files at URLs, and the steps of the files' epochs."""
+    config = with_local_checkpoints(config)
+    config = with_steps_of_epochs(config, world_size=launch.world_size)
+    return with_local_data(config, objective.name)
 
 
 def _meet_others(

@@ -145,12 +145,9 @@ class Run:
             from_rank_0(lambda: tidy(Path(plan.checkpoint.save), saved))
         saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
         if plan.checkpoint.save:
+            epoch = self.tasks.steps if self.tasks else 0
             self._checkpoints = Checkpoints(
-                saving,
-                plan,
-                self.config,
-                saved=saved or -1,
-                epoch=self.tasks.steps if self.tasks else 0,
+                saving, plan, self.config, saved=saved or -1, epoch=epoch
             )
             self.watchdog.before_leaving = self._checkpoints.rescue
         checkpoints = self._checkpoints
@@ -196,11 +193,11 @@ class Run:
             if closing:
                 closing.close(state)
         if stop.is_done(state) and not done_now:
-            longer = (
-                "more --epochs let" if self.tasks else "more --train-iters or --train-samples let"
-            )
-            reason += f": it was before; {longer} it go on"
+            reason += f": it was before; more {self._length_flags()} let it go on"
         return self._end(reason, stop.exit_code)
+
+    def _length_flags(self) -> str:
+        return "--epochs" if self.tasks else "--train-iters or --train-samples"
 
     def _end(self, reason: str, code: ExitCode) -> ExitCode:
         """Log and record why the run ends; return its exit code."""

@@ -104,17 +104,7 @@ class ModelRunner:
         self.cache = None
         if rows:
             first = 1 + sum(is_block[:start])
-            self.cache = KVCache(
-                range(first, first + sum(is_block[start:stop])),
-                groups=exact_quotient(
-                    spec.num_query_groups, groups.tensor.size(), "num_query_groups"
-                ),
-                head_dim=spec.head_dim,
-                rows=rows,
-                max_length=self.max_length,
-                dtype=dtype,
-                device=device,
-            )
+            self.cache = self._empty_cache(range(first, first + sum(is_block[start:stop])))
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
         fill_parameters(model, weights)
@@ -130,6 +120,18 @@ class ModelRunner:
         self._graphs = None
         if capture and rows and self._rounding > 1:
             self._graphs = DecodeGraphs(self._decode, rows=rows, device=device, capture=capture)
+
+    def _empty_cache(self, layers: range) -> KVCache:
+        heads = self.spec.num_query_groups
+        return KVCache(
+            layers,
+            groups=exact_quotient(heads, self.groups.tensor.size(), "num_query_groups"),
+            head_dim=self.spec.head_dim,
+            rows=self.rows,
+            max_length=self.max_length,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     @property
     def has_logits(self) -> bool:

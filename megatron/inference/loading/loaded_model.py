@@ -96,16 +96,14 @@ def load_model(
     config, parallel = source.config, source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
     require_architecture(source, spec, *architectures)
-    retrieves = spec.architecture == "retro"
     launch, device = prepare_process(parallel)
     dtype = inference_dtype(options, config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     replicas = max(1, launch.world_size // max(1, model_size)) if with_replicas else 1
+    problems = layout_problems(parallel, spec, world_size=launch.world_size, replicas=replicas)
     raise_if_any(
         [
-            *layout_problems(
-                config.parallel, spec, world_size=launch.world_size, replicas=replicas
-            ),
+            *problems,
             *room_problems(options, spec, rows=rows),
             *vocabulary_problems(options, vocab_size=spec.vocab_size),
             *dtype_problems(dtype, device=device.type),
@@ -115,12 +113,10 @@ def load_model(
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
     groups = _inference_groups(parallel, replicas, device, master_address(launch))
-    # Ranks get equal shards of the word embeddings; the padding has no token.
-    tensor = groups.topology.tensor
-    even = replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
+    graphs = options.decode_graphs and spec.architecture != "retro"
     with source.weights() as full:
-        runner = (RetroRunner if retrieves else ModelRunner)(
-            even,
+        runner = (RetroRunner if spec.architecture == "retro" else ModelRunner)(
+            _with_equal_shards(spec, groups),
             full.parameters,
             groups=groups,
             dtype=TORCH_DTYPES[dtype],
@@ -129,9 +125,7 @@ def load_model(
             max_length=options.inference_max_seq_length,
             sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
-            capture=decode_capture(spec, groups, device)
-            if options.decode_graphs and not retrieves
-            else None,
+            capture=decode_capture(spec, groups, device) if graphs else None,
         )
     return LoadedModel(
         engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=options.recompute),
@@ -139,6 +133,12 @@ def load_model(
         spec=spec,
         is_first=launch.rank == 0,
     )
+
+
+def _with_equal_shards(spec: ModelSpec, groups: Groups) -> ModelSpec:
+    """Return `spec` with as many rows of the word embeddings on each rank; the padding has no token."""
+    tensor = groups.topology.tensor
+    return replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
