@@ -8,6 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.flag_names import flag_and_value
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelPlan
 from megatron.data.downstream.tasks import TASKS
 
 _WIDTH = 40
@@ -92,8 +93,11 @@ _RETRIEVER = (
 )
 """Fields that decide which weights of retrieval there are."""
 
-_DEFAULTS = {each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING}
-"""Values of fields that checkpoints of older versions do not have."""
+_DEFAULTS, _LAYOUT_DEFAULTS = (
+    {each.name: each.default for each in fields(section) if each.default is not MISSING}
+    for section in (ModelSpec, ParallelPlan)
+)
+"""Values of fields of the network and the layout that checkpoints of older versions do not have."""
 
 _GRID = ("tensor", "pipeline", "sequence", "data")
 
@@ -346,7 +350,7 @@ def _differences(
     skip: tuple[str, ...] = (),
 ) -> Iterator[Difference]:
     names = only or sorted({*then[section], *now[section]} - set(skip))
-    older = _DEFAULTS if section == "model" else {}
+    older = {"model": _DEFAULTS, "parallel": _LAYOUT_DEFAULTS}.get(section, {})
     for name in names:
         saved, current = (
             _as_json(plan[section].get(name, older.get(name))) for plan in (then, now)

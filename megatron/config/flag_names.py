@@ -54,6 +54,7 @@ _NAMED = {
     "parallel.partition_method": "--pp-partition-method",
     "parallel.expert": "--moe-expert-parallel-size",
     "parallel.split_rank": "--pipeline-model-parallel-split-rank",
+    "parallel.chunks": "--num-virtual-stages-per-pipeline-rank",
     "optimizer.name": "--optimizer",
     "optimizer.biases_only": "--bitfit",
     "optimizer.weight_decay_style": "--weight-decay-incr-style",

@@ -159,6 +159,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         config.parallel,
         world_size=valid.world_size,
         zero_stage=valid.zero.stage,
+        num_layers=num_layers_of(config, valid.objective),
         expert=config.experts.moe_expert_parallel_size,
     )
     evaluation = plan_evaluation(config.evaluation)
@@ -204,7 +205,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         recompute=plan_recompute(
             config.recompute,
             num_layers=num_layers_of(config, valid.objective),
-            pipeline=parallel.pipeline,
+            pipeline=parallel.pipeline * parallel.chunks,
         ),
         kernels=plan_kernels(config.kernels, config.model, config.precision),
         plugins=plan_plugins(config.plugins, config.extensions),

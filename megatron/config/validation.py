@@ -43,6 +43,7 @@ from megatron.config.parallelism.deepspeed_json import (
 )
 from megatron.config.parallelism.kernels import compile_problems, kernels_problems
 from megatron.config.parallelism.layout import (
+    interleaving_problems,
     parallel_problems,
     plan_parallel,
     replica_size,
@@ -180,6 +181,8 @@ def _problems(
     else:
         yield from schedule_problems(config.schedule, config.training, schedule)
         yield from _step_problems(config, user, zero, steps, data)
+        if not plan_evaluation(config.evaluation).only:
+            yield from interleaving_problems(config.parallel, steps.batch, num_layers=num_layers)
 
 
 def _network_problems(
@@ -399,7 +402,7 @@ def _storage_of(
     return plan_storage(
         config.recompute,
         user,
-        plan_parallel(config.parallel, world_size=world_size, zero_stage=0),
+        plan_parallel(config.parallel, world_size=world_size, zero_stage=0, num_layers=num_layers),
         num_layers=num_layers,
         device=device,
     )

@@ -17,6 +17,8 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import DataParallelEngine
+from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.interleaved import InterleavedEngine
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
@@ -105,10 +107,13 @@ def build_engine(
             recompute=recompute,
             batch_fields=batch_fields,
             split_rank=parallel.split_rank,
+            chunks=parallel.chunks,
         )
         _prepare(model, groups, parallel, compiler)
-        config = _with_full_activations(config, steps)
-        engine = _deepspeed(model, None, initialise, build_optimizer, config)
+        config = _with_full_activations(config, steps, chunks=parallel.chunks)
+        interleaves = parallel.chunks > 1
+        with patches.pipeline_engine(InterleavedEngine) if interleaves else nullcontext():
+            engine = _deepspeed(model, None, initialise, build_optimizer, config)
         return PipelineEngine(engine, groups, terms=terms, **watching)
     with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
         model = SequentialModel(steps, recomputation=recomputation(recompute))
@@ -127,14 +132,16 @@ def _prepare(
         mark_replicated_gradients(model, groups.tensor)
 
 
-def _with_full_activations(config: dict[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for stages that send more than one tensor with a gradient.
+def _with_full_activations(
+    config: dict[str, Any], steps: Sequence[Step], *, chunks: int
+) -> dict[str, Any]:
+    """Return DeepSpeed's JSON for stages that send more than one tensor with a gradient, and for chunks.
 
     Of the tensors that tensor ranks send in parts, its default, only the first may have one.
     """
     with_gradient = {*LayerInput._fields} - INTEGERS
     carried = [{*(step.carried or ())} for step in steps if isinstance(step, Layer)]
-    if all(len(names & with_gradient) < 2 for names in carried):
+    if chunks == 1 and all(len(names & with_gradient) < 2 for names in carried):
         return config
     full = {"pipe_partitioned": False, "grad_partitioned": False}
     return {**config, "pipeline": config.get("pipeline", {}) | full}

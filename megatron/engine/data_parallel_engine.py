@@ -57,7 +57,7 @@ class DataParallelEngine(Engine):
         num_micro_batches = self._engine.gradient_accumulation_steps()
         if self._auxiliary:
             self._auxiliary.scale = self.loss_scale / num_micro_batches
-        self._begin_step(num_micro_batches)
+        self._begin_step([num_micro_batches - 1])
         for number in range(num_micro_batches):
             with self._timers.part("batch-generator"):
                 batch = next(batches)
@@ -84,7 +84,7 @@ class DataParallelEngine(Engine):
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         self._engine.module.eval()
-        self._begin_step(0)
+        self._begin_step([])
         losses = []
         for _ in range(num_micro_batches):
             batch = next(batches)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -388,12 +388,16 @@ class Engine(ABC):
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
 
-    def _begin_step(self, backward_passes: int) -> None:
-        """Prepare for the passes of a step, or of an evaluation with no backward pass."""
+    def _begin_step(self, last_backwards: Sequence[int]) -> None:
+        """Prepare for the passes of a step, or of an evaluation.
+
+        Args:
+            last_backwards: numbers of the backward passes that complete gradients.
+        """
         if self._gather:
             self._gather.begin_forward()
         if self._reduction:
-            self._reduction.expect(backward_passes)
+            self._reduction.expect(last_backwards)
 
     def _wait_for_weights(self) -> None:
         """Wait for the weights of the last step, which may still be on their way."""

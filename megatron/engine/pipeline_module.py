@@ -17,7 +17,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from megatron.common.errors import ConfigError
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.engine.deepspeed.patches import TiedPipelineModule
+from megatron.engine.deepspeed.patches import ChunkedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
@@ -39,8 +39,9 @@ _PARTS = {
     "RecvActivation": "forward-recv",
     "SendGrad": "backward-send",
     "RecvGrad": "backward-recv",
+    "Exchange": "forward-backward-send-forward-backward-recv",
 }
-"""Megatron-LM's names for what DeepSpeed's instructions do."""
+"""Megatron-LM's names for what the instructions of a pipeline do."""
 
 
 def pipeline_module(
@@ -52,6 +53,7 @@ def pipeline_module(
     recompute: RecomputePlan,
     batch_fields: Sequence[str],
     split_rank: int = 0,
+    chunks: int = 1,
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
 
@@ -59,6 +61,7 @@ def pipeline_module(
         loss: called with the last layer's output and a batch.
         batch_fields: the fields of a batch, in the order in which the engine hands them over.
         split_rank: first stage of a decoder behind an encoder; 0: where the method cuts.
+        chunks: of the model on each rank (virtual stages).
 
     Raises:
         ConfigError: the partition leaves a stage without a transformer layer.
@@ -72,6 +75,7 @@ def pipeline_module(
             steps,
             recomputation(recompute),
             batch_fields,
+            chunks=chunks,
             bounds=split_bounds(_names(steps), topology.pipeline, split_rank) if split_rank else (),
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
@@ -98,20 +102,18 @@ def _log_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolog
                 weights[topology.stage_of(rank)] += parameter.numel()
     weights = weights.to(get_accelerator().current_device_name())
     dist.all_reduce(weights)
-    for stage, (start, stop) in enumerate(pairwise(module.parts)):
-        names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
+    for stage in range(topology.pipeline):
+        chunks = [*pairwise(module.parts)][stage :: topology.pipeline]
+        held = [step for start, stop in chunks for step in steps[start:stop]]
+        names = [step.cls.__name__ for step in held if isinstance(step, Layer)]
         layers = ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+        entries = ", ".join(f"{start} to {stop - 1}" for start, stop in chunks)
         log.info(
-            "stage %d: entries %d to %d | %s | parameters: %d",
-            stage,
-            start,
-            stop - 1,
-            layers,
-            weights[stage],
+            "stage %d: entries %s | %s | parameters: %d", stage, entries, layers, weights[stage]
         )
 
 
-class Stage(TiedPipelineModule):
+class Stage(ChunkedPipelineModule):
     """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
     The first stage gets the fields of a batch. Between stages travel the tensors of a `LayerInput`
@@ -131,25 +133,27 @@ class Stage(TiedPipelineModule):
     ):
         super().__init__(**arguments)
         self.batch_fields = batch_fields
-        start, stop = self.parts[self.stage_id : self.stage_id + 2]
-        self._received, self._sent = carried_to(steps, start), carried_to(steps, stop)
-        self._calls = recomputation.applied(self.forward_funcs)
+        carried = [carried_to(steps, bound) for bound in self.parts]
+        edges = [*pairwise(carried)][self.stage_id :: self.num_stages]
+        calls = map(recomputation.applied, self.funcs_of_chunks)
+        self._chunks = [(*names, own) for names, own in zip(edges, calls, strict=True)]
         _require_whole_ties(self)
 
     def forward(self, forward_input: Tensors) -> Tensors:
-        """Pass the input through this stage's layers."""
+        """Pass the input through the layers of the active chunk."""
+        received, sent, calls = self._chunks[self.chunk]
         inputs: Any
-        if self.stage_id == 0:
+        if self.stage_id == self.chunk == 0:
             inputs = dict(zip(self.batch_fields, forward_input, strict=True))
         else:
-            inputs = LayerInput.unpack(self._received, forward_input)._replace(shared={})
-        output = in_turn(self._calls, inputs)
+            inputs = LayerInput.unpack(received, forward_input)._replace(shared={})
+        output = in_turn(calls, inputs)
         if not isinstance(output, LayerInput):
             return output
-        if tuple(output.tensors()) != self._sent:
+        if tuple(output.tensors()) != sent:
             raise ValueError(
                 f"stage {self.stage_id} ends with the tensors {', '.join(output.tensors())}; its "
-                f"layers declare {', '.join(self._sent)}: see Layer.carried"
+                f"layers declare {', '.join(sent)}: see Layer.carried"
             )
         return output.pack()
 
@@ -163,6 +167,8 @@ def timed_instruction(
     timers: Timers, instruction: str, call: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Measure the time of what the pipeline engine calls for an instruction of its schedule."""
+    if instruction not in _PARTS:
+        return call
     part = _PARTS[instruction]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +213,8 @@ def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> 
         if not any(issubclass(cls, Block) for cls in layers):
             raise ConfigError(
                 f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
-                f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages"
+                f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages "
+                "or chunks"
             )
 
 

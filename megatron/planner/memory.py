@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES, Activations
+from megatron.planner.pipeline_schedule import Grid
 from megatron.planner.pipeline_stages import Stage, stages_of
 from megatron.planner.weights import (
     Weights,
@@ -62,14 +63,15 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
     held, layers = weights_of(plan, stage), [_layer(plan, number) for number in stage.layers]
     sizes = _Sizes(plan)
     activations = Activations(plan, device)
-    under_way = micro_batches_under_way(plan, stage)
-    inputs = under_way * _group_inputs(plan, stage, activations)
+    parts = [*zip(_under_way(plan, stage), stage.parts, strict=True)]
+    inputs = sum(number * _group_inputs(plan, part, activations) for number, part in parts)
     stays = not value_at(plan.deepspeed, "activation_checkpointing.cpu_checkpointing", False)
     logits = activations.logits() if stage.has_head else 0
     loss = activations.loss() if stage.has_head else 0
     again = [
-        sum(activations.layer(stage.layers[i]) for i in group)
-        for group in plan.recompute.groups(len(layers))
+        sum(activations.layer(part.layers[i]) for i in group)
+        for part in stage.parts
+        for group in plan.recompute.groups(len(part.layers))
     ]
     # Divided weights: the layer at work and the one that is fetched meanwhile.
     divided = 2 * max((w.total for w in layers), default=0) * sizes.weight
@@ -79,21 +81,37 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         gradients=sizes.of_gradients(held),
         optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
         buffers=sizes.buckets(held, device),
-        activations=under_way * _activations(plan, stage, activations) + (inputs if stays else 0),
+        activations=sum(number * _activations(plan, part, activations) for number, part in parts)
+        + (inputs if stays else 0),
         logits=logits + _left_over(plan, stage, activations),
         transient=max([*again, loss]) + gathered,
         host=sizes.on_host(held) + (0 if stays else inputs),
     )
 
 
-def micro_batches_under_way(plan: Plan, stage: Stage) -> int:
+def micro_batches_under_way(plan: Plan, stage: Stage) -> float:
     """Return the most micro-batches in flight: those that wait for their backward pass.
+
+    With chunks, those of each chunk count as a part.
 
     Source: one forward, one backward (1F1B), arXiv:2104.04473, section 2.2: as many as there are
         stages from this one to the last.
     """
-    number = plan.batch.num_micro_batches(plan.batch.global_batch_size)
-    return max(1, min(plan.parallel.pipeline - stage.index, number))
+    return sum(_under_way(plan, stage)) / plan.parallel.chunks
+
+
+def _under_way(plan: Plan, stage: Stage) -> list[int]:
+    """Return the micro-batches in flight in each chunk of a stage, at the fullest moment."""
+    return schedule_of(plan).most_in_flight(stage.index)
+
+
+def schedule_of(plan: Plan) -> Grid:
+    """Return the pipeline schedule of a step of the full batch."""
+    return Grid(
+        ranks=plan.parallel.pipeline,
+        chunks=plan.parallel.chunks,
+        micro_batches=max(1, plan.batch.num_micro_batches(plan.batch.global_batch_size)),
+    )
 
 
 def weights_of(plan: Plan, stage: Stage) -> Weights:
@@ -121,7 +139,7 @@ def _layer(plan: Plan, number: int) -> Weights:
 
 
 def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
-    """Return the activations of one micro-batch on the stage, without the inputs of recomputed layers."""
+    """Return the activations of a micro-batch on a stage or chunk, without inputs of recomputed layers."""
     again = {stage.layers[i] for group in plan.recompute.groups(len(stage.layers)) for i in group}
     kept = sum(activations.layer(number) for number in stage.layers if number not in again)
     kept += activations.masks(stage.layers)
@@ -139,7 +157,7 @@ def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
     Both of its buffers keep inputs and outputs until others take their place. Outputs keep what
     recomputation began with: the inputs of its layers, and masks.
     """
-    if plan.parallel.pipeline == 1 or not stage.has_head:
+    if plan.parallel.pipeline == 1 or stage.chunks or not stage.has_head:
         return 0
     recomputed = 0
     if plan.recompute.groups(len(stage.layers)):

@@ -35,24 +35,51 @@ _TABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Layers of one pipeline stage."""
+    """Layers of one pipeline stage, or of a chunk of it."""
 
     index: int
-    layers: range  # numbers of its transformer layers, from 1 on; a decoder's follow the encoder's
+    layers: tuple[
+        int, ...
+    ]  # numbers of transformer layers, from 1; a decoder's follow the encoder's
     has_embedding: bool
     has_final_norm: bool
     has_head: bool
     has_encoder_norm: bool = False
     num_relative_tables: int = 0
+    chunks: tuple["Stage", ...] = ()  # its virtual stages; empty with the schedule 1F1B
+
+    @property
+    def parts(self) -> tuple["Stage", ...]:
+        """Its chunks, or itself if it is one."""
+        return self.chunks or (self,)
 
 
 def stages_of(plan: Plan) -> list[Stage]:
     """Return the stages of the network, in order; one without a pipeline."""
+    parts, ranks = _virtual_stages(plan), plan.parallel.pipeline
+    if plan.parallel.chunks == 1:
+        return parts
+    return [_joined(rank, tuple(parts[rank::ranks])) for rank in range(ranks)]
+
+
+def _joined(index: int, chunks: tuple[Stage, ...]) -> Stage:
+    return Stage(
+        index=index,
+        layers=tuple(number for chunk in chunks for number in chunk.layers),
+        has_embedding=any(chunk.has_embedding for chunk in chunks),
+        has_final_norm=any(chunk.has_final_norm for chunk in chunks),
+        has_head=any(chunk.has_head for chunk in chunks),
+        chunks=chunks,
+    )
+
+
+def _virtual_stages(plan: Plan) -> list[Stage]:
+    """Return the parts that the partition cuts: stages, or chunks of stages."""
     names = entry_names(plan.model, mixed=plan.precision.is_mixed)
     bounds = [0, len(names)]
     if plan.parallel.pipeline > 1:
         weights = _entry_weights(plan, names)
-        bounds = _partition(tuple(weights), plan.parallel.pipeline)
+        bounds = _partition(tuple(weights), plan.parallel.pipeline * plan.parallel.chunks)
         if plan.parallel.split_rank:
             bounds = split_bounds(names, plan.parallel.pipeline, plan.parallel.split_rank)
     blocks = [index for index, name in enumerate(names) if name in _BLOCKS]
@@ -63,7 +90,7 @@ def stages_of(plan: Plan) -> list[Stage]:
         stages.append(
             Stage(
                 index=index,
-                layers=range(own[0], own[-1] + 1) if own else range(1, 1),
+                layers=tuple(own),
                 has_embedding=any(name in held for name in _EMBEDDINGS),
                 has_final_norm=plan.model.normalization in held,
                 has_head=_head(plan.model) in held,

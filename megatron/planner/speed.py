@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan import Plan
 from megatron.planner.devices import Device
+from megatron.planner.memory import schedule_of
 from megatron.planner.roofline import times_of
 from megatron.planner.traffic import Traffic, traffic_of
 
@@ -25,12 +26,11 @@ class Speed:
 
 
 def bubble_of(plan: Plan) -> float:
-    """Return the share of a step that a pipeline stage is idle: (p - 1) / (m + p - 1).
+    """Return the share of a step that a pipeline stage is idle: b / (m + b) for b = (p - 1) / v.
 
-    Source: arXiv:2104.04473, section 2.2.1, which states it relative to the busy time.
+    Source: arXiv:2104.04473, sections 2.2.1 and 2.2.2, which state it relative to the busy time.
     """
-    idle = plan.parallel.pipeline - 1
-    return idle / (plan.batch.num_micro_batches(plan.batch.global_batch_size) + idle)
+    return schedule_of(plan).bubble
 
 
 def step_flops(plan: Plan, *, recomputed: bool) -> float:
@@ -96,4 +96,5 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     micro_batch = slowdown * times.micro_batch
     micro_batch += (total.tensor + total.sequence) / (node if near else network) / full
     between = (sent.pipeline + sent.data) / (node if small else network)
-    return micro_batch * (number + parallel.pipeline - 1) + slowdown * times.step + between
+    idle = (parallel.pipeline - 1) / parallel.chunks
+    return micro_batch * (number + idle) + slowdown * times.step + between

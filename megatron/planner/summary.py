@@ -27,7 +27,8 @@ def run_lines(plan: Plan) -> Iterator[str]:
         f"{tokens:,} tokens | tokens per parameter: {tokens / total:.2f}"
     )
     yield (
-        f"layout: {parallel.world_size} processes = tp {parallel.tensor} * pp {parallel.pipeline} * "
+        f"layout: {parallel.world_size} processes = tp {parallel.tensor} * pp {parallel.pipeline}"
+        f"{f' ({parallel.chunks} chunks each)' if parallel.chunks > 1 else ''} * "
         f"sp {parallel.sequence} * dp {parallel.data} | ZeRO stage {parallel.zero_stage} | "
         f"{plan.precision.dtype} | recompute {plan.recompute.granularity}"
     )
@@ -53,7 +54,7 @@ def memory_lines(plan: Plan, *, device: str = "cuda") -> Iterator[str]:
         held = ", ".join([f"{len(stage.layers)} layers", *(part for part in parts if part)])
         under_way = micro_batches_under_way(plan, stage)
         yield (
-            f"stage {stage.index} ({held}; micro-batches under way: {under_way}): "
+            f"stage {stage.index} ({held}; micro-batches under way: {under_way:g}): "
             f"{_size(memory.total)} per rank | {parts_line(memory)}"
         )
 

@@ -31,9 +31,11 @@ def traffic_of(plan: Plan, number: int) -> Traffic:
     # sequence, a reduction and a gathering in their place, and two gatherings more in backward.
     rings = 4 * passes + (2 if parallel.sequence_parallel else 0)
     tensor = number * layers * full * _ring(parallel.tensor) * rings
-    # Tensor-parallel ranks send a part each. The last stage sends gradients alone, inner ones both.
-    neighbours = min(2, parallel.pipeline - 1)
-    pipeline = neighbours * number * full / parallel.tensor
+    # A chunk sends activations and gradients; the first and the last of the network one of them.
+    messages = (0, 0, 2 * parallel.chunks - 1, 2 * parallel.chunks)[min(3, parallel.pipeline)]
+    # Tensor-parallel ranks send a part each; with chunks only if the sequence is divided.
+    whole = parallel.chunks > 1 and not parallel.sequence_parallel
+    pipeline = messages * number * full / (1 if whole else parallel.tensor)
     exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
     exchanged *= 2 * spec.num_attention_heads + 2 * spec.num_query_groups
     return Traffic(

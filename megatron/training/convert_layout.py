@@ -37,8 +37,10 @@ def config_of_layout(
             world_size=None,
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
-            # A stage of the layout that saved it.
+            # Stages of the layout that saved it.
             pipeline_model_parallel_split_rank=None,
+            num_layers_per_virtual_pipeline_stage=None,
+            num_virtual_stages_per_pipeline_rank=None,
             device="cpu",
             distributed_backend="gloo",
         ),

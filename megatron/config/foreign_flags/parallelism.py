@@ -12,7 +12,10 @@ _COLLECTIVES = "gradients of tensor-parallel layers are reduced beside products 
 _CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
-_SCHEDULE = "DeepSpeed's pipeline runs 1F1B and has no interleaved schedule"
+_SCHEDULE = (
+    "there is no zero-bubble schedule; write --num-layers-per-virtual-pipeline-stage for a smaller "
+    "bubble"
+)
 
 PARALLEL_LEGACY = (
     Legacy("--DDP-impl", _REDUCED, takes=1),
@@ -32,13 +35,7 @@ PARALLEL_LEGACY = (
         "--no-pipeline-parallel",
         "there are stages only when --pipeline-model-parallel-size is above 1",
     ),
-    Legacy(
-        "--num-layers-per-virtual-pipeline-stage",
-        f"{_SCHEDULE}; leave this flag out",
-        takes=1,
-        refused=True,
-    ),
-    Legacy("--enable-zbh1-pipeline", f"{_SCHEDULE}; leave this flag out", refused=True),
+    Legacy("--enable-zbh1-pipeline", _SCHEDULE, refused=True),
     Legacy(
         "--pipeline-model-parallel-layout",
         "write --pp-partition-method instead",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.parsing.flags import Spelling
 
 
@@ -32,6 +33,14 @@ class ParallelConfig:
     ds_sequence_parallel_size: int = 1
     """Number of processes that divide every sample's sequence (Ulysses): in attention each takes
     a part of the heads, elsewhere a part of the tokens."""
+
+    num_layers_per_virtual_pipeline_stage: int | None = None
+    """Interleave the pipeline schedule: so many transformer layers in each model chunk, of which every
+    stage gets num-layers / stages / this number (default: one chunk a stage, 1F1B)."""
+
+    num_virtual_stages_per_pipeline_rank: int | None = None
+    """Number of model chunks that every pipeline stage has: above 1 their schedule is interleaved. The
+    same as --num-layers-per-virtual-pipeline-stage, counted the other way."""
 
     pp_partition_method: str = "type:transformer"
     """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
@@ -69,6 +78,7 @@ class ParallelPlan:
     zero_stage: int
     expert: int = 1  # neighbouring replicas that share the experts of a layer
     split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
+    chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
 
     @property
     def world_size(self) -> int:
@@ -91,8 +101,21 @@ def sequence_parts(parallel: ParallelConfig) -> int:
     return max(1, tensor) * max(1, parallel.ds_sequence_parallel_size)
 
 
+def chunks_of(parallel: ParallelConfig, num_layers: int) -> int:
+    """Return the number of model chunks of each pipeline stage; 1 where the flags make no sense."""
+    size = parallel.num_layers_per_virtual_pipeline_stage
+    if size is None:
+        return max(1, parallel.num_virtual_stages_per_pipeline_rank or 1)
+    return max(1, num_layers // max(1, size * parallel.pipeline_model_parallel_size))
+
+
 def plan_parallel(
-    parallel: ParallelConfig, *, world_size: int, zero_stage: int, expert: int = 1
+    parallel: ParallelConfig,
+    *,
+    world_size: int,
+    zero_stage: int,
+    num_layers: int,
+    expert: int = 1,
 ) -> ParallelPlan:
     """Return the decided layout of `world_size` processes."""
     return ParallelPlan(
@@ -105,6 +128,7 @@ def plan_parallel(
         zero_stage=zero_stage,
         expert=expert,
         split_rank=parallel.pipeline_model_parallel_split_rank or 0,
+        chunks=chunks_of(parallel, num_layers),
     )
 
 
@@ -153,7 +177,66 @@ def parallel_problems(
             f"{pipeline}: a pipeline accumulates gradients over its micro-batches, so they cannot "
             "be divided over ranks; write --zero-stage 1, or one pipeline stage"
         )
+    yield from _chunk_problems(parallel, num_layers)
     yield from _partition_problems(parallel.pp_partition_method)
+
+
+def _chunk_problems(parallel: ParallelConfig, num_layers: int) -> Iterator[str]:
+    """Yield why the layers cannot be divided into model chunks."""
+    flags = {
+        "--num-layers-per-virtual-pipeline-stage": parallel.num_layers_per_virtual_pipeline_stage,
+        "--num-virtual-stages-per-pipeline-rank": parallel.num_virtual_stages_per_pipeline_rank,
+    }
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    words = " and ".join(f"{flag} {value}" for flag, value in given.items())
+    pipeline = max(1, parallel.pipeline_model_parallel_size)
+    if not given:
+        return
+    if len(given) == 2:
+        yield f"{words} set the same number in two ways: take one of them out"
+    elif min(given.values()) < 1:
+        yield f"{words} must be at least 1"
+    elif pipeline == 1:
+        yield (
+            f"{words} divides the stages of a pipeline, and there is one stage: add "
+            "--pipeline-model-parallel-size 2 or more, or leave it out"
+        )
+    elif (size := parallel.num_layers_per_virtual_pipeline_stage) and num_layers % (
+        pipeline * size
+    ):
+        yield (
+            f"{words}: --num-layers {num_layers} is not a multiple of it times "
+            f"--pipeline-model-parallel-size {pipeline} = {pipeline * size}"
+        )
+    elif (chunks := chunks_of(parallel, num_layers)) * pipeline > num_layers:
+        yield (
+            f"{words}: {chunks} chunks of {pipeline} stages are more than --num-layers {num_layers}: "
+            "a chunk would have no layer"
+        )
+
+
+def interleaving_problems(
+    parallel: ParallelConfig, batch: BatchPlan, *, num_layers: int
+) -> Iterator[str]:
+    """Yield the batch sizes of a run that the interleaved schedule cannot take.
+
+    With other numbers of micro-batches it would deadlock.
+    """
+    pipeline, chunks = parallel.pipeline_model_parallel_size, chunks_of(parallel, num_layers)
+    if chunks == 1 or pipeline < 2:
+        return
+    sizes = [batch.global_batch_size]
+    if batch.ramp_samples:
+        sizes = [*range(batch.ramp_start, batch.global_batch_size + 1, batch.ramp_increment)]
+    uneven = [size for size in sizes if batch.num_micro_batches(size) % pipeline]
+    if uneven:
+        unit = batch.micro_batch_size * batch.data_parallel_size * pipeline
+        yield (
+            f"the interleaved pipeline schedule ({chunks} chunks a stage) needs a number of "
+            f"micro-batches that is a multiple of --pipeline-model-parallel-size {pipeline}, and a "
+            f"global batch of {uneven[0]} samples has {batch.num_micro_batches(uneven[0])}: write "
+            f"multiples of {unit} in --global-batch-size and --rampup-batch-size"
+        )
 
 
 def world_size_problems(parallel: ParallelConfig, world_size: int) -> Iterator[str]:

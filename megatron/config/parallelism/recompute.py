@@ -27,7 +27,7 @@ class RecomputeConfig:
 
     recompute_method: Literal["uniform", "block"] | None = None
     """Which layers are recomputed: all of them, in groups of --recompute-num-layers of which the first
-    input is kept (uniform), or the first --recompute-num-layers of each stage, one by one (block)."""
+    input is kept (uniform), or the first --recompute-num-layers of each stage or model chunk, one by one (block)."""
 
     recompute_num_layers: Annotated[
         int | None, Spelling("--recompute-num-layers", ("--checkpoint-num-layers",))
@@ -72,7 +72,7 @@ def plan_recompute(recompute: RecomputeConfig, *, num_layers: int, pipeline: int
 
     Args:
         num_layers: of the network.
-        pipeline: number of stages.
+        pipeline: number of stages, virtual ones counted.
     """
     if recompute.checkpoint_activations or recompute.recompute_granularity == "full":
         method, group = recompute.recompute_method or "uniform", recompute.recompute_num_layers or 1
@@ -154,7 +154,8 @@ def plan_storage(
     A flag that cannot be honoured is a problem; a switch that only the JSON sets stays off, with
     a notice, because one JSON serves many layouts.
     """
-    plan = plan_recompute(recompute, num_layers=num_layers, pipeline=parallel.pipeline)
+    parts = parallel.pipeline * parallel.chunks
+    plan = plan_recompute(recompute, num_layers=num_layers, pipeline=parts)
     block = dict(user.get("activation_checkpointing", {}))
     problems, notices = [], []
     for key, flag, given in _switches(recompute):

@@ -9,7 +9,7 @@ class RecomputePlan:
     """Activation checkpointing, resolved.
 
     With "full", `method` selects the layers: all of them in groups of `num_layers` ("uniform"), or
-    the first `num_layers` of each stage one by one ("block").
+    the first `num_layers` of each virtual stage one by one ("block").
     """
 
     granularity: Literal["none", "selective", "full"]

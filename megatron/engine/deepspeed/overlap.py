@@ -9,7 +9,7 @@ All ranks launch the buckets in the same order, that in which backward completes
 waits for those before it, even if it is complete.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -82,22 +82,27 @@ class GradientReduction:
         self._held = held
         self._next, self._is_armed = 0, False
         self._works: list[dist.Work] = []
+        self._last_passes: frozenset[int] = frozenset()
         self._passes = 0
         self._own = own_gradients(optimizer)
         self._parts = _by_group(self._own)
 
-    def expect(self, passes: int) -> None:
-        """Begin a step of so many backward passes; the last one reduces."""
+    def expect(self, last_passes: Iterable[int]) -> None:
+        """Begin a step.
+
+        Args:
+            last_passes: numbers of the backward passes that complete gradients: the last one of each
+                model chunk.
+        """
         self._wait()  # for what an exception has left
-        self._passes = passes
+        self._last_passes, self._passes = frozenset(last_passes), 0
+        for bucket in self._buckets:
+            bucket.missing = set(bucket.parameters)
 
     def backward_begins(self) -> None:
-        """Reduce from now on, if this is the last backward pass of the step."""
-        self._passes -= 1
-        self._is_armed = self._passes == 0 and self._replicas.size() > 1
-        if self._is_armed:
-            for bucket in self._buckets:
-                bucket.missing = set(bucket.parameters)
+        """Reduce during this backward pass if it completes gradients."""
+        self._is_armed = self._passes in self._last_passes and self._replicas.size() > 1
+        self._passes += 1
 
     def ready(self, parameter: nn.Parameter) -> None:
         """Launch every bucket that the gradient of `parameter` completes.

@@ -6,12 +6,15 @@ fails for a name that the installed release has no more.
 
 import glob
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import deepspeed
 import deepspeed.ops
 import torch
 import torch.distributed as dist
@@ -21,6 +24,8 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.state_dict_factory import SDLoaderBase
 from torch import Tensor, nn
 
@@ -521,26 +526,66 @@ class _Joined(torch.autograd.Function):
         return (None, *ctx.gradients)
 
 
-class TiedPipelineModule(PipelineModule):
-    """A PipelineModule that broadcasts tied weights without gradients, and takes bounds of stages.
+class ChunkedPipelineModule(PipelineModule):
+    """A PipelineModule with several model chunks (virtual stages) a rank, and given bounds of stages.
 
-    Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
+    Rank r of p has the parts r, p + r, 2p + r, ... of the list of layers. One chunk is active: its
+    layers are `forward_funcs`. Names and files of layers are those of plain stages.
+
+    Tied weights are broadcast without gradients: otherwise torch warns, at each backward pass, that
+    the broadcast has none.
 
     Args:
-        bounds: index of the first layer of each stage, and the number of layers; empty: where the
+        chunks: of a rank.
+        bounds: index of the first layer of each part, and the number of layers; empty: where the
             partition method cuts (`_partition_layers`).
     """
 
-    def __init__(self, *, bounds: Sequence[int] = (), **arguments: Any):
-        self.given_bounds = bounds
+    def __init__(self, *, chunks: int = 1, bounds: Sequence[int] = (), **arguments: Any):
+        self.chunks, self.given_bounds = chunks, bounds
+        self.funcs_of_chunks: list[list[Any]] = []
         super().__init__(**arguments)
 
+    def activate(self, chunk: int) -> None:
+        """Make the layers of `chunk` those of the next passes (`_local_start`, `_local_stop`)."""
+        self.chunk = chunk
+        self.forward_funcs: list[Any] = self.funcs_of_chunks[chunk]
+        self._set_bounds(*self._chunk_bounds[chunk])
+
+    def stage_owner(self, layer_idx: int) -> int:
+        """Return the rank of a layer."""
+        return (bisect_right(self.parts, layer_idx) - 1) % self.num_stages
+
+    def save_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Write the files of all layers of this rank."""
+        for chunk in range(self.chunks):
+            self.activate(chunk)
+            super().save_state_dict(*args, **kwargs)
+
+    def load_state_dir(self, *args: Any, **kwargs: Any) -> None:
+        """Read the files of all layers of this rank."""
+        for chunk in range(self.chunks):
+            self.activate(chunk)
+            super().load_state_dir(*args, **kwargs)
+
     def _partition_layers(self, method: str = "uniform") -> None:
-        if not self.given_bounds:
+        ranks: int = self._topo.get_dim("pipe")
+        if self.given_bounds:
+            self.parts = [*self.given_bounds]
+        else:
+            self.num_stages = ranks * self.chunks
             super()._partition_layers(method)
-            return
-        self.parts = [*self.given_bounds]
-        self._set_bounds(*self.parts[self.stage_id : self.stage_id + 2])
+            self.num_stages = ranks
+        own = slice(self.stage_id, None, ranks)
+        self._chunk_bounds: list[tuple[int, int]] = [*pairwise(self.parts)][own]
+
+    def _build(self) -> None:
+        for bounds in self._chunk_bounds:
+            self.forward_funcs = []
+            self._set_bounds(*bounds)
+            super()._build()
+            self.funcs_of_chunks.append(self.forward_funcs)
+        self.activate(0)
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:
@@ -553,3 +598,76 @@ def replace_token_gather(gather: Callable[..., Tensor]) -> None:
     DeepSpeed gathers into a flat tensor, which gloo refuses.
     """
     mappings._gather_tokens = gather
+
+
+class Activate(schedule.PipeInstruction):
+    """Instruction: make a chunk the active one, for passes of the micro-batch in a buffer."""
+
+
+class Exchange(schedule.PipeInstruction):
+    """Instruction: send and receive activations and gradients, all at once."""
+
+
+class ChunkedPipelineEngine(PipelineEngine):
+    """DeepSpeed's pipeline engine on ranks with several model chunks; a subclass has the schedule.
+
+    Its instructions are those of DeepSpeed, without their transfers, and the two above
+    (`_INSTRUCTION_MAP`). What DeepSpeed asks of a stage, such as whether it computes the loss, is
+    answered for the active chunk (`_exec_forward_pass`, `_backward_prologue_per_tensor`), and with
+    none, outside of a schedule, for the rank.
+    """
+
+    active_chunk: int | None = None  # of the class: the parent's constructor asks too
+
+    def is_first_stage(self) -> bool:
+        """Whether the active chunk begins the network."""
+        return bool(super().is_first_stage()) and self.active_chunk in (None, 0)
+
+    def is_last_stage(self) -> bool:
+        """Whether the active chunk ends the network."""
+        return bool(super().is_last_stage()) and self.active_chunk in (None, self.module.chunks - 1)
+
+    def schedule_of(self, micro_batches: int, *, trains: bool) -> schedule.PipeSchedule:
+        """Return the instructions of this rank for a step or an evaluation."""
+        raise NotImplementedError
+
+    def activate(self, chunk: int, buffer_id: int) -> None:
+        """Carry out `Activate`."""
+        raise NotImplementedError
+
+    def exchange(self, sends: Any, receives: Any) -> None:
+        """Carry out `Exchange`."""
+        raise NotImplementedError
+
+    def forward_pass(self, buffer_id: int) -> None:
+        """Compute the active chunk, and the loss at the end of the network."""
+        self._exec_forward_pass(buffer_id)
+
+    def backward_pass(self, buffer_id: int) -> None:
+        """Compute the gradients of the active chunk, from `loss` or `grad_layer`."""
+        self._exec_backward_pass(buffer_id)
+
+    def _train_schedule(self) -> schedule.PipeSchedule:
+        return self.schedule_of(self.micro_batches, trains=True)
+
+    def _inference_schedule(self, micro_batches: int) -> schedule.PipeSchedule:
+        return self.schedule_of(micro_batches, trains=False)
+
+    _INSTRUCTION_MAP = {
+        **PipelineEngine._INSTRUCTION_MAP,
+        schedule.ForwardPass: lambda engine, buffer_id: engine.forward_pass(buffer_id),
+        schedule.BackwardPass: lambda engine, buffer_id: engine.backward_pass(buffer_id),
+        Activate: lambda engine, **kwargs: engine.activate(**kwargs),
+        Exchange: lambda engine, **kwargs: engine.exchange(**kwargs),
+    }
+
+
+@contextmanager
+def pipeline_engine(engine_class: type[PipelineEngine]) -> Iterator[None]:
+    """Let `deepspeed.initialize` build this engine inside the `with` block (`PipelineEngine`)."""
+    usual = deepspeed.PipelineEngine
+    deepspeed.PipelineEngine = engine_class
+    try:
+        yield
+    finally:
+        deepspeed.PipelineEngine = usual
