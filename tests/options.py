@@ -84,6 +84,7 @@ _WANDB = "--wandb-project p"
 _PROFILE = "--profile --profile-dir {run}/traces --profile-step-start 1 --profile-step-end 3"
 _FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 _TENSOR = "--tensor-model-parallel-size 2"
+_STAGES = "--num-layers 4 --pipeline-model-parallel-size 2"
 _SAMPLES = {"on": "--train-samples 12", "without": ("--train-iters",)}
 _PAIRS = {
     "on": f"--tokenizer-type GPT2BPETokenizer {_BYTES} --data-path {{files}}/tasks",
@@ -246,6 +247,12 @@ PARALLEL = {
     "pipeline_model_parallel_size": Turned("--pipeline-model-parallel-size 2", "shapes", ranks=2),
     "sequence_parallel": Turned("--sequence-parallel", "kept", on=_TENSOR, ranks=2),
     "ds_sequence_parallel_size": Turned("--ds-sequence-parallel-size 2", "batches", ranks=2),
+    "num_layers_per_virtual_pipeline_stage": Turned(
+        "--num-layers-per-virtual-pipeline-stage 1", "shapes", on=_STAGES, ranks=2
+    ),
+    "num_virtual_stages_per_pipeline_rank": Turned(
+        "--num-virtual-stages-per-pipeline-rank 2", "shapes", on=_STAGES, ranks=2
+    ),
     "pp_partition_method": Turned(
         "--pp-partition-method parameters",
         "shapes",

@@ -144,6 +144,19 @@ def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
     assert [change.name for change in cut] == ["--pp-partition-method"]
 
 
+def test_chunks_of_stages_are_part_of_the_layout():
+    stages = ("--pipeline-model-parallel-size", "2", "--num-layers", "4")
+    batch = ("--global-batch-size", "4")
+    plain = saved(*stages, *batch, world_size=2)
+    chunked = saved(*stages, *batch, "--num-virtual-stages-per-pipeline-rank", "2", world_size=2)
+    (change,) = layout_changes(plain, chunked)
+    assert change == Difference("--num-virtual-stages-per-pipeline-rank", 1, 2)
+    # Checkpoints of older versions have one chunk a stage.
+    older = plain | {"parallel": {k: v for k, v in plain["parallel"].items() if k != "chunks"}}
+    assert layout_changes(older, plain) == []
+    assert layout_changes(older, chunked) == [change]
+
+
 def test_unsupported_resharding_is_refused_with_the_reason():
     changes = [Difference("--tensor-model-parallel-size", 1, 2)]
     require_reshapable(saved(), changes, "f", with_optimizer=True)

@@ -8,6 +8,8 @@ from tiny import tiny_plan
 
 from megatron.common.errors import ConfigError
 
+STAGES = "--num-layers 8 --pipeline-model-parallel-size 2 --global-batch-size 8"
+
 
 def test_batches_are_not_blamed_for_processes_that_are_left_over():
     line = "--tensor-model-parallel-size 2 --global-batch-size 4 --train-samples 40"
@@ -40,6 +42,44 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
             "--tensor-model-parallel-size 2 --ffn-hidden-size 9",
             2,
             "--ffn-hidden-size 9 is not a multiple of --tensor-model-parallel-size 2",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2",
+            1,
+            "--num-virtual-stages-per-pipeline-rank 2 divides the stages of a pipeline, and there is "
+            "one stage: add --pipeline-model-parallel-size 2 or more, or leave it out",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+            2,
+            "--num-virtual-stages-per-pipeline-rank 2: 2 chunks of 2 stages are more than "
+            "--num-layers 2: a chunk would have no layer",
+        ),
+        (
+            f"{STAGES} --num-virtual-stages-per-pipeline-rank 0",
+            2,
+            "--num-virtual-stages-per-pipeline-rank 0 must be at least 1",
+        ),
+        (
+            f"{STAGES} --num-layers-per-virtual-pipeline-stage 3",
+            2,
+            "--num-layers-per-virtual-pipeline-stage 3: --num-layers 8 is not a multiple of it times "
+            "--pipeline-model-parallel-size 2 = 6",
+        ),
+        (
+            f"{STAGES} --num-layers-per-virtual-pipeline-stage 2 "
+            "--num-virtual-stages-per-pipeline-rank 2",
+            2,
+            "--num-layers-per-virtual-pipeline-stage 2 and --num-virtual-stages-per-pipeline-rank 2 "
+            "set the same number in two ways: take one of them out",
+        ),
+        (
+            f"{STAGES} --num-layers-per-virtual-pipeline-stage 2 --global-batch-size 8 "
+            "--rampup-batch-size 4 2 100",
+            2,
+            "the interleaved pipeline schedule (2 chunks a stage) needs a number of micro-batches that "
+            "is a multiple of --pipeline-model-parallel-size 2, and a global batch of 6 samples has 3: "
+            "write multiples of 4 in --global-batch-size and --rampup-batch-size",
         ),
         (
             "--pipeline-model-parallel-size 3",

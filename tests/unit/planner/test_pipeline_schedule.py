@@ -1,0 +1,182 @@
+"""Interleaved 1F1B: idle share, buffers, order of messages, and that no exchange waits forever."""
+
+from collections import defaultdict
+from runpy import run_path
+
+import pytest
+from source import REPOSITORY
+from tiny import tiny_plan
+
+from megatron.planner.memory import memory_of_stages, micro_batches_under_way
+from megatron.planner.pipeline_schedule import (
+    Grid,
+    idle_share,
+    interleaved_program,
+    num_buffers,
+    simulated_times,
+    step_time,
+)
+from megatron.planner.pipeline_stages import stages_of
+from megatron.planner.speed import bubble_of
+from megatron.planner.traffic import traffic_of
+
+COST = {"forward": 1.0, "backward": 2.0}
+SIZES = [(p, v, m) for p in (2, 3, 4, 8) for v in (2, 3, 4) for m in (1, 2, 3, 8, 24)]
+
+
+def grid_of(ranks, chunks, micro_batches):
+    return Grid(ranks=ranks, chunks=chunks, micro_batches=micro_batches)
+
+
+def messages_of(grid, *, trains):
+    """Return for each rank its exchanges: messages sent and received, and inputs of unknown shape.
+
+    A message is (sender, receiver, which one of theirs); its meaning comes with it.
+    """
+    exchanges = []
+    for rank in range(grid.ranks):
+        sent, received, known = defaultdict(int), defaultdict(int), set()
+        own = []
+        for iteration in interleaved_program(grid, rank, trains=trains):
+            sends, receives, unknown = [], [], []
+            for each in iteration.sends:
+                step = 1 if each.direction == "forward" else -1
+                peer = (rank + step) % grid.ranks
+                place = grid.virtual_stage(rank, each.chunk) + step
+                sends.append(((rank, peer, sent[peer]), (each.direction, place)))
+                sent[peer] += 1
+            for each in iteration.receives:
+                peer = (rank - (1 if each.direction == "forward" else -1)) % grid.ranks
+                place = grid.virtual_stage(rank, each.chunk)
+                receives.append(((peer, rank, received[peer]), (each.direction, place)))
+                received[peer] += 1
+                if each.direction == "forward" and place not in known:
+                    known.add(place)
+                    unknown.append(place)
+            own.append((sends, receives, unknown))
+        exchanges.append(own)
+    return exchanges
+
+
+def left_waiting(exchanges):
+    """Return the ranks that never end, if each message waits for both of its ends.
+
+    Where the shape of an input is unknown, sends must be complete before receives are posted, as on
+    one CUDA stream, and its sender must have come to its exchange.
+    """
+    announced, sent, received = set(), set(), set()
+
+    def rank(own):
+        for sends, receives, unknown in own:
+            announced.update(place for _, (direction, place) in sends if direction == "forward")
+            out, into = {each for each, _ in sends}, {each for each, _ in receives}
+            sent.update(out)
+            while unknown and not (announced.issuperset(unknown) and received >= out):
+                yield
+            received.update(into)
+            while not (received >= out and sent >= into):
+                yield
+
+    running = dict(enumerate(map(rank, exchanges)))
+    while running:
+        before = len(announced), len(sent), len(received), len(running)
+        for number in [*running]:
+            if next(running[number], "ended") == "ended":
+                del running[number]
+        if before == (len(announced), len(sent), len(received), len(running)):
+            break
+    return [*running]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), SIZES)
+def test_nothing_deadlocks_and_both_ends_agree_on_the_order(p, v, m):
+    grid = grid_of(p, v, m)
+    for trains in (False, *([True] if m % p == 0 else [])):
+        exchanges = messages_of(grid, trains=trains)
+        assert left_waiting(exchanges) == []
+        sends = {key: what for own in exchanges for each in own for key, what in each[0]}
+        receives = {key: what for own in exchanges for each in own for key, what in each[1]}
+        assert sends == receives
+        assert len(sends) == (p * v - 1) * m * (2 if trains else 1)
+
+
+def test_the_simulation_finds_deadlocks():
+    assert left_waiting(messages_of(grid_of(3, 2, 4), trains=True))
+    with pytest.raises(ValueError, match="deadlocks"):
+        simulated_times(grid_of(5, 2, 7), cost=COST)
+
+
+@pytest.mark.parametrize(
+    ("p", "v", "m", "buffers"),
+    [
+        (2, 2, 4, [6, 4]),
+        (2, 4, 4, [10, 8]),
+        (4, 2, 8, [12, 10, 8, 6]),
+        (4, 4, 8, [20, 18, 16, 14]),
+        (8, 2, 32, [24, 22, 20, 18, 16, 14, 12, 10]),
+    ],
+)
+def test_idle_share_and_buffers_are_as_planned(p, v, m, buffers):
+    grid = grid_of(p, v, m)
+    times = simulated_times(grid, cost=COST)
+    assert idle_share(times) == pytest.approx(grid.bubble) == (p - 1) / (v * m + p - 1)
+    assert step_time(times) == pytest.approx(3 * m + 3 * (p - 1) / v)
+    assert [num_buffers(interleaved_program(grid, rank)) for rank in range(p)] == buffers
+    # One slot has an input that came ahead.
+    assert [sum(grid.most_in_flight(rank)) + 1 for rank in range(p)] == buffers
+
+
+def test_slots_hold_one_micro_batch_at_a_time():
+    for rank in range(4):
+        held = {}
+        for iteration in interleaved_program(grid_of(4, 2, 8), rank):
+            for each, slot in iteration.passes:
+                key = each.chunk, each.micro_batch
+                assert held.setdefault(slot, key) == key
+                if each.direction == "backward":
+                    held[slot] = None
+            ended = {slot for slot, key in held.items() if key is None}
+            assert not ended & {each.buffer for each in iteration.receives}
+            for slot in ended:
+                del held[slot]
+
+
+def test_one_chunk_is_1f1b():
+    times = simulated_times(grid_of(4, 1, 8), cost=COST)
+    assert idle_share(times) == pytest.approx(3 / 11)
+    assert grid_of(4, 1, 8).last_backwards() == [7]
+    assert grid_of(4, 2, 8).last_backwards() == [11, 15]
+
+
+def test_messages_that_take_time_lengthen_a_step():
+    grid = grid_of(2, 2, 4)
+    assert step_time(simulated_times(grid, cost=COST, transfer=0.5)) > 13.5
+
+
+STAGES = (
+    *("--pipeline-model-parallel-size", "4", "--num-layers", "16", "--global-batch-size", "16"),
+    *("--untie-embeddings-and-output-weights", "--hidden-size", "64"),
+)
+
+
+def test_the_planner_knows_bubble_memory_and_messages_of_chunks():
+    plain = tiny_plan(*STAGES, world_size=4)
+    chunked = tiny_plan(*STAGES, "--num-layers-per-virtual-pipeline-stage", "2", world_size=4)
+    assert chunked.parallel.chunks == 2
+    assert (bubble_of(plain), bubble_of(chunked)) == (3 / 11, pytest.approx(3 / 19))
+    stages = stages_of(chunked)
+    assert [stage.layers for stage in stages[:2]] == [(1, 2, 9, 10), (3, 4, 11, 12)]
+    assert [micro_batches_under_way(chunked, stage) for stage in stages] == [5.5, 4.5, 3.5, 2.5]
+    memory, before = memory_of_stages(chunked), memory_of_stages(plain)
+    assert [each.weights for each in memory] == [each.weights for each in before]
+    # Instead of 3 micro-batches 4.5, and a second tensor that is sent.
+    assert 1.5 < memory[1].activations / before[1].activations < 1.7
+    assert traffic_of(chunked, 8).pipeline == 2 * traffic_of(plain, 8).pipeline
+
+
+def test_table_and_picture_of_the_docs_are_those_of_the_simulation():
+    tool = run_path(str(REPOSITORY / "tools" / "benchmark" / "pipeline_schedules.py"))
+    page = (REPOSITORY / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    assert "\n".join(tool["table_lines"]()) in page
+    shown = (REPOSITORY / "docs" / "pipeline_schedules.svg").read_text(encoding="utf-8")
+    assert shown == tool["picture"]()
