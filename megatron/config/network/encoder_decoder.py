@@ -131,8 +131,12 @@ def unsupported_problems(
         "--scale-embedding": model.scale_embedding,
         "--untie-embeddings-and-output-weights": model.untie_embeddings_and_output_weights,
         "--eod-mask-loss": masks.eod_mask_loss,
-        "--num-layers-per-virtual-pipeline-stage": parallel.num_layers_per_virtual_pipeline_stage,
-        "--num-virtual-stages-per-pipeline-rank": parallel.num_virtual_stages_per_pipeline_rank,
+        "--num-layers-per-virtual-pipeline-stage": bool(
+            parallel.num_layers_per_virtual_pipeline_stage
+        ),
+        "--num-virtual-stages-per-pipeline-rank": bool(
+            parallel.num_virtual_stages_per_pipeline_rank
+        ),
     }
     reason = "is not built for networks with an encoder and a decoder: leave it out"
     return flag_problems(flags, reason)
