@@ -93,23 +93,21 @@ def load_model(
 
     Communication: every rank must call this, in step.
     """
-    config, parallel = source.config, source.config.parallel
+    parallel = source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
     require_architecture(source, spec, *architectures)
     launch, device = prepare_process(parallel)
-    dtype = inference_dtype(options, config.precision, device=device.type)
+    dtype = inference_dtype(options, source.config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     replicas = max(1, launch.world_size // max(1, model_size)) if with_replicas else 1
-    problems = layout_problems(parallel, spec, world_size=launch.world_size, replicas=replicas)
-    raise_if_any(
-        [
-            *problems,
-            *room_problems(options, spec, rows=rows),
-            *vocabulary_problems(options, vocab_size=spec.vocab_size),
-            *dtype_problems(dtype, device=device.type),
-            *_stage_problems(parallel, spec),
-        ]
-    )
+    problems = [
+        *layout_problems(parallel, spec, world_size=launch.world_size, replicas=replicas),
+        *room_problems(options, spec, rows=rows),
+        *vocabulary_problems(options, vocab_size=spec.vocab_size),
+        *dtype_problems(dtype, device=device.type),
+        *_stage_problems(parallel, spec),
+    ]
+    raise_if_any(problems)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
     groups = _inference_groups(parallel, replicas, device, master_address(launch))
