@@ -7,9 +7,10 @@ Source: arXiv:2104.04473, section 2.2.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Literal, NamedTuple
 
 Direction = Literal["forward", "backward"]
@@ -55,13 +56,14 @@ class Grid:
 
     def forwards(self) -> list[Pass]:
         """Return the forward passes of a rank in order: groups of p micro-batches, chunk by chunk."""
+        return [*self._forwards()]
+
+    def _forwards(self) -> Iterator[Pass]:
         p, m = self.ranks, self.micro_batches
-        return [
-            Pass("forward", chunk, number)
-            for first in range(0, m, p)
-            for chunk in range(self.chunks)
-            for number in range(first, min(first + p, m))
-        ]
+        for first in range(0, m, p):
+            for chunk in range(self.chunks):
+                for number in range(first, min(first + p, m)):
+                    yield Pass("forward", chunk, number)
 
     def backwards(self) -> list[Pass]:
         """Return the backward passes of a rank in order."""
@@ -91,13 +93,9 @@ class Grid:
 
     def most_in_flight(self, rank: int) -> list[int]:
         """Return how many micro-batches each chunk of `rank` holds at the fullest moment."""
-        held, most = [0] * self.chunks, [0] * self.chunks
-        for passes in self.iterations(rank):
-            for each in passes:
-                held[each.chunk] += 1 if each.direction == "forward" else -1
-                if sum(held) > sum(most):
-                    most = [*held]
-        return most
+        # Later each backward pass comes before another forward pass.
+        first = Counter(each.chunk for each in islice(self._forwards(), self.warmup(rank) + 1))
+        return [first[chunk] for chunk in range(self.chunks)]
 
     def source(self, rank: int, each: Pass) -> tuple[int, Pass] | None:
         """Return the rank and pass whose output `each` needs; None for a batch or the loss.
@@ -226,7 +224,8 @@ def simulated_times(
     """
     times: list[Times] = [{} for _ in range(grid.ranks)]
     waiting = [
-        [each for step in grid.iterations(rank) for each in step][::-1] for rank in _of(grid)
+        [each for step in grid.iterations(rank) for each in step][::-1]
+        for rank in range(grid.ranks)
     ]
     while any(waiting):
         begun = False
@@ -250,10 +249,6 @@ def _start(
         return own
     other, source = needed
     return max(own, times[other][source][1] + transfer) if source in times[other] else None
-
-
-def _of(grid: Grid) -> Iterator[int]:
-    yield from range(grid.ranks)
 
 
 def step_time(times: Iterable[Times]) -> float:

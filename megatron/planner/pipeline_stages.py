@@ -38,9 +38,7 @@ class Stage:
     """Layers of one pipeline stage, or of a chunk of it."""
 
     index: int
-    layers: tuple[
-        int, ...
-    ]  # numbers of transformer layers, from 1; a decoder's follow the encoder's
+    layers: tuple[int, ...]  # numbers from 1 on; those of a decoder follow the encoder's
     has_embedding: bool
     has_final_norm: bool
     has_head: bool
