@@ -43,6 +43,7 @@ from megatron.common.remote_files import (
     download,
     exists,
     find_files,
+    identity_of,
     in_threads,
     is_url,
     join,
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 
 ORIGIN = "url.json"
 _FETCHING = "fetching-"
+_FETCHED = "fetched.json"  # identities of the files of a folder that was downloaded, by name
 _LOCK = "fetch.lock"  # written at the end of a download
 _ASIDE_MANIFEST = f"aside-{MANIFEST}"
 _TRIES = 2  # downloads of a file that arrives damaged
@@ -265,12 +267,22 @@ def _fetch_checkpoint(url: str, folder: Path) -> bool:
 
 
 def _fetch_folder(url: str, directory: Path) -> None:
-    """Download all files of a folder that have another size here."""
-    for name, size in find_files(url).items():
+    """Download the files of a folder that were not downloaded before, or are other ones now."""
+    record = directory / _FETCHED
+    known: dict[str, str] = {}
+    with suppress(FileNotFoundError, ValueError):
+        known = json.loads(record.read_text(encoding="utf-8"))
+    found = {name: identity_of(join(url, name)) for name in find_files(url)}
+    for name in known.keys() - found.keys():
+        (directory / name).unlink(missing_ok=True)
+    known = {name: known[name] for name in known.keys() & found.keys()}
+    for name, identity in found.items():
         file = directory / name
-        if not file.is_file() or file.stat().st_size != size:
+        if known.get(name) != identity or not file.is_file():
             log.info("downloading %s", join(url, name))
             download(join(url, name), file)
+            known[name] = identity
+            replace_text(record, json.dumps(known))
 
 
 def pending_uploads(directory: Path) -> list[tuple[str, str]]:

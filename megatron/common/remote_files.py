@@ -92,7 +92,12 @@ def local_path(url: str, cache: Path) -> Path:
 
 def exists(url: str) -> bool:
     """Whether there is a file or a folder at `url`."""
-    return _request(url, lambda files, path: bool(files.exists(path)))
+    try:
+        # Not `exists` of fsspec, which takes any error of some services for "no".
+        _info(url)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def size_of(url: str) -> int:
@@ -256,11 +261,8 @@ def rename(old: str, new: str) -> None:
 def remove(url: str) -> None:
     """Remove the file at `url`, if there is one."""
 
-    def delete(files: Any, path: str) -> None:
-        if files.exists(path):
-            files.rm_file(path)
-
-    _request(url, delete)
+    if exists(url):
+        _request(url, lambda files, path: files.rm_file(path))
 
 
 def in_threads(

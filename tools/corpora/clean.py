@@ -27,6 +27,12 @@ from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.recipe import corpus_report_of
 from megatron.data.readers.inputs import STDIN
 
+_OF_TOKENS = (
+    *("append_eod", "append_bos", "prepend_space", "empty_documents"),
+    *("split_sentences", "lang", "keep_newlines"),
+)
+"""Fields of `PreprocessSpec` that the tokens depend on."""
+
 
 def main(argv: Sequence[str]) -> None:
     """Clean by the flags `argv`, then print the counts."""
@@ -47,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         evaluations=tuple(zip(config.evaluations[::2], config.evaluations[1::2], strict=True)),
     )
     make_folders(spec)
-    require_same_options(spec, names)
+    require_same_options(spec, names, tokens)
     for notice in command.notices:
         print(notice)
     executor = Executor(
@@ -65,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     print(" | ".join(f"{name}: {count}" for name, count in report["documents"].items()))
 
 
-def require_same_options(spec: CorpusSpec, filters: Sequence[str]) -> None:
+def require_same_options(spec: CorpusSpec, filters: Sequence[str], tokens: PreprocessSpec) -> None:
     """Check that the folder has work of the same options and inputs; begin it if it has none.
 
     Raises:
@@ -79,7 +85,11 @@ def require_same_options(spec: CorpusSpec, filters: Sequence[str]) -> None:
         "num-bands": spec.bands,
         "num-seeds": spec.num_seeds,
         "evaluations": [*map(list, spec.evaluations)],
+        "tokenizer": dict(tokens.tokenizer),
+        "where": [tokens.where.key, *tokens.where.values] if tokens.where else None,
+        **{name.replace("_", "-"): getattr(tokens, name) for name in _OF_TOKENS},
     }
+    options = json.loads(json.dumps(options))
     path = spec.folder / "options.json"
     if not path.exists():
         replace_text(path, json.dumps(options), is_flushed=True)

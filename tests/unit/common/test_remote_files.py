@@ -5,6 +5,7 @@ import io
 import os
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from object_store import BUCKET, SECRET, object_store
 
 from megatron.common import remote_files
@@ -70,6 +71,20 @@ def test_files_are_listed_read_renamed_and_removed(root):
     assert [*find_files(root)] == ["a/b/two.txt"]
     assert find_files(f"{root}/nothing") == {}
     assert child_folders(f"{root}/nothing") == []
+
+
+def test_a_failed_request_does_not_mean_that_a_file_is_missing(monkeypatch):
+    write_text("memory://there/file", "text")
+
+    def fail(*_, **__):
+        raise ConnectionError("cut")
+
+    monkeypatch.setattr(remote_files, "ATTEMPTS", 1)
+    monkeypatch.setattr(MemoryFileSystem, "info", fail)
+    with pytest.raises(OSError, match="cut"):
+        exists("memory://there/file")
+    with pytest.raises(OSError, match="cut"):
+        remove("memory://there/file")
 
 
 def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tmp_path):

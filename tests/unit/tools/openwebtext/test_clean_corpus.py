@@ -284,6 +284,8 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
     assert capsys.readouterr().out.rstrip().endswith("left: 31")
     with pytest.raises(ConfigError, match="has work of another filters, similarity; give those"):
         clean([*words.split(), "--filters", "none", "--similarity", "1"])
+    with pytest.raises(ConfigError, match="has work of another append-eod; give those"):
+        clean([*words.replace("--append-eod ", "").split(), "--filters", *FILTERS])
     bad = "--filters fasttest --similarity 0 --num-seeds 99 --tasks 0 --evaluations lambada "
     bad += "--executor slurm --slurm time"
     with pytest.raises(ConfigError) as caught:

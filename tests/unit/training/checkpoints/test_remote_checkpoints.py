@@ -25,7 +25,7 @@ from megatron.checkpointing.remote import (
 )
 from megatron.common import remote_files
 from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
-from megatron.common.remote_files import find_files, read_bytes, upload, write_text
+from megatron.common.remote_files import find_files, read_bytes, remove, upload, write_text
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import UrlConfig
 from megatron.training.checkpoints.save import Checkpoints
@@ -260,6 +260,19 @@ def test_an_export_is_uploaded_and_downloaded_with_all_files(store, tmp_path):
     assert {name: (found / name).read_text() for name in files} == files
     with pytest.raises(WrongCheckpointError, match="holds no complete checkpoint"):
         local_checkpoint(f"{BUCKET}/nothing", cache)
+
+
+def test_files_of_a_model_that_was_replaced_at_the_url_are_downloaded_again(store, tmp_path):
+    url, cache = f"{BUCKET}/{tmp_path.name}/model", tmp_path / "cache"
+    for name in ("config.json", "weights", "older"):
+        write_text(f"{url}/{name}", "first")
+    local_checkpoint(url, cache)
+    write_text(f"{url}/weights", "other")  # as many bytes
+    remove(f"{url}/older")
+    found = local_checkpoint(url, cache)
+    assert (found / "weights").read_text() == "other"
+    assert not (found / "older").exists()
+    assert (found / "config.json").read_text() == "first"
 
 
 def test_processes_that_waited_for_a_download_take_it_and_others_do_not(remote, tmp_path):
