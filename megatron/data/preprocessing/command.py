@@ -137,6 +137,9 @@ def to_command(parsed: Parsed) -> PreprocessCommand:
         texts = [] if config.conversations else config.input
         keys = config.json_keys
         raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
+    # Files of the same names may have changed since an earlier command of this process.
+    _built.cache_clear()
+    _built_for_chats.cache_clear()
     spec = _spec(config, tokenizer_args, plugins.plugin or ())
     notices = [
         *parsed.notices,

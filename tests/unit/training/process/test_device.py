@@ -8,6 +8,7 @@ import torch
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError, ExitCode
+from megatron.objectives.gpt import GPT
 from megatron.training import pretrain, setup
 from megatron.training.process import device as module
 from megatron.training.process.device import choose_device, prepare_process
@@ -133,7 +134,7 @@ def test_kernels_are_chosen_on_the_process_s_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", order.append)
     device = torch.device("cuda", 3)
     with pytest.raises(ConfigError, match="enough"):
-        pretrain.pretrain(tiny_config(), [], place(3), device, None)
+        pretrain.pretrain(tiny_config(), [], place(3), device, GPT())
     assert order == [True, device, "kernels"]
 
 
