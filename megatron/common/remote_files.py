@@ -32,6 +32,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SECRETS = (
     (re.compile(r"(\b[a-z][a-z0-9+.-]+://)[^\s/@'\"]*@", re.IGNORECASE), r"\1"),
     (re.compile(r"(\b[a-z][a-z0-9+.-]+://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE), r"\1"),
+    (re.compile(r"\b(Bearer|Basic) [A-Za-z0-9._~+/=-]{16,}"), r"\1 ***"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bhf_[A-Za-z0-9]{16,}\b"), "***"),
 )
 _PACKAGES = {

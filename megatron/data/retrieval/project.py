@@ -289,7 +289,10 @@ def _copy(source: Path, target: Path, flag: str) -> None:
     with write_errors_name(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target)
+            staging = target.with_name(f"{target.name}.copying")
+            shutil.rmtree(staging, ignore_errors=True)  # of a command that was killed
+            shutil.copytree(source, staging)
+            os.rename(staging, target)
         else:
             with replacing(target) as temporary:
                 shutil.copyfile(source, temporary)

@@ -135,6 +135,8 @@ def test_errors_that_do_not_pass_are_raised_at_once(store, monkeypatch):
 def test_secrets_are_removed_from_messages(tmp_path):
     text = "cannot read https://me:pass@host/a?X-Amz-Signature=1f2e3d of AKIAIOSFODNN7EXAMPLE"
     assert without_secrets(text) == "cannot read https://host/a of ***"
+    header = "{'Authorization': 'Bearer ya29.a0AfH6SMBx-y_z12345'}"
+    assert without_secrets(header) == "{'Authorization': 'Bearer ***'}"
     assert [*url_problems("--save", "s3://bucket/run")] == []
     (problem,) = url_problems("--save", "s3://key:word@bucket/run?token=abc")
     assert "word" not in problem.split("leave")[0]
