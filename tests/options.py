@@ -483,7 +483,7 @@ TEXT_TASK = {
         "--version-2-with-negative",
         "error",
         **(_ANSWERS | {"on": _SQUAD.replace("squad", "squad2")}),
-        on_says="is this SQuAD 2.0?",
+        on_says="give --version-2-with-negative",
     ),
     "doc_stride": Turned("--doc-stride 2", "batches", **_ANSWERS),
     "max_query_length": Turned("--max-query-length 2", "batches", **_ANSWERS),

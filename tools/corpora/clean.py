@@ -96,8 +96,9 @@ def require_same_options(spec: CorpusSpec, filters: Sequence[str], tokens: Prepr
     before = json.loads(path.read_text(encoding="utf-8"))
     if differ := [name for name in options if options[name] != before.get(name)]:
         raise ConfigError(
-            f"{spec.folder} has work of another {', '.join(differ)}; give those again to continue "
-            "it, or remove it"
+            f"{spec.folder} was begun with other options: "
+            + ", ".join(f"--{name} was {before.get(name)}, now {options[name]}" for name in differ)
+            + "; give the earlier ones to continue it, or remove the folder"
         )
 
 

@@ -140,7 +140,11 @@ def _question(
     if is_impossible:
         return Question(uid, text, context, is_impossible=True)
     if is_training and start is None:
-        hint = "is_impossible is not true" if version_2 else "is this SQuAD 2.0?"
+        hint = (
+            "is_impossible is not true"
+            if version_2
+            else "give --version-2-with-negative if this is SQuAD 2.0"
+        )
         raise ValueError(f"it has no answer; {hint}")
     if start is not None and not (texts[0].strip() and _is_in(texts[0], context, start)):
         if is_training:

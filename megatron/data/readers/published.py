@@ -142,8 +142,8 @@ def _hub_files(folder: Path, config_name: str | None, split: str) -> list[str]:
         found = load_dataset_builder(str(folder), config_name).config.data_files or {}
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--input {folder}: {str(error).splitlines()[0]}; or give its files, as "
-            f"'{folder}/*.parquet'"
+            f"--input {folder}, --config-name {config_name or '(none)'}: "
+            f"{str(error).splitlines()[0]}; or give its files, as '{folder}/FOLDER/*.parquet'"
         ) from error
     if split not in found:
         raise ConfigError(

@@ -20,6 +20,8 @@ from megatron.data.token_files.publish import write_errors_name
 log = logging.getLogger(__name__)
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.05, 5.0
+_SILENCE_S = 10.0
+"""How long a rank waits before it says for what."""
 
 Arrays = Mapping[str, NDArray]
 """Arrays of a block by key."""
@@ -56,6 +58,7 @@ class Ranks:
             DataError: it does not change within the timeout.
         """
         last, changed_at, poll_s = "", time.monotonic(), _SHORTEST_POLL_S
+        is_logged = False
         while waiting := waits_for():
             if waiting != last:
                 last, changed_at, poll_s = waiting, time.monotonic(), _SHORTEST_POLL_S
@@ -65,6 +68,9 @@ class Ranks:
                     f"{self.timeout_s:.0f} s (--retro-timeout-s): see the messages of the other "
                     "ranks, and run the same command again"
                 )
+            if not is_logged and time.monotonic() - changed_at > _SILENCE_S:
+                is_logged = True
+                log.info("rank %d of %d waits for %s", self.rank, self.size, waiting)
             time.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
 

@@ -178,8 +178,7 @@ def new_index(kind: str, width: int, *, num_threads: int) -> VectorIndex:
         return VectorIndex(faiss, kind, faiss.index_factory(width, kind))
     except RuntimeError as error:
         raise ConfigError(
-            f"--retro-index-str {kind} is no index of faiss for vectors of {width}: "
-            f"{_first_line(error)}"
+            f"--retro-index-str {kind} is no index of faiss for vectors of {width}"
         ) from error
 
 

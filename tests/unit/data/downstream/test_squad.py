@@ -74,7 +74,7 @@ def test_answers_to_compare_with_need_no_position(tmp_path):
         (entry(start=40), "not in the context at 40"),
         (entry(start=-3), "not in the context at -3"),
         (entry(text=" "), "the answer ' ' is not in the context"),
-        (entry(text=None), "it has no answer; is this SQuAD 2.0"),
+        (entry(text=None), "it has no answer; give --version-2-with-negative"),
         (entry(question=" "), "the question is empty"),
         (entry(question=3), "the question is empty"),
         (entry(answers=[{"text": "b"}]), "answers must have text and answer_start"),
