@@ -1,5 +1,6 @@
 """What all tests share; tests/ itself is on the import path because this file is in it."""
 
+import logging
 import os
 import signal
 import sys
@@ -38,6 +39,16 @@ def environment():
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def log_handlers():
+    """A command that a test calls logs to the stdout of that test, which is closed afterwards."""
+    logger = logging.getLogger("megatron")
+    before = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = before[:2]
+    logger.setLevel(before[2])
 
 
 @pytest.fixture(autouse=True)

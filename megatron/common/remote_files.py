@@ -136,7 +136,11 @@ def find_files(url: str) -> dict[str, int]:
             if name.startswith(root) and name != root
         }
 
-    return _request(url, find)
+    names = _request(url, find)
+    # Copies of the files have these names below a local folder.
+    if outside := [name for name in names if ".." in name.split("/")]:
+        raise DataError(f"{url} has a file whose name leaves the folder: {outside[0]}")
+    return names
 
 
 def child_folders(url: str) -> list[str]:

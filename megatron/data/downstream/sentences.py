@@ -169,7 +169,7 @@ def sentence_labels(paths: Sequence[Path], num_labels: int | None = None) -> lis
 
 def _without_header(rows: list[_Row]) -> list[_Row]:
     """Return the rows without a first one that names the columns."""
-    are_numbers = all(row.label.isdecimal() for row in rows[1:])
+    are_numbers = len(rows) > 1 and all(row.label.isdecimal() for row in rows[1:])
     return rows[1:] if rows and _is_header(rows[0].label, are_numbers=are_numbers) else rows
 
 

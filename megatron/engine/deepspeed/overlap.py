@@ -211,7 +211,7 @@ class ParameterGather:
                 self._running.pop(bucket).wait()
 
     def _wait_in_layers(self, model: nn.Module) -> None:
-        tied: set[nn.Parameter] = set()
+        tied = {*model.parameters(recurse=False)}
         for name, layer in model.named_children():
             if name == "tied_modules":
                 tied.update(layer.parameters())
