@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from megatron.common.atomic_files import replacing
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, DataError
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ on several processes. Collectives run over gloo as usual; waiting for one takes 
 network would need for its bytes, which passes in the meantime if something is computed.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import torch
 from timed_steps import random_batches, timed
 
 from megatron.common import logging as log
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.diagnostics.communication import hidden_share, record_communication
@@ -34,7 +33,7 @@ ROUNDS, STEPS = 4, 4
 
 def main(argv: Sequence[str]) -> None:
     """Print seconds of a step of both kinds in turn, their ratio, and the share of hidden bytes."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--megabytes-per-second", type=float, default=50.0)
     own, flags = parser.parse_known_args(argv)
     file = Path(tempfile.mkdtemp()) / "after.json"

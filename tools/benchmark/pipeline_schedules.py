@@ -5,14 +5,13 @@ A forward pass takes one unit of time on a full stage, a backward pass two, and 
 table of docs/parallelism.md; --output writes its picture.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.planner.pipeline_schedule import Grid, Times, idle_share, simulated_times, step_time
 
 COST = {"forward": 1.0, "backward": 2.0}
@@ -29,7 +28,7 @@ FILLS = {"forward": ("#9ecbff", "#4a90d9"), "backward": ("#b7e4b0", "#55a84b")}
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, and write the picture if a file is given."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="SVG file of the timelines")
     args = parser.parse_args(argv)
     print("\n".join(table_lines()))

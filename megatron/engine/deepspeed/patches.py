@@ -550,7 +550,7 @@ class ChunkedPipelineModule(PipelineModule):
         """Make the layers of `chunk` those of the next passes (`_local_start`, `_local_stop`)."""
         self.chunk = chunk
         self.forward_funcs: list[Any] = self.funcs_of_chunks[chunk]
-        self._set_bounds(*self._chunk_bounds[chunk])
+        self._set_bounds(*self.chunk_bounds[chunk])
 
     def stage_owner(self, layer_idx: int) -> int:
         """Return the rank of a layer."""
@@ -577,10 +577,10 @@ class ChunkedPipelineModule(PipelineModule):
             super()._partition_layers(method)
             self.num_stages = ranks
         own = slice(self.stage_id, None, ranks)
-        self._chunk_bounds: list[tuple[int, int]] = [*pairwise(self.parts)][own]
+        self.chunk_bounds: list[tuple[int, int]] = [*pairwise(self.parts)][own]
 
     def _build(self) -> None:
-        for bounds in self._chunk_bounds:
+        for bounds in self.chunk_bounds:
             self.forward_funcs = []
             self._set_bounds(*bounds)
             super()._build()

@@ -75,7 +75,7 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
         ),
         (
             f"{STAGES} --num-layers-per-virtual-pipeline-stage 2 --global-batch-size 8 "
-            "--rampup-batch-size 4 2 100",
+            "--rampup-batch-size 4 2 100 --train-samples 400",
             2,
             "the interleaved pipeline schedule (2 chunks a stage) needs a number of micro-batches that "
             "is a multiple of --pipeline-model-parallel-size 2, and a global batch of 6 samples has 3: "

@@ -33,10 +33,13 @@ NAMES = {
     ),
     "deepspeed.runtime.pipe.engine": (
         *("_INSTRUCTION_MAP", "_hp_grad", "pipeline_enable_backward_allreduce"),
-        "reset_activation_shape",
+        *("reset_activation_shape", "_exec_forward_pass", "_exec_backward_pass"),
+        *("_train_schedule", "_inference_schedule", "pipe_buffers", "grad_layer"),
     ),
+    "deepspeed": ("PipelineEngine",),
     "deepspeed.runtime.pipe.module": (
         *("_synchronize_tied_weights", "_partition_layers", "_set_bounds", "ckpt_layer_path_list"),
+        *("_build", "_topo", "forward_funcs"),
     ),
     "deepspeed.runtime.state_dict_factory": ("check_ckpt_list", "ckpt_list"),
     "deepspeed.runtime.zero.stage_1_and_2": (
