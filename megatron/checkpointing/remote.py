@@ -123,7 +123,8 @@ def local_folder(path: str, cache: Path) -> Iterator[Path]:
     try:
         if find_files(path):
             raise WrongCheckpointError(
-                f"--save {path} holds files already; give a new or empty one"
+                f"--save {path} holds files already; give a new or empty one, or remove what an "
+                "export that was killed has left there"
             )
         cache.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=cache, prefix="export-") as folder:

@@ -73,8 +73,8 @@ def url_problems(flag: str, url: str) -> Iterator[str]:
     """Yield a message if `url`, which logs and checkpoints record, holds credentials."""
     if is_url(url) and url != without_secrets(url):
         yield (
-            f"{flag} {without_secrets(url)}: leave user, password and query out of the URL, which "
-            "logs and checkpoints record; credentials come from environment variables or files of "
+            f"{flag} {without_secrets(url)}: leave user, password and query (what follows a ?) out "
+            "of the URL, which logs and checkpoints record; credentials come from environment variables or files of "
             "the service"
         )
 
@@ -338,8 +338,9 @@ def _request(url: str, work: Callable[[Any, str], T]) -> T:
         ConfigError: the URL holds a password, or a package for its scheme is missing.
     """
     files, path = _file_system(url)
-    shown, pause = without_secrets(url), FIRST_PAUSE_S
-    for attempt in range(1, ATTEMPTS + 1):
+    shown, pause, attempt = without_secrets(url), FIRST_PAUSE_S, 0
+    while True:
+        attempt += 1
         try:
             return work(files, path)
         except tuple(_NUMBERS) as error:
@@ -356,7 +357,6 @@ def _request(url: str, work: Callable[[Any, str], T]) -> T:
                 ) from None
         time.sleep(pause)
         pause = min(2 * pause, MOST_PAUSE_S)
-    raise AssertionError("unreachable")
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -65,7 +65,12 @@ def with_local_data(config: Config, objective: ObjectiveName) -> Config:
     )
     if not urls:
         return config
-    raise_if_any(problem for url in urls for problem in url_problems("--data-path", url))
+    raise_if_any(
+        problem
+        for name, value in texts.items()
+        for url in sorted({url for text in value for url in _URLS.findall(text)})
+        for problem in url_problems(f"--{name.replace('_', '-')}", url)
+    )
     cache = cache_of(config.urls)
     for url in urls:
         for suffix in SUFFIXES[declaration_of(objective).kind]:

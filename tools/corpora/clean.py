@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.atomic_files import replace_text
 from megatron.common.cli import run_tool
-from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.errors import ConfigError, DataError, raise_if_any
+from megatron.common.remote_files import state_of_input
 from megatron.config.tools.cleaning import CleaningConfig
 from megatron.data.cleaning.corpus import CorpusSpec
 from megatron.data.cleaning.corpus_steps import corpus_steps, make_folders
@@ -71,6 +72,13 @@ def main(argv: Sequence[str]) -> None:
     print(" | ".join(f"{name}: {count}" for name, count in report["documents"].items()))
 
 
+def _state_of(path: str) -> int | str:
+    try:
+        return state_of_input(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def require_same_options(spec: CorpusSpec, filters: Sequence[str], tokens: PreprocessSpec) -> None:
     """Check that the folder has work of the same options and inputs; begin it if it has none.
 
@@ -78,13 +86,13 @@ def require_same_options(spec: CorpusSpec, filters: Sequence[str], tokens: Prepr
         ConfigError: it has others.
     """
     options = {
-        "input": spec.input_sizes(),
+        "input": spec.input_states(),
         "tasks": spec.tasks,
         "filters": [*filters],
         "similarity": spec.similarity,
         "num-bands": spec.bands,
         "num-seeds": spec.num_seeds,
-        "evaluations": [*map(list, spec.evaluations)],
+        "evaluations": [[name, path, _state_of(path)] for name, path in spec.evaluations],
         "tokenizer": dict(tokens.tokenizer),
         "where": [tokens.where.key, *tokens.where.values] if tokens.where else None,
         **{name.replace("_", "-"): getattr(tokens, name) for name in _OF_TOKENS},

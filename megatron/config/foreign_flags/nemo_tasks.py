@@ -68,7 +68,9 @@ ROLES = ("train", "validation", "test")
 """Sets of data, in the names of their groups."""
 
 FIXED: Mapping[str, Any] = {f"model.{role}_ds.num_samples": -1 for role in ROLES} | {
-    "do_testing": False
+    "do_testing": False,
+    "model.optim.sched.power": 1.0,
+    "model.optim.sched.hold_steps": 0,
 }
 """Settings that have one value here."""
 
@@ -95,8 +97,8 @@ WITHOUT_EFFECT = (
     *("exp_manager.create_checkpoint_callback", "exp_manager.checkpoint_callback_params"),
     *("exp_manager.resume_ignore_no_checkpoint", "exp_manager.files_to_copy", "hydra"),
     *("model.tokenizer.special_tokens", "model.tokenizer.tokenizer_model", "name"),
-    *("model.optim.sched.last_epoch", "model.optim.sched.monitor", "model.optim.sched.power"),
-    *("model.optim.sched.reduce_on_plateau", "model.optim.sched.hold_steps"),
+    *("model.optim.sched.last_epoch", "model.optim.sched.monitor"),
+    "model.optim.sched.reduce_on_plateau",
     *("model.dataset.use_cache", "model.dataset.num_workers", "model.dataset.pin_memory"),
     *("model.task_name", "model.output_dir", "model.infer_samples", "model.label_ids"),
     *("model.dataset.drop_last", "model.validation_ds.batch_size", "model.test_ds.batch_size"),

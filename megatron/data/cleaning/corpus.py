@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import DataError
+from megatron.common.remote_files import state_of_input
 from megatron.data.cleaning.duplicates import (
     BAND,
     PAIR,
@@ -106,13 +107,16 @@ class CorpusSpec:
         """Return the paths of the files of all tasks of a step."""
         return [self.file(step, task, suffix) for task in range(self.tasks)]
 
-    def input_sizes(self) -> list[list[Any]]:
-        """Return the path and size of each input.
+    def input_states(self) -> list[list[Any]]:
+        """Return the path and size of each input, and what changes when it is written again.
 
         Raises:
             DataError: one cannot be read.
         """
-        return [[source.path, source.num_bytes] for source in find_sources(self.inputs)]
+        return [
+            [source.path, source.num_bytes, state_of_input(source.path)]
+            for source in find_sources(self.inputs)
+        ]
 
     @cached_property
     def evaluation_ngrams(self) -> list[str]:
