@@ -241,7 +241,7 @@ def test_flags_with_urls_become_local_directories(remote, tmp_path):
     assert with_local_checkpoints(found) == found
     with pytest.raises(WrongCheckpointError, match=f"--load {BUCKET}/nothing holds no complete"):
         with_local_checkpoints(config("--load", f"{BUCKET}/nothing"))
-    with pytest.raises(ConfigError, match="leave user, password and query out"):
+    with pytest.raises(ConfigError, match="leave user, password and query"):
         with_local_checkpoints(config("--save", "s3://me:word@bucket/run"))
 
 
