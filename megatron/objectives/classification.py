@@ -120,17 +120,7 @@ class Classification(Objective):
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the builder of the loss, which also records predictions."""
-
-        def build(
-            group: dist.ProcessGroup,
-            kernels: Kernels = REFERENCE,
-            *,
-            vocab_size: int | None = None,
-            sequence_group: dist.ProcessGroup | None = None,
-        ) -> Loss:
-            return class_loss(self.predictions, sequence_group=sequence_group)
-
-        return build
+        return loss_builder(lambda ranks: class_loss(self.predictions, sequence_group=ranks))
 
 
 @OBJECTIVES.register("multiple-choice")
@@ -160,24 +150,14 @@ class GPTClassification(Classification):
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the builder of the loss, which also records predictions."""
+        of_rows = class_loss(self.predictions)
 
-        def build(
-            group: dist.ProcessGroup,
-            kernels: Kernels = REFERENCE,
-            *,
-            vocab_size: int | None = None,
-            sequence_group: dist.ProcessGroup | None = None,
-        ) -> Loss:
-            of_rows = class_loss(self.predictions)
+        def loss(logits_bsc: Tensor, batch: Batch) -> Tensor | Losses:
+            last_b = batch["last"].flatten()
+            rows_b = torch.arange(len(last_b), device=last_b.device)
+            return of_rows(logits_bsc[rows_b, last_b], batch)
 
-            def loss(logits_bsc: Tensor, batch: Batch) -> Tensor | Losses:
-                last_b = batch["last"].flatten()
-                rows_b = torch.arange(len(last_b), device=last_b.device)
-                return of_rows(logits_bsc[rows_b, last_b], batch)
-
-            return loss
-
-        return build
+        return loss_builder(lambda ranks: loss)
 
 
 @OBJECTIVES.register("gpt-multiple-choice")
@@ -189,6 +169,25 @@ class GPTMultipleChoice(GPTClassification):
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return the fields of a batch, with their shapes and dtypes."""
         return CHOICE_SCORE_FIELDS
+
+
+def loss_builder(make: Callable[[dist.ProcessGroup | None], Loss]) -> Callable[..., Loss]:
+    """Return the builder of a loss that does not depend on kernels, vocabulary or tensor ranks.
+
+    Args:
+        make: returns the loss; its argument are the ranks that have parts of the same sequences.
+    """
+
+    def build(
+        group: dist.ProcessGroup,
+        kernels: Kernels = REFERENCE,
+        *,
+        vocab_size: int | None = None,
+        sequence_group: dist.ProcessGroup | None = None,
+    ) -> Loss:
+        return make(sequence_group)
+
+    return build
 
 
 def labelled_batch(

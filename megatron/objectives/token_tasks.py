@@ -4,20 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.loss import Loss
 from megatron.objectives.classification import (
     CLASSIFICATION_FIELDS,
     Classification,
     Predictions,
     labelled_batch,
+    loss_builder,
 )
 from megatron.objectives.objective import Collate
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
@@ -82,19 +81,10 @@ class QuestionAnswering(Classification):
 def _builder(
     predictions: Predictions, loss: Callable[[Tensor, Batch, Predictions | None], Tensor]
 ) -> Callable[..., Loss]:
-    def build(
-        group: dist.ProcessGroup,
-        kernels: Kernels = REFERENCE,
-        *,
-        vocab_size: int | None = None,
-        sequence_group: dist.ProcessGroup | None = None,
-    ) -> Loss:
-        def of_batch(logits_bsc: Tensor, batch: Batch) -> Tensor:
-            return loss(logits_bsc.float(), batch, None if torch.is_grad_enabled() else predictions)
+    def of_batch(logits_bsc: Tensor, batch: Batch) -> Tensor:
+        return loss(logits_bsc.float(), batch, None if torch.is_grad_enabled() else predictions)
 
-        return of_batch
-
-    return build
+    return loss_builder(lambda ranks: of_batch)
 
 
 def _tagging_loss(logits_bsc: Tensor, batch: Batch, predictions: Predictions | None) -> Tensor:

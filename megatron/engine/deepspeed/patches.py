@@ -6,6 +6,7 @@ fails for a name that the installed release has no more.
 
 import glob
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -608,7 +609,7 @@ class Exchange(schedule.PipeInstruction):
     """Instruction: send and receive activations and gradients, all at once."""
 
 
-class ChunkedPipelineEngine(PipelineEngine):
+class ChunkedPipelineEngine(PipelineEngine, ABC):
     """DeepSpeed's pipeline engine on ranks with several model chunks; a subclass has the schedule.
 
     Its instructions are those of DeepSpeed, without their transfers, and the two above
@@ -627,17 +628,17 @@ class ChunkedPipelineEngine(PipelineEngine):
         """Whether the active chunk ends the network."""
         return bool(super().is_last_stage()) and self.active_chunk in (None, self.module.chunks - 1)
 
+    @abstractmethod
     def schedule_of(self, micro_batches: int, *, trains: bool) -> schedule.PipeSchedule:
         """Return the instructions of this rank for a step or an evaluation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def activate(self, chunk: int, buffer_id: int) -> None:
         """Carry out `Activate`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exchange(self, sends: Any, receives: Any) -> None:
         """Carry out `Exchange`."""
-        raise NotImplementedError
 
     def forward_pass(self, buffer_id: int) -> None:
         """Compute the active chunk, and the loss at the end of the network."""
