@@ -187,9 +187,8 @@ class ParameterGather:
         ]
         self._buckets = sorted(buckets, key=lambda bucket: _first(bucket, numbers))
         self._running: dict[Bucket, dist.Work] = {}
-        self._start_of_step: frozenset[nn.Parameter] = frozenset()
         patches.replace_weight_gather(engine.optimizer, self.start)
-        self._wait_in_layers(engine.module)
+        self._start_of_step = self._wait_in_layers(engine.module)
 
     def start(self) -> None:
         """Broadcast the weights of every partition."""
@@ -210,7 +209,8 @@ class ParameterGather:
             if parameters is None or bucket.parameters & parameters:
                 self._running.pop(bucket).wait()
 
-    def _wait_in_layers(self, model: nn.Module) -> None:
+    def _wait_in_layers(self, model: nn.Module) -> frozenset[nn.Parameter]:
+        """Let each layer wait for its weights; return those that belong to no layer, or to several."""
         tied = {*model.parameters(recurse=False)}
         for name, layer in model.named_children():
             if name == "tied_modules":
@@ -218,7 +218,7 @@ class ParameterGather:
                 continue
             own = frozenset(layer.parameters())
             layer.register_forward_pre_hook(lambda _, inputs, own=own: self.wait(own))
-        self._start_of_step = frozenset(tied)
+        return frozenset(tied)
 
 
 def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | None:
