@@ -17,9 +17,9 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import DataParallelEngine
-from megatron.engine.deepspeed import patches
 from megatron.engine.deepspeed.interleaved import InterleavedEngine
 from megatron.engine.deepspeed.mpu import Mpu
+from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.zero3 import GatheredModel, zero3_init
@@ -112,7 +112,7 @@ def build_engine(
         _prepare(model, groups, parallel, compiler)
         config = _with_full_activations(config, steps, chunks=parallel.chunks)
         interleaves = parallel.chunks > 1
-        with patches.pipeline_engine(InterleavedEngine) if interleaves else nullcontext():
+        with pipeline_engine(InterleavedEngine) if interleaves else nullcontext():
             engine = _deepspeed(model, None, initialise, build_optimizer, config)
         return PipelineEngine(engine, groups, terms=terms, **watching)
     with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():

@@ -19,7 +19,6 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
 )
 from megatron.common.errors import CheckpointError
-from megatron.engine.deepspeed import patches
 from megatron.engine.deepspeed.grad_stats import (
     HostScalars,
     ZeroCounter,
@@ -32,6 +31,17 @@ from megatron.engine.deepspeed.overlap import (
     ParameterGather,
     gather_beside_forward,
     reduce_beside_backward,
+)
+from megatron.engine.deepspeed.patches.checkpoint_files import (
+    literal_paths,
+    log_failed_script_copies,
+    one_read_per_file,
+)
+from megatron.engine.deepspeed.patches.grad_norm import read_norm_once, replace_fp32_clipping
+from megatron.engine.deepspeed.patches.grad_reduction import (
+    shorten_gradient_path,
+    skip_allreduce,
+    skip_lone_all_reduce,
 )
 from megatron.engine.deepspeed.recompute import (
     restore_streams,
@@ -98,7 +108,7 @@ class Engine(ABC):
         self._groups = groups
         self._timers = timers
         self._files = engine.checkpoint_engine = StateFiles()
-        patches.log_failed_script_copies(engine)
+        log_failed_script_copies(engine)
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
         self._zeros = ZeroCounter(engine, groups, num_padding) if counts_zeros else None
         self._nonfinite: SkipNonfinite | None = None
@@ -109,18 +119,18 @@ class Engine(ABC):
             # DeepSpeed may have one of its own around it all the same.
             return
         self._nonfinite = SkipNonfinite(engine, engine.basic_optimizer)
-        patches.shorten_gradient_path(engine.optimizer)
-        patches.skip_lone_all_reduce(engine)
+        shorten_gradient_path(engine.optimizer)
+        skip_lone_all_reduce(engine)
         self._reduction = reduce_beside_backward(engine, groups)
         self._gather = gather_beside_forward(engine, groups)
         if self._reduction is None:
             watch_replicated_weights(engine, groups)
             all_reduce_partial_gradients(engine.module.parameters())
-        patches.read_norm_once(engine.optimizer, self._scalars.to_host)
+        read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:
-            patches.replace_fp32_clipping(engine, self._clip_gradients)
+            replace_fp32_clipping(engine, self._clip_gradients)
             if groups.data_and_sequence.size() == 1:
-                patches.skip_allreduce(engine)
+                skip_allreduce(engine)
 
     @property
     def module(self) -> nn.Module:
@@ -279,7 +289,7 @@ class Engine(ABC):
         constants = self._constants()
         self._files.read = read
         try:
-            with patches.one_read_per_file(), patches.literal_paths():
+            with one_read_per_file(), literal_paths():
                 found, _ = self._engine.load_checkpoint(
                     str(directory), tag=tag, load_module_only=not with_state
                 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.experts import ExpertPlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.runtime import replace_token_gather
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.mlp import MixtureBuilder, ParallelMLP
 from megatron.model.moe_aux_loss import AuxiliaryLoss
@@ -29,7 +29,7 @@ def mixture_builder(
         replicas: how many neighbouring ones share them.
         auxiliary: takes the loss that keeps experts evenly busy.
     """
-    patches.replace_token_gather(partial(_gather_tokens, group=groups.tensor))
+    replace_token_gather(partial(_gather_tokens, group=groups.tensor))
     return partial(
         MixtureOfExperts,
         plan=plan,

@@ -14,7 +14,7 @@ from torch import nn
 
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.optimizer import OptimizerPlan
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.master_weights import mark_without_gradient
 from megatron.optimizer.build import build_optimizer, shard_dim
 from megatron.optimizer.muon import FlatLayout, MatrixSlice, Muon
 from megatron.optimizer.param_groups import plan_groups
@@ -36,7 +36,7 @@ def engine_optimizer(
     else:
         optimizer = build_optimizer(model, plan, lr, tensor_group=tensor_group, dtype=dtype)
     for frozen in (p for p in model.parameters() if not p.requires_grad):
-        patches.mark_without_gradient(frozen)
+        mark_without_gradient(frozen)
     return optimizer
 
 

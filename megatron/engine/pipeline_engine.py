@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.pipeline import join_backward_passes, wrap_instructions
 from megatron.engine.deepspeed.skip_nonfinite import min_loss_scale_error
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.engine import Engine
@@ -22,9 +22,9 @@ class PipelineEngine(Engine):
     def __init__(self, engine: Any, groups: Groups, *, timers: Timers, **watching: Any):
         super().__init__(engine, groups, timers=timers, **watching)
         self._seq_length = 0
-        patches.join_backward_passes(engine)
+        join_backward_passes(engine)
         if timers.is_on:
-            patches.wrap_instructions(engine, partial(timed_instruction, timers))
+            wrap_instructions(engine, partial(timed_instruction, timers))
 
     def set_seq_length(self, tokens: int) -> None:
         """Expect samples of so many tokens from the next batch on."""

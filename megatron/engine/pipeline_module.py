@@ -17,7 +17,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from megatron.common.errors import ConfigError
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.engine.deepspeed.patches import ChunkedPipelineModule
+from megatron.engine.deepspeed.patches.pipeline import ChunkedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors

@@ -14,7 +14,7 @@ from megatron.config.parallelism.kernels import KernelsConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
-from megatron.engine.deepspeed.patches import any_dtype
+from megatron.engine.deepspeed.patches.runtime import any_dtype
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import with_saved_softmax

@@ -9,7 +9,11 @@ import torch.distributed as dist
 from deepspeed.constants import default_pg_timeout
 from deepspeed.utils import logger as deepspeed_logger
 
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.runtime import (
+    default_store,
+    set_collective_timeout,
+    skip_operator_lookup,
+)
 from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.rendezvous import rendezvous
 
@@ -38,7 +42,7 @@ def start(
     Communication: waits for every rank.
     """
     deepspeed_logger.setLevel(log_level.upper())
-    patches.skip_operator_lookup()
+    skip_operator_lookup()
     timeout = timedelta(minutes=timeout_minutes) if timeout_minutes else default_pg_timeout
     if place and not dist.is_initialized():
         # NCCL then connects at once, and finds two ranks on one GPU; see DeepSpeed's TorchBackend.
@@ -53,14 +57,14 @@ def start(
         )
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
     if timeout_minutes:
-        patches.set_collective_timeout(timeout)
+        set_collective_timeout(timeout)
 
 
 def set_timeout(*, minutes: float) -> None:
     """Set the timeout of the collectives of all process groups; at least torch's 10 minutes."""
-    patches.set_collective_timeout(timedelta(minutes=max(10, minutes)))
+    set_collective_timeout(timedelta(minutes=max(10, minutes)))
 
 
 def is_first_to_claim(name: str) -> bool:
     """Whether no other rank has called this with the same name, in this start of the run."""
-    return patches.default_store().add(f"claim/{name}", 1) == 1
+    return default_store().add(f"claim/{name}", 1) == 1

@@ -13,7 +13,18 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_local_grad
 from torch import Tensor, nn
 
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.grad_norm import (
+    ToHost,
+    add_to_grad_norm,
+    foreach_norm,
+    foreach_scale,
+    wrap_step,
+)
+from megatron.engine.deepspeed.patches.master_weights import (
+    has_master_weight,
+    master_gradient,
+    master_weight,
+)
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import is_expert, replicas_that_differ, shard_of
 
@@ -24,7 +35,7 @@ def clip_gradients(
     groups: Groups,
     max_norm: float,
     *,
-    to_host: patches.ToHost = Tensor.cpu,
+    to_host: ToHost = Tensor.cpu,
 ) -> float:
     """Clip gradients by their norm over the full network, in fp32 without ZeRO.
 
@@ -58,7 +69,7 @@ def clip_gradients(
     norm = float(to_host(squared.sqrt()))
     scale = max_norm / (norm + 1e-6)
     if scale < 1:
-        patches.foreach_scale([grad for _, grad in held], scale)
+        foreach_scale([grad for _, grad in held], scale)
     return norm
 
 
@@ -66,7 +77,7 @@ def _squared_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
     """Compute the square of their common L2 norm in fp32."""
     if not gradients:
         return torch.zeros((), device=device)
-    norms = patches.foreach_norm(gradients)
+    norms = foreach_norm(gradients)
     return torch.stack([norm.float().square() for norm in norms]).sum()
 
 
@@ -89,7 +100,7 @@ def watch_replicated_weights(engine: Any, groups: Groups) -> None:
     def scalar(pairs: Sequence[tuple[nn.Parameter, Tensor]], device: torch.device) -> Tensor:
         return nan_unless_finite([g for p, g in pairs if not counts_here(p, groups)], device)
 
-    patches.add_to_grad_norm(engine.optimizer, scalar)
+    add_to_grad_norm(engine.optimizer, scalar)
 
 
 def nan_unless_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -170,7 +181,7 @@ class ZeroCounter:
         self._parameters = [p for p in engine.module.parameters() if p.requires_grad]
         self._groups = groups
         self._num_padding = num_padding
-        patches.wrap_step(engine.optimizer, self._step)
+        wrap_step(engine.optimizer, self._step)
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.count = self._count() - self._num_padding
@@ -188,12 +199,12 @@ class ZeroCounter:
         """Return the shard of the reduced gradient that this rank counts."""
         if _is_partitioned(parameter):
             return _without_padding(parameter, safe_get_local_grad(parameter))
-        if not patches.has_master_weight(parameter):
+        if not has_master_weight(parameter):
             return parameter.grad if _is_first_copy(parameter, self._groups) else None
-        mapping = patches.master_weight(parameter)
+        mapping = master_weight(parameter)
         if mapping is None:
             return None
-        piece = patches.master_gradient(parameter).flatten()
+        piece = master_gradient(parameter).flatten()
         own = mapping.lp_fragment_address
         return piece if piece.numel() == own.numel else piece[own.start : own.start + own.numel]
 

@@ -22,7 +22,8 @@ from deepspeed.runtime.pipe.schedule import (
 )
 from torch import Tensor
 
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.pipeline import Activate, ChunkedPipelineEngine, Exchange
+from megatron.engine.deepspeed.patches.runtime import default_store
 from megatron.planner.pipeline_schedule import Grid, Transfer, interleaved_program, num_buffers
 
 
@@ -48,15 +49,15 @@ class InterleavedSchedule(PipeSchedule):
                     forward.insert(0, LoadMicroBatch(buffer_id=buffer))
                 backward = [BackwardPass(buffer_id=buffer)]
                 yield [
-                    patches.Activate(chunk=each.chunk, buffer_id=buffer),
+                    Activate(chunk=each.chunk, buffer_id=buffer),
                     *(forward if each.direction == "forward" else backward),
                 ]
-            yield [patches.Exchange(sends=iteration.sends, receives=iteration.receives)]
+            yield [Exchange(sends=iteration.sends, receives=iteration.receives)]
         if self._trains:
             yield [ReduceTiedGrads(), ReduceGrads(), OptimizerStep()]
 
 
-class InterleavedEngine(patches.ChunkedPipelineEngine):
+class InterleavedEngine(ChunkedPipelineEngine):
     """Run the interleaved schedule.
 
     Losses, received gradients, inputs and outputs are kept by buffer until the backward pass of their
@@ -138,7 +139,7 @@ class InterleavedEngine(patches.ChunkedPipelineEngine):
         if transfer.chunk not in self._announced:
             self._announced.add(transfer.chunk)
             chunk = transfer.chunk + (self.stage_id == self.num_stages - 1)
-            patches.default_store().set(self._shape_key(peer, chunk), _description(outputs))
+            default_store().set(self._shape_key(peer, chunk), _description(outputs))
         return [dist.P2POp(dist.isend, tensor.detach(), peer) for tensor in _as_tuple(outputs)]
 
     def _receiving(self, transfer: Transfer) -> list[dist.P2POp]:
@@ -150,10 +151,7 @@ class InterleavedEngine(patches.ChunkedPipelineEngine):
             self._gradients[transfer.buffer] = received if several else received[0]
             return [dist.P2POp(dist.irecv, tensor, self._peer(1)) for tensor in received]
         if transfer.chunk not in self._shapes:
-            store, key = (
-                patches.default_store(),
-                self._shape_key(self.global_rank, transfer.chunk),
-            )
+            store, key = default_store(), self._shape_key(self.global_rank, transfer.chunk)
             several, shapes = json.loads(store.get(key))
             store.delete_key(key)
             self._shapes[transfer.chunk] = several, [(s, getattr(torch, d)) for s, d in shapes]

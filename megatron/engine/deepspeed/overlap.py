@@ -18,8 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.engine.deepspeed import patches
 from megatron.engine.deepspeed.grad_stats import counts_here, nan_unless_finite
+from megatron.engine.deepspeed.patches.grad_reduction import (
+    reduces_in_fp32_at_once,
+    replace_bf16_reduction,
+    replace_weight_gather,
+)
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import summed_over
 
@@ -187,7 +191,7 @@ class ParameterGather:
         ]
         self._buckets = sorted(buckets, key=lambda bucket: _first(bucket, numbers))
         self._running: dict[Bucket, dist.Work] = {}
-        patches.replace_weight_gather(engine.optimizer, self.start)
+        replace_weight_gather(engine.optimizer, self.start)
         self._start_of_step = self._wait_in_layers(engine.module)
 
     def start(self) -> None:
@@ -228,7 +232,7 @@ def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | N
         None for another optimizer, with experts, and where DeepSpeed's JSON wants sums that this
         does not compute.
     """
-    if not patches.reduces_in_fp32_at_once(engine):
+    if not reduces_in_fp32_at_once(engine):
         return None
     module = engine.module
     shared = module.get_tied_weights_and_groups() if groups.topology.pipeline > 1 else []
@@ -239,7 +243,7 @@ def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | N
         held=frozenset(weight for weight, _ in shared),
         bucket_size=engine.zero_reduce_bucket_size(),
     )
-    patches.replace_bf16_reduction(
+    replace_bf16_reduction(
         engine,
         ready=reduction.ready,
         finish=reduction.finish,
@@ -255,7 +259,7 @@ def gather_beside_forward(engine: Any, groups: Groups) -> ParameterGather | None
     Returns:
         None for another optimizer, with experts, and without other replicas.
     """
-    if not patches.reduces_in_fp32_at_once(engine) or groups.data_and_sequence.size() == 1:
+    if not reduces_in_fp32_at_once(engine) or groups.data_and_sequence.size() == 1:
         return None
     return ParameterGather(
         engine,

@@ -8,7 +8,11 @@ from typing import Any
 from torch.optim import Optimizer
 
 from megatron.common.errors import TrainingError
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.grad_norm import (
+    drop_refused_gradients,
+    grad_norm_of_step,
+    wrap_step,
+)
 
 
 class SkipNonfinite:
@@ -22,15 +26,15 @@ class SkipNonfinite:
         self._engine = engine
         self._last_skipped = -1
         self.num_skipped = 0
-        patches.wrap_step(optimizer, self._step_if_finite)
-        patches.drop_refused_gradients(engine.optimizer)
+        wrap_step(optimizer, self._step_if_finite)
+        drop_refused_gradients(engine.optimizer)
 
     def reset(self) -> None:
         """Forget which step was skipped last: the steps after a checkpoint are repeated."""
         self._last_skipped = -1
 
     def _step_if_finite(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if is_finite(patches.grad_norm_of_step(self._engine)):
+        if is_finite(grad_norm_of_step(self._engine)):
             return step(*args, **options)
         # ZeRO steps once for each group of parameters.
         if self._engine.global_steps != self._last_skipped:

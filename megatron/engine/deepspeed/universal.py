@@ -17,7 +17,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     full_shape,
 )
 from megatron.common.errors import CheckpointError
-from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.patches.master_weights import copy_to_weights, master_weight
 from megatron.model.retro import is_retriever
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
@@ -110,7 +110,7 @@ def load_full(
     if divides_weights:
         for number, flat in enumerate(zero.fp32_partitioned_groups_flat):
             zero.fp16_partitioned_groups_flat[number].copy_(flat)
-            patches.copy_to_weights(zero, number)
+            copy_to_weights(zero, number)
         zero.checkpoint_event_epilogue()
     elif hasattr(zero, "update_lp_params"):
         zero.update_lp_params()
@@ -163,7 +163,7 @@ def _fragments(
         if undivided or not parameter.requires_grad:
             owner = parameter if parameter.requires_grad and engine.optimizer else None
             yield name, Fragment(parameter, shape, 0, parameter.view(-1), owner, everything)
-        elif mapping := patches.master_weight(parameter):
+        elif mapping := master_weight(parameter):
             (owner,) = engine.basic_optimizer.param_groups[mapping.param_group_index]["params"]
             first = mapping.hp_fragment_address.start
             place = slice(first, first + mapping.hp_fragment_address.numel)

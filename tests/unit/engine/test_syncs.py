@@ -8,7 +8,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from syncs import counted_syncs, host_state
 
-from megatron.engine.deepspeed import patches
+from megatron.engine import engine as engine_module
 from megatron.engine.deepspeed.grad_stats import HostScalars
 
 STAGES = ("0", "1", "2", "3")
@@ -103,7 +103,7 @@ def test_gradients_added_at_once_give_deepspeed_s_bits(
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"bf16": {"immediate_grad_update": False}}))
     ours, later = build(*flags), build(*flags, "--deepspeed_config", str(file))
-    monkeypatch.setattr(patches, "shorten_gradient_path", lambda optimizer: None)
+    monkeypatch.setattr(engine_module, "shorten_gradient_path", lambda optimizer: None)
     theirs = build(*flags, "--deepspeed_config", str(file))
     paths = [
         [

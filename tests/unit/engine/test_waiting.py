@@ -5,7 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from megatron.engine.deepspeed.patches import set_collective_timeout
+from megatron.engine.deepspeed.patches.runtime import set_collective_timeout
 
 
 def waits(group):

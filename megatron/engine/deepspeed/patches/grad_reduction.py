@@ -1,0 +1,153 @@
+"""Patches for gradient reduction over the replicas, and the gathering of stepped weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from torch import Tensor, nn
+
+from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
+
+
+def skip_allreduce(engine: Any) -> None:
+    """Reduce no gradients where there is one replica (`enable_backward_allreduce`).
+
+    DeepSpeed would still copy every gradient into a buffer and back.
+    """
+    engine.enable_backward_allreduce = False
+    engine.pipeline_enable_backward_allreduce = False
+
+
+def skip_lone_all_reduce(engine: Any) -> None:
+    """Leave gradients in place where the group that would sum them is one rank.
+
+    DeepSpeed copies all of them into a buffer and back there (`allreduce_no_retain`). Experts that
+    one rank has are divided by the number of replicas all the same.
+    """
+    reduce = engine.allreduce_no_retain
+
+    def reduce_over_ranks(bucket: Sequence[Tensor], dp_group: Any, **sizes: Any) -> None:
+        ranks, replicas = dist.get_world_size(dp_group), sizes.get("dp_world_size") or 1
+        is_alone = ranks == replicas == engine.gradient_predivide_factor() == 1
+        if not is_alone or any(x.dtype != engine.communication_data_type for x in bucket):
+            reduce(bucket, dp_group, **sizes)
+
+    engine.allreduce_no_retain = reduce_over_ranks
+
+
+def shorten_gradient_path(optimizer: Any) -> None:
+    """Read and write each gradient of the bf16 optimizer less often, with the same results.
+
+    A 16-bit gradient is added to its fp32 sum in one operation instead of through an fp32 copy
+    (`_update_hp_grad`); of the sums this rank clips those of its partition, in one operation, as it
+    steps on no others (`get_grads_for_norm`); and they are zeroed once (`clear_hp_grads`).
+    """
+    if not isinstance(optimizer, BF16_Optimizer):
+        return
+    usual, clear = optimizer.get_grads_for_norm, optimizer.clear_hp_grads
+
+    @torch.no_grad()
+    def add(weight: Any, group: int, index: int, clear_lp_grads: bool) -> None:
+        if weight.grad is None:
+            return
+        weight._hp_grad = total = optimizer.fp32_groups_gradients[group][index]
+        total.add_(weight.grad.reshape(total.shape))
+        optimizer.fp32_groups_has_gradients[group][index] = True
+        if clear_lp_grads:
+            weight.grad.zero_()
+
+    def gradients(for_clipping: bool = False) -> Any:
+        return optimizer.fp32_groups_gradient_flat_partition if for_clipping else usual()
+
+    def clear_if_any() -> None:
+        if any(map(any, optimizer.fp32_groups_has_gradients)):
+            clear()
+
+    optimizer._update_hp_grad = add
+    optimizer.get_grads_for_norm = gradients
+    optimizer.clear_hp_grads = clear_if_any
+
+
+def reduces_in_fp32_at_once(engine: Any) -> bool:
+    """Whether the bf16 optimizer has each gradient in its sum as it comes, and plain sums are reduced."""
+    optimizer = engine.optimizer
+    return (
+        isinstance(optimizer, BF16_Optimizer)
+        and optimizer.immediate_grad_update
+        and not optimizer.has_moe_layers
+        and engine.communication_data_type == optimizer.grad_acc_dtype
+        and engine.gradient_predivide_factor() == 1
+        and engine.postscale_gradients()
+    )
+
+
+def replace_bf16_reduction(
+    engine: Any,
+    *,
+    ready: Callable[[nn.Parameter], None],
+    finish: Callable[[], None],
+    norm_gradients: Callable[[], list[Tensor]],
+    backward_begins: Callable[[], None],
+) -> None:
+    """Reduce the gradients of the bf16 optimizer in another way (`accumulate_hp_grads_and_remove_lp`).
+
+    Args:
+        ready: called with each parameter whose gradient has been added to its sum.
+        finish: called where DeepSpeed would reduce all of them (`buffered_allreduce_fallback`).
+        norm_gradients: returns the gradients of which all ranks together make the norm.
+        backward_begins: called before each backward pass of a pipeline stage (`_INSTRUCTION_MAP`).
+    """
+    optimizer = engine.optimizer
+    accumulate, of_clipping = (
+        optimizer.accumulate_hp_grads_and_remove_lp,
+        optimizer.get_grads_for_norm,
+    )
+
+    def accumulate_and_reduce(parameter: nn.Parameter, group: int, index: int) -> None:
+        accumulate(parameter, group, index)
+        ready(parameter)
+
+    def gradients(for_clipping: bool = False) -> Any:
+        return of_clipping(for_clipping=True) if for_clipping else (norm_gradients(), {})
+
+    def count(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        if name != "BackwardPass":
+            return call
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            backward_begins()
+            return call(*args, **kwargs)
+
+        return backward
+
+    optimizer.accumulate_hp_grads_and_remove_lp = accumulate_and_reduce
+    engine.buffered_allreduce_fallback = lambda grads=None, elements_per_buffer=0: finish()
+    optimizer.get_grads_for_norm = gradients
+    optimizer.mpu = _AllRanks
+    if hasattr(engine, "_INSTRUCTION_MAP"):
+        wrap_instructions(engine, count)
+
+
+class _AllRanks:
+    """Model-parallel unit over whose ranks the bf16 optimizer sums the norm."""
+
+    @staticmethod
+    def get_model_parallel_group() -> Any:
+        return dist.group.WORLD
+
+
+def replace_weight_gather(optimizer: Any, gather: Callable[[], None]) -> None:
+    """Gather the stepped weights of the bf16 optimizer with `gather` (`update_lp_params`)."""
+
+    @torch.no_grad()
+    def copy_and_gather() -> None:
+        owned = zip(
+            optimizer.bf16_partitioned_groups, optimizer.fp32_groups_flat_partition, strict=True
+        )
+        for partitions, own in owned:
+            partitions[optimizer.dp_rank].copy_(own)
+        gather()
+
+    optimizer.update_lp_params = copy_and_gather
