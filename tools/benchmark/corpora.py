@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import MegatronError
-from megatron.data.cleaning.corpus import CorpusSpec
-from megatron.data.cleaning.corpus_steps import Step, corpus_steps, make_folders
-from megatron.data.cleaning.executors import Executor
+from megatron.data.cleaning.corpus.executors import Executor
+from megatron.data.cleaning.corpus.spec import CorpusSpec
+from megatron.data.cleaning.corpus.steps import Step, corpus_steps, make_folders
 from megatron.data.cleaning.filters import filter_factories
 from megatron.data.preprocessing.command import read_flags
 

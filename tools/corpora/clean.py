@@ -18,10 +18,10 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.common.remote_files import state_of_input
 from megatron.config.tools.cleaning import CleaningConfig
-from megatron.data.cleaning.corpus import CorpusSpec
-from megatron.data.cleaning.corpus_steps import corpus_steps, make_folders
+from megatron.data.cleaning.corpus.executors import Executor
+from megatron.data.cleaning.corpus.spec import CorpusSpec
+from megatron.data.cleaning.corpus.steps import corpus_steps, make_folders
 from megatron.data.cleaning.evaluations import EVALUATIONS
-from megatron.data.cleaning.executors import Executor
 from megatron.data.cleaning.filters import filter_factories, filter_problems
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks
+from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks, with_firsts
 from megatron.data.cleaning.fingerprints import Source, Texts, document_ids, shingles
 
 SIMILAR = 0.5  # pairs are reported above this
@@ -149,16 +149,11 @@ def first_pairs(bands: Iterable[NDArray], most: int = SKETCH_BITS) -> Iterator[N
         bands: sorted records of `band_records`, in blocks.
         most: bits in which the sketches of a pair differ at most.
     """
-    carried = np.zeros(0, BAND)  # the first of the last bucket, which may go on
-    for block in bands:
-        records = np.concatenate([carried, block])
-        is_first = np.append(True, np.diff(records["key"]) != 0)
-        first = np.maximum.accumulate(np.where(is_first, np.arange(len(records)), 0))
+    for records, firsts in with_firsts(bands):
         pairs = np.zeros(len(records), PAIR)
-        pairs["main"], pairs["other"] = records["document"][first], records["document"]
-        differences = np.bitwise_count(records["sketch"][first] ^ records["sketch"])
-        yield pairs[~is_first & (differences <= most)]
-        carried = records[first[-1:]]
+        pairs["main"], pairs["other"] = firsts["document"], records["document"]
+        differences = np.bitwise_count(firsts["sketch"] ^ records["sketch"])
+        yield pairs[(pairs["main"] != pairs["other"]) & (differences <= most)]
 
 
 def buckets(bands: Iterable[NDArray]) -> Iterator[NDArray]:

@@ -1,11 +1,18 @@
 """External sort: records larger than memory, as sorted runs on disk and their merge."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from megatron.common.atomic_files import replacing
+from megatron.data.cleaning.records import read_errors_name
+from megatron.data.token_files.publish import write_errors_name
 
 RUN_RECORDS = 1 << 20
 BLOCK_RECORDS = 1 << 12
@@ -137,6 +144,48 @@ def unique_blocks(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         last = block[-1:]
         if is_new.any():
             yield block[is_new]
+
+
+def with_firsts(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray]]:
+    """Yield blocks of sorted records, and for each record the first one with its first field."""
+    carried: NDArray | None = None  # the first of the last group, which may go on
+    for block in blocks:
+        records = block if carried is None else np.concatenate([carried, block])
+        is_first = np.append(True, np.diff(records[_fields(records)[0]]) != 0)
+        firsts = records[np.maximum.accumulate(np.where(is_first, np.arange(len(records)), 0))]
+        yield records[-len(block) :], firsts[-len(block) :]
+        carried = firsts[-1:]
+
+
+@contextmanager
+def open_runs(
+    paths: Sequence[Path], dtype: np.dtype, low: int = 0, high: int | None = None
+) -> Iterator[list[SortedRun]]:
+    """Open files of sorted records, each as the run of those whose first field is in a range."""
+    with ExitStack() as stack:
+        runs = []
+        for path in paths:
+            with read_errors_name(path):
+                file = stack.enter_context(path.open("rb"))
+                records = os.fstat(file.fileno()).st_size // dtype.itemsize
+            run = SortedRun(file, dtype, 0, records)
+            runs.append(run if high is None else run.between(low, high))
+        yield runs
+
+
+def file_blocks(paths: Iterable[Path], dtype: np.dtype) -> Iterator[NDArray]:
+    """Yield the records of files one after the other, in blocks."""
+    for path in paths:
+        with open_runs([path], dtype) as (run,):
+            while len(block := run.read(BLOCK_RECORDS)):
+                yield block
+
+
+def write_blocks(path: Path, blocks: Iterable[NDArray]) -> None:
+    """Write blocks of records to a file, which appears when it is complete."""
+    with write_errors_name(path), replacing(path) as temporary, temporary.open("xb") as file:
+        for block in blocks:
+            file.write(block.tobytes())
 
 
 def _count_up_to(block: NDArray, bound: np.void) -> int:

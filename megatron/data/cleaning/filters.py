@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from megatron.data.cleaning.records import Line, to_bytes
+from megatron.data.cleaning.records import TEXT_KEY, Line, to_bytes
 from megatron.data.cleaning.repair import (
     TASKS,
-    TEXT_KEY,
     CleanDocuments,
     Outcome,
     RunTasks,

@@ -20,10 +20,9 @@ from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import ordered_map
 from megatron.common.remote_files import open_input, size_of_input
-from megatron.data.cleaning.records import Line, batches, read_errors_name, read_lines
+from megatron.data.cleaning.records import TEXT_KEY, Line, batches, read_errors_name, read_lines
 from megatron.data.token_files.publish import write_errors_name
 
-TEXT_KEY = "text"
 SHINGLE = 5  # characters
 
 _FORMAT = 1

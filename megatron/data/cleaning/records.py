@@ -19,6 +19,7 @@ from megatron.data.readers.documents import problem_of
 from megatron.data.token_files.publish import write_errors_name
 
 Record = dict[str, Any]
+TEXT_KEY = "text"
 LOG_INTERVAL = 10_000  # lines between two lines of progress, of tools without a flag for it
 _EXCERPT_BYTES = 80
 _BATCH_LINES = 256

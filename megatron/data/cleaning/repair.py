@@ -9,7 +9,7 @@ import ftfy
 import regex
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from megatron.data.cleaning.records import Line, to_bytes
+from megatron.data.cleaning.records import TEXT_KEY, Line, to_bytes
 
 # The languages of most of the web. With the rare ones in the choice, short texts go astray.
 _LANGUAGES = (
@@ -31,7 +31,6 @@ def _identifier() -> LanguageIdentifier:
     return identifier
 
 
-TEXT_KEY = "text"
 MIN_TOKENS = 128
 CHARS_PER_TOKEN = 8  # a text of more than so many characters per wanted token needs no counting
 

@@ -15,9 +15,9 @@ from bytes_tokenizer import BytesTokenizer
 from texts import english
 
 from megatron.common.errors import BusyError, ConfigError, DataError, MegatronError
-from megatron.data.cleaning.corpus import CorpusSpec
-from megatron.data.cleaning.corpus_steps import corpus_steps, make_folders
-from megatron.data.cleaning.executors import Executor
+from megatron.data.cleaning.corpus.executors import Executor
+from megatron.data.cleaning.corpus.spec import CorpusSpec
+from megatron.data.cleaning.corpus.steps import corpus_steps, make_folders
 from megatron.data.cleaning.filters import NAMES, DatatroveFilter, filter_factories
 from megatron.data.cleaning.records import Line
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from megatron.common.errors import BusyError, ConfigError, MegatronError
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.corpus_steps import Step
+from megatron.data.cleaning.corpus.steps import Step
 from megatron.data.token_files.publish import write_errors_name
 
 log = logging.getLogger(__name__)

@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any
 
 from megatron.common.errors import ConfigError
-from megatron.data.cleaning.corpus import (
-    CorpusSpec,
-    clean_documents,
+from megatron.data.cleaning.corpus.decontamination import clean_documents, count_ngrams
+from megatron.data.cleaning.corpus.deduplication import (
     compare_candidates,
-    count_ngrams,
-    filter_documents,
     find_candidates,
     find_removed,
-    read_counts,
 )
+from megatron.data.cleaning.corpus.filtering import filter_documents
+from megatron.data.cleaning.corpus.spec import CorpusSpec, read_counts
 from megatron.data.preprocessing.preprocess import convert_share, merge_shards
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.recipe import corpus_report_of, write_report
