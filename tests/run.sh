@@ -23,9 +23,10 @@ check() {
 check lint ruff check
 check format ruff format --check
 check types mypy
-# Two processes; a file's tests share what it has prepared, and stay together. In the order of their
-# names, the files of few long tests come first, and none is alone at the end.
-check tests python -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder "$@"
+# More processes than cores, for many tests wait for ranks and jobs; a file's tests share what it has
+# prepared, and stay together. In the order of their names, the files of few long tests come first,
+# and none is alone at the end.
+check tests python -m pytest -n "${TEST_PROCESSES:-3}" --dist loadfile --no-loadscope-reorder "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"

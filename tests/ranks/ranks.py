@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -95,7 +96,8 @@ def _enter(
     timeout_s: float,
     environment: dict[str, str],
 ) -> None:
-    become_own_process({**environment, "LOCAL_RANK": str(rank)})
+    become_own_process({**environment, "LOCAL_RANK": str(rank), "TMPDIR": str(store.parent)})
+    tempfile.tempdir = None  # what checks leave goes with the folder of the test
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
