@@ -4,16 +4,19 @@ from setuptools import find_namespace_packages, find_packages, setup
 
 # Scripts are installed under names that no other package has.
 SCRIPTS = {"megatron_tools": "tools", "megatron_tasks": "tasks"}
+PRESETS = {"megatron_models": "examples/models"}
 
 setup(
     packages=[
         *find_packages(include=["megatron", "megatron.*"]),
         *SCRIPTS,
+        *PRESETS,
         *(
             f"{name}.{package}"
             for name, folder in SCRIPTS.items()
             for package in find_namespace_packages(folder)
         ),
     ],
-    package_dir=SCRIPTS,
+    package_dir=SCRIPTS | PRESETS,
+    package_data={name: ["*.yaml"] for name in PRESETS},
 )

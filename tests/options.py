@@ -383,6 +383,7 @@ TRAINING = {
     ),
     "expect_params": Turned("--expect-params 1B", "error", says="a network of"),
     "config": Turned("--config {files}/flags.yaml", "weights"),
+    "preset": Turned("--preset pythia-160m", "weights"),
 }
 
 EVALUATION = {

@@ -18,7 +18,11 @@ ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},
     key=str,
 )
-READ_BEFORE_PARSING = {("TrainingConfig", "config"), ("PluginModulesConfig", "plugin")}
+READ_BEFORE_PARSING = {
+    ("TrainingConfig", "config"),
+    ("TrainingConfig", "preset"),
+    ("PluginModulesConfig", "plugin"),
+}
 
 
 def fields_read(file: Path) -> set[tuple[str, str]]:

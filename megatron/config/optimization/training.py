@@ -96,6 +96,10 @@ class TrainingConfig:
     config: str | None = None
     """A YAML file of flags (without the dashes); flags on the command line win over it."""
 
+    preset: str | None = None
+    """Flags of a known network, such as llama-3-8b: a file of examples/models/ without .yaml.
+    Flags of --config and of the command line win over it."""
+
 
 _SIZE_TOLERANCE = 0.05
 

@@ -1,5 +1,6 @@
-"""Flags from a YAML file: `--config run.yaml` stands for the flags that the file lists."""
+"""Flags from YAML files: `--config run.yaml`, and `--preset NAME` of a known network."""
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,16 +12,37 @@ from megatron.config.parsing.parser import FileWord, value_in
 
 
 def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:
-    """Return `argv` with the flags of its `--config` file put in front, so that later ones win.
+    """Return `argv` with the flags of its `--config` file in front, so that later ones win.
+
+    Those of a `--preset`, which the file may name too, come first.
 
     Args:
         sections: what the flags are those of.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, or holds something other than flags.
+        ConfigError: a file is missing, is not YAML, or holds something other than flags.
     """
     file = value_in(argv, "--config")
-    return [*(file_flags(Path(file), switch_words(sections)) if file else []), *argv]
+    words = [*(file_flags(Path(file), switch_words(sections)) if file else []), *argv]
+    preset = value_in(words, "--preset")
+    return [*(file_flags(preset_file(preset), switch_words(sections)) if preset else []), *words]
+
+
+def preset_file(name: str) -> Path:
+    """Return the YAML file of a network, such as llama-3-8b.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    # In the repository; in an installed package (see setup.py).
+    root = Path(__file__).resolve().parents[3]
+    folders = (root / "examples" / "models", root / "megatron_models")
+    files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
+    if name not in files:
+        near = difflib.get_close_matches(name, files, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(files)}"
+        raise ConfigError(f"--preset {name}: there is no such network; {hint}")
+    return files[name]
 
 
 def file_flags(
