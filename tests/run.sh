@@ -23,6 +23,7 @@ check() {
 check lint ruff check
 check format ruff format --check
 check types mypy
+check spelling codespell
 # More processes than cores, for many tests wait for ranks and jobs; a file's tests share what it has
 # prepared, and stay together. In the order of their names, the files of few long tests come first,
 # and none is alone at the end.
@@ -32,4 +33,4 @@ if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"
     exit 1
 fi
-echo "PASSED: lint, format, types, tests"
+echo "PASSED: lint, format, types, spelling, tests"

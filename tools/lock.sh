@@ -19,7 +19,8 @@ cuda=(cuda-{bindings,pathfinder,toolkit}
 resolve() {
     uv pip compile --quiet --custom-compile-command "bash tools/lock.sh" "$@" \
         "${cuda[@]/#/--no-emit-package=}" \
-        requirements.txt requirements-server.txt requirements-eval.txt requirements-dev.txt
+        requirements.txt requirements-server.txt requirements-eval.txt requirements-docs.txt \
+        requirements-dev.txt
 }
 
 resolve "$@" --universal --python-version 3.10 --generate-hashes --no-emit-package torch \

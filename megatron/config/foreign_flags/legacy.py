@@ -48,7 +48,7 @@ LEGACY = (
     Legacy(
         "--adlr-autoresume",
         "it needs a module of NVIDIA's own clusters; --exit-signal-handler and "
-        "--exit-duration-in-mins save in time, and --load goes on",
+        "--exit-duration-in-mins save in time, and --load continues",
         refused=True,
     ),
     Legacy("--adlr-autoresume-interval", "there is no --adlr-autoresume to time", takes=1),

@@ -126,8 +126,8 @@ GIB = 1 << 30
 def format_bytes(number: float) -> str:
     """Format a number of bytes with a unit.
 
-    >>> [format_bytes(n) for n in (0, 2048, 64 * MIB, 3 * GIB // 2)]
-    ['0 B', '2 KiB', '64 MiB', '1.5 GiB']
+    >>> format_bytes(0), format_bytes(3 * GIB // 2)
+    ('0 B', '1.5 GiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":

@@ -31,8 +31,10 @@ def sliding_windows(tokens: Sequence[int], *, length: int, stride: int) -> Itera
         length: most input tokens of a window.
         stride: at most `length`.
 
-    >>> [window.tokens for window in sliding_windows(range(6), length=3, stride=2)]
-    [(0, 1, 2, 3), (2, 3, 4, 5)]
+    >>> for window in sliding_windows(range(6), length=3, stride=2):
+    ...     print(window.tokens)
+    (0, 1, 2, 3)
+    (2, 3, 4, 5)
     """
     start = scored = 0
     while scored < len(tokens) - 1:
@@ -46,8 +48,10 @@ def full_windows(tokens: Sequence[int], *, length: int) -> Iterator[Window]:
 
     Every token but the first is scored once. These are lm_eval's rolling windows.
 
-    >>> [(window.tokens, window.num_targets) for window in full_windows(range(6), length=3)]
-    [((0, 1, 2, 3), 3), ((2, 3, 4, 5), 2)]
+    >>> for window in full_windows(range(6), length=3):
+    ...     print(window.tokens, window.num_targets)
+    (0, 1, 2, 3) 3
+    (2, 3, 4, 5) 2
     """
     for scored in range(0, len(tokens) - 1, length):
         end = min(scored + length, len(tokens) - 1)
