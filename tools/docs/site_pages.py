@@ -48,7 +48,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at pages of the site; what is not on it becomes the name of a file."""
+    """Point links at pages of the site; links to other files of the repository become plain text."""
 
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found.groups()
@@ -56,6 +56,6 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         name = BESIDE.get(name, name)
         if page.file.src_path.startswith(f"{REFERENCE}/"):
             return found[0]
-        return f"[{text}]({name}{anchor or ''})" if files.get_file_from_path(name) else f"`{name}`"
+        return f"[{text}]({name}{anchor or ''})" if files.get_file_from_path(name) else text
 
     return _LINK.sub(link, markdown)
