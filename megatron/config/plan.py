@@ -228,6 +228,7 @@ def _merge_ds_config(
         compiles_optimizer=optimizer.impl == "deepspeed",
         activation_checkpointing=valid.storage.block,
         divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
+        pipeline=parallel.pipeline,
         overlaps_reduction=parallel.data * parallel.sequence > 1 and not valid.zero.offloads,
     )
 

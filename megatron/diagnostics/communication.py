@@ -83,7 +83,7 @@ class Record(TorchDispatchMode):
         found = Collective(kind, size, ranks, self.num_products)
         self.collectives.append(found)
         begin = max(time.monotonic(), self._busy_until.get(ranks, 0.0))
-        moved = size * _rounds(kind, len(ranks))
+        moved = size * ring_passes(kind, len(ranks))
         self._busy_until[ranks] = until = begin + moved * self._seconds_per_byte
         # Holds `work`, whose address is the key.
         self._running[id(work)] = work, found, until
@@ -96,7 +96,7 @@ class Record(TorchDispatchMode):
             time.sleep(max(0.0, until - time.monotonic()))
 
 
-def _rounds(kind: str, ranks: int) -> float:
+def ring_passes(kind: str, ranks: int) -> float:
     """Return how many times the bytes of a collective pass each link of a ring."""
     if kind == "all-reduce":
         return 2 * (ranks - 1) / ranks

@@ -37,8 +37,14 @@ from megatron.engine.deepspeed.patches.checkpoint_files import (
     log_failed_script_copies,
     one_read_per_file,
 )
-from megatron.engine.deepspeed.patches.grad_norm import read_norm_once, replace_fp32_clipping
+from megatron.engine.deepspeed.patches.grad_norm import (
+    read_norm_once,
+    replace_fp32_clipping,
+    wrap_step,
+)
 from megatron.engine.deepspeed.patches.grad_reduction import (
+    keeps_reduced_partition,
+    reduced_partition,
     shorten_gradient_path,
     skip_allreduce,
     skip_lone_all_reduce,
@@ -54,7 +60,11 @@ from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.engine.loss_terms import LossTerms
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import all_reduce_partial_gradients
+from megatron.tensor_parallel.sharding import (
+    all_reduce_partial_gradients,
+    all_reduce_parts,
+    summed_over,
+)
 
 Write = Callable[[Any, Path], None]
 """Writes a state to a file as torch.save does, at once or later; see checkpointing/writer.py."""
@@ -125,7 +135,7 @@ class Engine(ABC):
         self._gather = gather_beside_forward(engine, groups)
         if self._reduction is None:
             watch_replicated_weights(engine, groups)
-            all_reduce_partial_gradients(engine.module.parameters())
+            self._sum_partial_gradients()
         read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:
             replace_fp32_clipping(engine, self._clip_gradients)
@@ -417,9 +427,27 @@ class Engine(ABC):
     def _streams_file(self, folder: Path) -> Path:
         return folder / f"rng_rank_{self._groups.rank:05d}.pt"
 
+    def _sum_partial_gradients(self) -> None:
+        """Sum gradients of which tensor-parallel ranks have parts: once a step where ranks keep them."""
+        engine = self._engine
+        parts = [p for p in engine.module.parameters() if p.requires_grad and summed_over(p)]
+        if not parts or engine.optimizer is engine.basic_optimizer:
+            return  # where it clips
+        if not keeps_reduced_partition(engine.optimizer):
+            all_reduce_partial_gradients(parts)
+            return
+
+        def sum_and_step(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            all_reduce_parts(reduced_partition(parts))
+            return step(*args, **kwargs)
+
+        wrap_step(engine.optimizer, sum_and_step)
+
     def _clip_gradients(self) -> float:
+        parameters = [*self._engine.module.parameters()]
+        all_reduce_parts((p, p.grad) for p in parameters if p.grad is not None)
         return clip_gradients(
-            self._engine.module.parameters(),
+            parameters,
             self._groups,
             self._engine.gradient_clipping(),
             to_host=self._scalars.to_host,

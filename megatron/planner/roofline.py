@@ -106,6 +106,14 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     )
 
 
+def column_share(spec: ModelSpec) -> float:
+    """Return the share of column-parallel layers in the products of a layer."""
+    heads = spec.num_attention_heads * spec.head_dim
+    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+    inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+    return (qkv + inner) / (qkv + heads + inner + spec.ffn_hidden_size)
+
+
 def _slowdown(plan: Plan) -> float:
     """Return the mean factor by which the size of products lengthens them, by their operations."""
     spec, tensor = plan.model, plan.parallel.tensor

@@ -6,8 +6,8 @@ from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan import Plan
 from megatron.planner.devices import Device
 from megatron.planner.memory import schedule_of
-from megatron.planner.roofline import times_of
-from megatron.planner.traffic import Traffic, traffic_of
+from megatron.planner.roofline import column_share, times_of
+from megatron.planner.traffic import Traffic, Volume, traffic_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def speed_of(
 
     Args:
         mfu: model FLOPs utilisation that is known from elsewhere; estimated when None, from the
-            roofline, the bubble, and communication that does not overlap with anything.
+            roofline, the bubble, and communication that nothing hides.
         slowdown: of computation relative to the roofline.
     """
     batch, world_size = plan.batch, plan.parallel.world_size
@@ -90,11 +90,38 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s
     near = parallel.tensor * parallel.sequence <= gpus_per_node
     small = parallel.world_size <= gpus_per_node
-    total, sent = traffic_of(plan, full), traffic_of(plan, number)
+    one, sent = traffic_of(plan, 1), traffic_of(plan, number)
     flops = step_flops(plan, recomputed=True) / parallel.world_size / full
     times = times_of(plan, device, flops)
-    micro_batch = slowdown * times.micro_batch
-    micro_batch += (total.tensor + total.sequence) / (node if near else network) / full
-    between = (sent.pipeline + sent.data) / (node if small else network)
+    computed, again = slowdown * times.micro_batch, plan.recompute.share
+    forward = computed / (3 + again)
+    # Products with the gradients of column-parallel layers: for the weight, and behind a gathering
+    # for the input.
+    beside = slowdown * times.products * column_share(plan.model) / (3 + again)
+    beside *= 2 if parallel.sequence_parallel else 1
+    inside = node if near else network
+    micro_batch = computed + _exposed_s(one.tensor, inside, backward=beside)
+    micro_batch += _exposed_s(one.sequence, inside)
+    outside, passes = node if small else network, sent.data_passes
+    between = _exposed_s(sent.pipeline, outside) + _exposed_s(
+        sent.data, outside, forward=passes * forward, backward=passes * (computed - forward)
+    )
     idle = (parallel.pipeline - 1) / parallel.chunks
     return micro_batch * (number + idle) + slowdown * times.step + between
+
+
+def _exposed_s(
+    volume: Volume, bandwidth: float, *, forward: float = 0.0, backward: float = 0.0
+) -> float:
+    """Return the seconds of communication that no computation hides.
+
+    Args:
+        bandwidth: in bytes a second.
+        forward: seconds of the forward passes that can hide it.
+        backward: of the backward passes.
+    """
+    return (
+        volume.exposed / bandwidth
+        + max(0.0, volume.forward / bandwidth - forward)
+        + max(0.0, volume.backward / bandwidth - backward)
+    )

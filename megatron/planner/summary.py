@@ -10,7 +10,7 @@ from megatron.planner.memory import Memory, memory_of_stages, micro_batches_unde
 from megatron.planner.pipeline_stages import stages_of
 from megatron.planner.search import Found, obstacle
 from megatron.planner.speed import Speed, bubble_of, step_flops
-from megatron.planner.traffic import traffic_of
+from megatron.planner.traffic import Volume, traffic_of
 
 
 def run_lines(plan: Plan) -> Iterator[str]:
@@ -88,7 +88,7 @@ def work_lines(plan: Plan) -> Iterator[str]:
         "data": traffic.data,
         "sequence": traffic.sequence,
     }
-    sent = " | ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+    sent = " | ".join(f"{name} {_sent(volume)}" for name, volume in parts.items() if volume.total)
     yield f"sent per rank and step: {sent or 'nothing'}"
 
 
@@ -158,6 +158,11 @@ def _price(speed: Speed, price_per_gpu_hour: float | None) -> Iterator[str]:
     yield f"GPU hours: {speed.gpu_hours:,.0f}"
     if price_per_gpu_hour is not None:
         yield f"cost: {speed.gpu_hours * price_per_gpu_hour:,.0f}"
+
+
+def _sent(volume: Volume) -> str:
+    beside = 1 - volume.exposed / volume.total
+    return _size(volume.total) + (f" ({100 * beside:.0f}% beside computation)" if beside else "")
 
 
 def _size(count: float) -> str:

@@ -1,67 +1,204 @@
-"""Communication volume: bytes that a rank sends in one step, by kind of parallelism."""
+"""Communication volume: bytes that a rank sends in one step, by kind of parallelism, and what hides them."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
+from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.memory import weights_of
 from megatron.planner.pipeline_stages import Stage, stages_of
+from megatron.planner.weights import head_weights
+
+_BUCKET = 5e8
+_REUSE = 1e9
+"""Elements: DeepSpeed's defaults of reduce_bucket_size and allgather_bucket_size, and of
+stage3_max_reuse_distance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """Bytes sent in a step, by what is computed meanwhile.
+
+    Args:
+        exposed: beside nothing.
+        forward: beside forward passes.
+        backward: beside backward passes.
+    """
+
+    exposed: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes sent by the busiest rank in a step; rings send (n - 1) / n of a tensor per pass."""
+    """Bytes sent by a rank in a step.
 
-    tensor: float
-    pipeline: float
-    data: float
-    sequence: float
+    Rings send (n - 1) / n of a tensor per pass; what goes to one rank or comes from one, such as a
+    bucket of gradients to its owner, passes each link once.
+
+    Args:
+        data: gradients beside backward passes, weights beside forward passes.
+        data_passes: micro-batches whose passes hide `data`.
+    """
+
+    tensor: Volume
+    pipeline: Volume
+    data: Volume
+    data_passes: int
+    sequence: Volume
 
 
 def traffic_of(plan: Plan, number: int) -> Traffic:
-    """Return the traffic of a step of `number` micro-batches, at 0 what every step has."""
+    """Return the traffic of the busiest rank in a step of `number` micro-batches, at 0 what every step has."""
+    found = [stage_traffic(plan, stage, number) for stage in stages_of(plan)]
+
+    def most(name: str) -> Volume:
+        volumes: list[Volume] = [getattr(each, name) for each in found]
+        return max(volumes, key=lambda volume: volume.total)
+
+    kinds = ("tensor", "pipeline", "data", "sequence")
+    return Traffic(data_passes=found[0].data_passes, **{name: most(name) for name in kinds})
+
+
+def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
+    """Return the traffic of a rank of `stage`."""
     parallel, spec = plan.parallel, plan.model
-    stages = stages_of(plan)
     activations = Activations(plan, "cuda")
     width = BYTES[plan.precision.dtype]
     full = activations.tokens * spec.hidden_size * width
-    layers = max(len(stage.layers) for stage in stages)
     passes = 2 + plan.recompute.share
-    # Two all-reduces a pass, each as much as two passes around the ring; where the ranks divide the
-    # sequence, a reduction and a gathering in their place, and two gatherings more in backward.
-    rings = 4 * passes + (2 if parallel.sequence_parallel else 0)
-    tensor = number * layers * full * _ring(parallel.tensor) * rings
-    # A chunk sends activations and gradients; the first and the last of the network one of them.
-    messages = (0, 0, 2 * parallel.chunks - 1, 2 * parallel.chunks)[min(3, parallel.pipeline)]
-    # Tensor-parallel ranks send a part each; with chunks only if the sequence is divided.
-    whole = parallel.chunks > 1 and not parallel.sequence_parallel
-    pipeline = messages * number * full / (1 if whole else parallel.tensor)
     exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
     exchanged *= 2 * spec.num_attention_heads + 2 * spec.num_query_groups
+    layers = len(stage.layers)
     return Traffic(
-        tensor=tensor,
-        pipeline=pipeline,
-        data=max(_data(plan, stage, number) for stage in stages),
-        sequence=number * layers * passes * exchanged * _ring(parallel.sequence),
+        tensor=_tensor(plan, stage, number),
+        # Tensor-parallel ranks send a part each; with chunks only if the sequence is divided.
+        pipeline=Volume(
+            exposed=number
+            * _messages(plan, stage)
+            * full
+            / (1 if parallel.chunks > 1 and not parallel.sequence_parallel else parallel.tensor)
+        ),
+        data=_data(plan, stage, number),
+        data_passes=number if parallel.zero_stage > 1 else 1,
+        sequence=Volume(exposed=number * layers * passes * exchanged * _ring(parallel.sequence)),
     )
 
 
-def _data(plan: Plan, stage: Stage, number: int) -> float:
+def _messages(plan: Plan, stage: Stage) -> int:
+    """Return the tensors that a stage sends in a micro-batch: activations and gradients of each chunk.
+
+    The last chunk of the network sends no activations, the first one no gradients.
+    """
+    if plan.parallel.pipeline == 1:
+        return 0
+    ends = (stage.index == 0) + (stage.index == plan.parallel.pipeline - 1)
+    return 2 * plan.parallel.chunks - ends
+
+
+def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
+    """Return the tensor-parallel traffic of the layers, the embedding and the head, without the loss.
+
+    A layer has two all-reduces a pass, each as much as two passes around the ring; where the ranks
+    divide the sequence, a reduction and a gathering in their place, and two gatherings more in
+    backward. Of backward those of column-parallel layers run beside their products.
+    """
+    parallel, spec = plan.parallel, plan.model
+    full = Activations(plan, "cuda").tokens * spec.hidden_size * BYTES[plan.precision.dtype]
+    divides = parallel.sequence_parallel
+    layers, again = len(stage.layers), plan.recompute.share
+    beside = 4 * layers
+    rings = 4 * layers * (1 + again) + (2 * layers if divides else 0)
+    if stage.has_embedding:
+        rings += 2
+    if stage.has_head and not spec.num_outputs:
+        # The gradient of its input, and with a divided sequence both gatherings of that.
+        rings += 1 if divides else 0
+        beside += 2
+    once = number * full * _ring(parallel.tensor)
+    return Volume(exposed=once * rings, backward=once * beside)
+
+
+def _data(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the data-parallel traffic: reduction of gradients, and gathering of divided weights."""
-    parallel = plan.parallel
-    count, stage_of_zero = weights_of(plan, stage).dense, parallel.zero_stage
-    weight = count * BYTES[plan.precision.dtype]
-    gradient = count * (4 if plan.precision.fp32_gradients else 2)
+    parallel, precision = plan.parallel, plan.precision
+    replicas = parallel.data * parallel.sequence
+    if replicas == 1:
+        return Volume()
+    count, ring = weights_of(plan, stage).dense, _ring(replicas)
+    weight = count * BYTES[precision.dtype]
+    gradient = count * (4 if precision.fp32_gradients else 2)
+    if parallel.zero_stage == 3:
+        # What the backward pass needs soon after the forward pass stays until then.
+        near = value_at(plan.deepspeed, "zero_optimization.stage3_max_reuse_distance", _REUSE) / 2
+        again = max(0.0, 1 - near / count)
+        every = number * ring
+        return Volume(forward=every * weight, backward=every * (gradient + again * weight))
+    if parallel.zero_stage == 0 or (_is_bf16_optimizer(plan) and not _overlaps_bf16(plan)):
+        gathered = ring * weight if parallel.zero_stage else 0.0
+        return Volume(exposed=2 * ring * gradient + gathered)
+    if _is_bf16_optimizer(plan):
+        late = _last(plan, stage, "reduce_bucket_size", replicas) + _shared(plan, stage)
+        first = _last(plan, stage, "allgather_bucket_size", replicas)
+        at_end, at_start = (min(1.0, elements / count) for elements in (late, first))
+        return Volume(
+            exposed=at_end * gradient + at_start * weight,
+            forward=(1 - at_start) * weight,
+            backward=(1 - at_end) * gradient,
+        )
+    return _of_deepspeed(plan, stage, number, weight=weight, gradient=gradient)
+
+
+def _of_deepspeed(
+    plan: Plan, stage: Stage, number: int, *, weight: float, gradient: float
+) -> Volume:
+    """Return the traffic of DeepSpeed's optimizer of ZeRO 1 and 2, which reduces in its hooks."""
+    parallel, zero = plan.parallel, plan.deepspeed["zero_optimization"]
     ring = _ring(parallel.data * parallel.sequence)
-    match stage_of_zero:
-        case 0:
-            return 2 * ring * gradient
-        case 1:
-            return ring * (2 * gradient + weight)
-        case 2:
-            return ring * (number * gradient + weight)
-    fetched = 2 + plan.recompute.share
-    return ring * number * (gradient + fetched * weight)
+    once = gradient * (number if parallel.zero_stage == 2 else 1)
+    if value_at(zero, "use_multi_rank_bucket_allreduce", True):
+        once *= 2 * ring
+    if parallel.pipeline > 1 or not value_at(zero, "overlap_comm", False):
+        return Volume(exposed=ring * weight + once)
+    late = _last(plan, stage, "reduce_bucket_size", 1) + _shared(plan, stage)
+    at_end = min(1.0, late / weights_of(plan, stage).dense)
+    # At stage 2 the end of one backward pass is followed by the next forward pass.
+    at_end /= number if parallel.zero_stage == 2 and number else 1
+    return Volume(exposed=ring * weight + at_end * once, backward=(1 - at_end) * once)
+
+
+def _is_bf16_optimizer(plan: Plan) -> bool:
+    """Whether the optimizer is DeepSpeed's of bf16: at ZeRO 1 with sums in fp32, on the device."""
+    precision = plan.precision
+    is_first = precision.dtype == "bf16" and plan.parallel.zero_stage == 1
+    return is_first and precision.fp32_gradients and not plan.optimizer.on_cpu
+
+
+def _overlaps_bf16(plan: Plan) -> bool:
+    """Whether gradients of the bf16 optimizer are reduced beside the backward pass."""
+    is_mixture = max(plan.model.num_experts, default=1) > 1
+    return bool(value_at(plan.deepspeed, "bf16.immediate_grad_update", False)) and not is_mixture
+
+
+def _last(plan: Plan, stage: Stage, key: str, partitions: int) -> float:
+    """Return the elements of the bucket of the first layers, which backward completes last."""
+    size = value_at(plan.deepspeed, f"zero_optimization.{key}", _BUCKET)
+    return min(size, weights_of(plan, stage).dense / partitions)
+
+
+def _shared(plan: Plan, stage: Stage) -> int:
+    """Return the elements of a tied table: complete at the end of a step alone."""
+    spec, parallel = plan.model, plan.parallel
+    is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)
+    if not is_shared or not spec.tied_embeddings or spec.num_outputs:
+        return 0
+    return head_weights(spec, tensor=parallel.tensor)
 
 
 def _ring(ranks: int) -> float:

@@ -58,6 +58,26 @@ def summed_over(parameter: nn.Parameter) -> dist.ProcessGroup | None:
     return getattr(parameter, "summed_over", None)
 
 
+def all_reduce_parts(gradients: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+    """Sum the gradients of those parameters of which each rank of a group has a part, in place.
+
+    Args:
+        gradients: parameters with their gradients, or with the same slices of them on all ranks.
+
+    Communication: one all-reduce for each group of ranks.
+    """
+    parts: dict[dist.ProcessGroup, list[Tensor]] = {}
+    for parameter, gradient in gradients:
+        group = summed_over(parameter)
+        if group is not None:
+            parts.setdefault(group, []).append(gradient)
+    for group, own in parts.items():
+        total = _sum(torch.cat([gradient.flatten() for gradient in own]), group=group)
+        sums = total.split([gradient.numel() for gradient in own])
+        for gradient, summed in zip(own, sums, strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+
 def all_reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Sum the parts of gradients as they come, in hooks.
 

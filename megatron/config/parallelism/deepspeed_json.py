@@ -166,6 +166,7 @@ def merge_ds_config(
     compiles_optimizer: bool,
     activation_checkpointing: Mapping[str, Any],
     divides_sequence: bool,
+    pipeline: int,
     overlaps_reduction: bool,
 ) -> dict[str, Any]:
     """Merge the plan into the user's JSON; return the JSON that DeepSpeed gets.
@@ -193,7 +194,7 @@ def merge_ds_config(
     _put(merged, "zero_optimization.stage", zero_stage)
     silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
     if overlaps_reduction:
-        silent |= _overlap_defaults(zero_stage, dtype)
+        silent |= _overlap_defaults(zero_stage, dtype, pipeline=pipeline)
     if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:
         # torch's Adam steps on the CPU as fast, and need not be compiled first.
         silent["zero_force_ds_cpu_optimizer"] = False
@@ -207,13 +208,16 @@ _BUCKET = 50_000_000
 """Elements of a bucket. DeepSpeed's 5e8 are more than most models have: nothing would overlap."""
 
 
-def _overlap_defaults(zero_stage: int, dtype: str) -> dict[str, Any]:
-    """Return values for absent keys that let gradients be reduced beside the backward pass."""
+def _overlap_defaults(zero_stage: int, dtype: str, *, pipeline: int) -> dict[str, Any]:
+    """Return values for absent keys that let gradients be reduced beside the backward pass, to their owners."""
     defaults: dict[str, Any] = {"reduce_bucket_size": _BUCKET} if zero_stage else {}
     if zero_stage == 1 and dtype == "bf16":
         defaults["allgather_bucket_size"] = _BUCKET
     elif zero_stage in (1, 2):
-        defaults |= {"overlap_comm": True, "contiguous_gradients": True}
+        # Otherwise a bucket with gradients of several owners is all-reduced.
+        defaults |= {"contiguous_gradients": True, "use_multi_rank_bucket_allreduce": False}
+        if pipeline == 1:
+            defaults["overlap_comm"] = True  # DeepSpeed's pipelines have none
     return {f"zero_optimization.{key}": value for key, value in defaults.items()}
 
 

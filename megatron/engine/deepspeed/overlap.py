@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from megatron.engine.deepspeed.patches.grad_reduction import (
     replace_weight_gather,
 )
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import summed_over
+from megatron.tensor_parallel.sharding import all_reduce_parts
 
 
 @dataclass(eq=False)
@@ -89,7 +88,6 @@ class GradientReduction:
         self._last_passes: frozenset[int] = frozenset()
         self._passes = 0
         self._own = own_gradients(optimizer)
-        self._parts = _by_group(self._own)
 
     def expect(self, last_passes: Iterable[int]) -> None:
         """Begin a step.
@@ -134,12 +132,7 @@ class GradientReduction:
             self._wait()
             for own in self._optimizer.fp32_groups_gradient_flat_partition:
                 own.mul_(1 / self._replicas.size())
-        for group, gradients in self._parts.items():
-            together = torch.cat(gradients)
-            dist.all_reduce(together, group=group)
-            sums = together.split([gradient.numel() for gradient in gradients])
-            for gradient, total in zip(gradients, sums, strict=True):
-                gradient.copy_(total)
+        all_reduce_parts(self._own)
 
     def norm_gradients(self) -> list[Tensor]:
         """Return the gradients that this rank adds to the norm of the full network.
@@ -310,14 +303,3 @@ def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:
                 found.append((parameter, flat[begin:end]))
             start += parameter.numel()
     return found
-
-
-def _by_group(
-    pairs: Sequence[tuple[nn.Parameter, Tensor]],
-) -> dict[dist.ProcessGroup, list[Tensor]]:
-    parts: dict[dist.ProcessGroup, list[Tensor]] = {}
-    for parameter, gradient in pairs:
-        group = summed_over(parameter)
-        if group is not None:
-            parts.setdefault(group, []).append(gradient)
-    return parts

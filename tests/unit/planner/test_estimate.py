@@ -29,7 +29,7 @@ from megatron.planner.pipeline_stages import balanced, stages_of
 from megatron.planner.search import obstacle, search
 from megatron.planner.speed import bubble_of, speed_of, step_flops
 from megatron.planner.summary import device_lines, memory_lines, run_lines, work_lines
-from megatron.planner.traffic import traffic_of
+from megatron.planner.traffic import Volume, traffic_of
 
 A100 = device_of("a100-80gb")
 COMMON = "--lr 1e-4 --data-path D --checkpoint-activations --zero-stage 1"
@@ -90,10 +90,11 @@ def test_a_run_that_is_too_large_for_its_gpus_is_told():
 
 
 def test_blooms_step_takes_as_long_as_it_took():
-    # 105 s an iteration and 149 to 150 TFLOPs per GPU were reported, of kernels that move more bytes.
+    # 105 s an iteration and 149 to 150 TFLOPs per GPU were reported, of kernels that move more bytes,
+    # and of communication that nothing hid.
     speed = speed_of(bloom(), A100)
-    assert speed.step_s == pytest.approx(105, rel=0.15)
-    assert speed.hardware_flops / speed.step_s / 384 / 1e12 == pytest.approx(150, rel=0.15)
+    assert speed.step_s == pytest.approx(105, rel=0.17)
+    assert speed.hardware_flops / speed.step_s / 384 / 1e12 == pytest.approx(150, rel=0.17)
     assert checkpoint_bytes(bloom()) / 2**40 == pytest.approx(2.3, rel=0.05)
 
 
@@ -308,11 +309,54 @@ def test_traffic_of_rings():
     decided = tiny_plan(*flags, world_size=4)
     traffic = traffic_of(decided, 1)
     hidden = 4 * 2 * 6 * 8  # bytes of [s, b, h]
-    # Two layers, four all-reduces each, twice half a tensor per rank.
-    assert traffic.tensor == 2 * 4 * 2 * hidden / 2
+    # Two layers, the embedding and the head, as many all-reduces backward as forward, twice half a
+    # tensor per rank.
+    once = (2 * 2 + 1) * 2 * hidden / 2
+    assert traffic.tensor == Volume(exposed=once, backward=once)
     held = weights_of(decided, stages_of(decided)[0]).total
-    assert traffic.data == 2 * held * 4 / 2
-    assert (traffic.pipeline, traffic.sequence) == (0, 0)
+    assert traffic.data == Volume(exposed=2 * held * 4 / 2)
+    assert (traffic.pipeline, traffic.sequence) == (Volume(), Volume())
+
+
+def test_gradients_and_weights_hide_beside_the_passes():
+    def data(*flags, number=4, **sizes):
+        return traffic_of(tiny_plan(*flags, **{"world_size": 4} | sizes), number).data
+
+    untied = ("--untie-embeddings-and-output-weights", "--zero-reduce-bucket-size", "100")
+    untied += ("--zero-allgather-bucket-size", "100")
+    held = weights_of(tiny_plan(*untied, "--bf16"), stages_of(tiny_plan(*untied))[0]).total
+    found = data(*untied, "--bf16", "--zero-stage", "1")
+    assert found == Volume(exposed=600, forward=2 * (held - 100), backward=4 * (held - 100))
+    # A tied table is complete at the end.
+    tied = data(*untied[1:], "--bf16", "--zero-stage", "1")
+    assert tied.exposed == 600 + 4 * 12 * 8
+    assert data("--bf16", "--zero-stage", "1", "--num-experts", "2").backward == 0
+    first = data(*untied, "--zero-stage", "1")
+    assert (first.forward, first.backward) == (0, 4 * (held - 100))
+    assert first.exposed == 4 * 100 + 4 * held * 3 / 4
+    second = data(*untied, "--zero-stage", "2")
+    assert second.total == 4 * 4 * held + 4 * held * 3 / 4
+    third = data("--zero-stage", "3")
+    assert third.exposed == 0
+    assert third.backward == third.forward  # gradients alone: all weights stay
+    staged = ("--pipeline-model-parallel-size", "2", "--zero-stage", "1")
+    assert data(*staged).backward == 0
+    assert data(*staged, "--bf16").backward > 0
+    assert data("--bf16", "--zero-stage", "1", world_size=1) == Volume()
+
+
+def test_hidden_communication_takes_no_time_until_it_is_longer_than_what_hides_it():
+    flags = f"--bf16 --zero-stage 1 {SIZES['1.3b']} --seq-length 2048 --lr 1e-4 --data-path D"
+    flags += " --train-iters 10 --micro-batch-size 8 --global-batch-size 128"
+    decided = planned(flags, world_size=16)
+    data = traffic_of(decided, 1).data
+    assert data.exposed < data.backward
+    endless, slow = (replace(A100, network_gb_s=each) for each in (1e9, A100.network_gb_s / 100))
+    computed = speed_of(decided, endless).step_s
+    beside = speed_of(decided, A100).step_s - computed
+    assert beside == pytest.approx(data.exposed / (1e9 * A100.network_gb_s), rel=0.01)
+    beside = speed_of(decided, slow).step_s - computed
+    assert data.exposed < beside * 1e9 * slow.network_gb_s < data.total
 
 
 def test_the_summary_says_what_was_computed():

@@ -171,7 +171,7 @@ def test_the_planner_knows_bubble_memory_and_messages_of_chunks():
     assert [each.weights for each in memory] == [each.weights for each in before]
     # Instead of 3 micro-batches 4.5, and a second tensor that is sent.
     assert 1.5 < memory[1].activations / before[1].activations < 1.7
-    assert traffic_of(chunked, 8).pipeline == 2 * traffic_of(plain, 8).pipeline
+    assert traffic_of(chunked, 8).pipeline.total == 2 * traffic_of(plain, 8).pipeline.total
 
 
 def test_table_and_picture_of_the_docs_are_those_of_the_simulation():

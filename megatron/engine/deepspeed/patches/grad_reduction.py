@@ -6,8 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor, nn
 
+from megatron.engine.deepspeed.patches.master_weights import master_gradient, master_weight
 from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
 
 
@@ -68,6 +70,16 @@ def shorten_gradient_path(optimizer: Any) -> None:
     optimizer._update_hp_grad = add
     optimizer.get_grads_for_norm = gradients
     optimizer.clear_hp_grads = clear_if_any
+
+
+def keeps_reduced_partition(optimizer: Any) -> bool:
+    """Whether a rank has all its reduced gradients on its device before the step: ZeRO 1 and 2."""
+    return isinstance(optimizer, DeepSpeedZeroOptimizer) and not optimizer.cpu_offload
+
+
+def reduced_partition(parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the slice of each reduced gradient that this rank owns at ZeRO 1 and 2, before the step."""
+    return [(p, master_gradient(p)) for p in parameters if master_weight(p) is not None]
 
 
 def reduces_in_fp32_at_once(engine: Any) -> bool:

@@ -45,6 +45,8 @@ def test_reduction_overlaps_where_there_are_replicas(decide):
         assert 25_000_000 <= found["reduce_bucket_size"] <= 100_000_000
         # DeepSpeed's default at stage 3.
         assert stage == "3" or (found["overlap_comm"] and found["contiguous_gradients"])
+        # Each bucket goes to the replicas that own it.
+        assert stage == "3" or not found["use_multi_rank_bucket_allreduce"]
     found = zero("--bf16")
     assert found["reduce_bucket_size"] == found["allgather_bucket_size"] <= 100_000_000
     assert "overlap_comm" not in found
@@ -53,7 +55,12 @@ def test_reduction_overlaps_where_there_are_replicas(decide):
     assert zero(*stage_2, content=own) == own["zero_optimization"] | {
         "stage": 2,
         "contiguous_gradients": True,
+        "use_multi_rank_bucket_allreduce": False,
     }
+    # DeepSpeed's pipelines overlap nothing, and warn.
+    stages = zero("--zero-stage", "1", "--pipeline-model-parallel-size", "2", world_size=4)
+    assert "overlap_comm" not in stages
+    assert not stages["use_multi_rank_bucket_allreduce"]
     for flags, world_size in (((*stage_2,), 1), ((*stage_2, "--cpu-optimizer"), 2), ((), 2)):
         found = zero(*flags, world_size=world_size)
         assert not {"overlap_comm", "reduce_bucket_size"} & set(found)
