@@ -5,6 +5,7 @@ Everything is in namespaces, and ends when the process does that started it.
 
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -61,9 +62,9 @@ BatchStartTimeout=120
 MinJobAge=3600
 SlurmdTimeout=10
 ReturnToService=2
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 Gres=gpu:8
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 Gres=gpu:8
-NodeName=n[3-128] NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=64 Gres=gpu:8 State=CLOUD
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=32000 Gres=gpu:8
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=32000 Gres=gpu:8
+NodeName=n[3-128] NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=64 RealMemory=32000 Gres=gpu:8 State=CLOUD
 PartitionName=test Nodes=n[1-2] Default=YES
 PartitionName=large Nodes=n[1-128]
 """
@@ -144,7 +145,8 @@ class Cluster:
         found = {}
         for line in self.run("scontrol", "show", "job", "--oneliner", job).splitlines():
             fields = dict(word.partition("=")[::2] for word in line.split())
-            found[int(fields.get("ArrayTaskId", "0").partition("-")[0])] = fields[key]
+            # That of tasks that wait together is a range, perhaps with how many may run: 0-9%2.
+            found[int(re.split("[-,%]", fields.get("ArrayTaskId", "0"))[0])] = fields[key]
         return [found[number] for number in sorted(found)]
 
     def end(self, *jobs: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, Literal
 
 from megatron.common.errors import BusyError, ConfigError, MegatronError
@@ -79,7 +80,8 @@ class Executor:
             pass
 
     def _run_on_ray(self, step: Step) -> None:
-        environment = {"env_vars": {"PYTHONPATH": self.path}}
+        # The workers' own PYTHONPATH, which Ray puts in, stays.
+        environment = {"env_vars": {"PYTHONPATH": f"{self.path}:${{PYTHONPATH}}"}}
         make = _datatrove("RayPipelineExecutor")
         options = {**self._options(step), "ray_remote_kwargs": {"runtime_env": environment}}
         try:
@@ -111,8 +113,16 @@ class Executor:
                 sbatch_args={"kill-on-invalid-dep": "yes", **slurm},
                 depends=executor,
             )
-        if executor is not None:
-            executor.run()
+        try:
+            if executor is not None:
+                executor.run()
+        except FileNotFoundError as error:
+            raise ConfigError(f"--executor slurm: no {error.filename} on this machine") from error
+        except CalledProcessError as error:
+            raise ConfigError(
+                "--executor slurm: sbatch refused a job (its message is above); correct --slurm, "
+                "cancel the jobs that wait, and run the same command again"
+            ) from error
 
     def _options(self, step: Step) -> dict[str, Any]:
         return {
