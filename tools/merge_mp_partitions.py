@@ -17,6 +17,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_conversion
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
+from megatron.config.run.urls import cache_of
 from megatron.config.tools.checkpoint_tools import ARCHITECTURES, PartitionsConfig
 
 
@@ -37,27 +38,34 @@ def main(argv: Sequence[str]) -> None:
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
     from megatron.checkpointing.megatron_lm.megatron import tensor_ranks
+    from megatron.checkpointing.remote import local_checkpoint, local_folder
 
-    ranks = tensor_ranks(Path(folders.load))
+    cache = cache_of(parsed.config.urls)
+    source = local_checkpoint(folders.load, cache, foreign=True)
+    ranks = tensor_ranks(source)
     size = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
     if size is not None and int(size) != ranks:
         raise ConfigError(
             f"--tensor-model-parallel-size {size}, but the files in {folders.load} are of {ranks} "
             "tensor-parallel ranks; --target-tensor-model-parallel-size sets the ranks to write for"
         )
-    conversion = Conversion(
-        source=Path(folders.load),
-        output=Path(folders.save or f"{folders.load}/merged"),
-        loader="megatron",
-        saver="megatron",
-        tensor=own.target_tensor_model_parallel_size,
-        pipeline=own.target_pipeline_model_parallel_size,
-        flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
-        heads=parsed.config.model.num_attention_heads or None,
-        architecture=ARCHITECTURES[own.model_type],
-    )
-    for line in convert(conversion, lambda words: parse(words).config):
-        print(line)
+    with local_folder(folders.save or f"{folders.load}/merged", cache) as output:
+        conversion = Conversion(
+            source=source,
+            output=output,
+            loader="megatron",
+            saver="megatron",
+            tensor=own.target_tensor_model_parallel_size,
+            pipeline=own.target_pipeline_model_parallel_size,
+            flags=(
+                "--target-tensor-model-parallel-size",
+                "--target-pipeline-model-parallel-size",
+            ),
+            heads=parsed.config.model.num_attention_heads or None,
+            architecture=ARCHITECTURES[own.model_type],
+        )
+        for line in convert(conversion, lambda words: parse(words).config):
+            print(line)
 
 
 if __name__ == "__main__":

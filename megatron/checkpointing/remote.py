@@ -8,9 +8,10 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +46,7 @@ from megatron.common.remote_files import (
     find_files,
     identity_of,
     in_threads,
+    is_file,
     is_url,
     join,
     local_path,
@@ -64,6 +66,9 @@ _FETCHING = "fetching-"
 _FETCHED = "fetched.json"  # identities of the files of a folder that was downloaded, by name
 _LOCK = "fetch.lock"  # written at the end of a download
 _ASIDE_MANIFEST = f"aside-{MANIFEST}"
+_HINTS = ("latest_checkpointed_iteration.txt", LATEST)  # name the newest checkpoint of a folder
+_LAST = (MANIFEST, "config.json", *_HINTS)  # in this order
+_ONE_OF_SEVERAL = re.compile(r"(iter_|global_step)\d+")
 _TRIES = 2  # downloads of a file that arrives damaged
 
 
@@ -108,10 +113,10 @@ def remote_tags(url: str) -> list[str]:
 
 
 @contextmanager
-def local_folder(path: str, cache: Path) -> Iterator[Path]:
+def local_folder(path: str, cache: Path, *, flag: str = "--save") -> Iterator[Path]:
     """Give a folder to write an export to: `path`, or one that is uploaded to the URL `path` afterwards.
 
-    config.json, by which readers know a model, is uploaded last.
+    The files by which readers know a model or a checkpoint are uploaded last.
 
     Raises:
         CheckpointError: there are files at the URL already, or the connection fails.
@@ -119,26 +124,39 @@ def local_folder(path: str, cache: Path) -> Iterator[Path]:
     if not is_url(path):
         yield Path(path)
         return
-    raise_if_any(url_problems("--save", path))
+    raise_if_any(url_problems(flag, path))
     try:
         if find_files(path):
             raise WrongCheckpointError(
-                f"--save {path} holds files already; give a new or empty one, or remove what an "
+                f"{flag} {path} holds files already; give a new or empty one, or remove what an "
                 "export that was killed has left there"
             )
         cache.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=cache, prefix="export-") as folder:
             output = Path(folder, "model")
             yield output
-            names = sorted(names_in(output), key=lambda name: name == "config.json")
-            in_threads(lambda name: upload(output / name, join(path, name)), names[:-1], UPLOADS)
-            upload(output / names[-1], join(path, names[-1]))
+            names = sorted(names_in(output), key=_publication_order)
+            first = [name for name in names if not _publication_order(name)]
+            in_threads(lambda name: upload(output / name, join(path, name)), first, UPLOADS)
+            for name in names[len(first) :]:
+                upload(output / name, join(path, name))
     except OSError as error:
-        raise CheckpointError(f"--save {path}: {reason(error, path)}") from error
+        raise CheckpointError(f"{flag} {path}: {reason(error, path)}") from error
 
 
-def local_checkpoint(path: str, cache: Path, *, flag: str = "--load") -> Path:
+def _publication_order(name: str) -> int:
+    """Return 0 for a file that is uploaded before all those by which readers know what is there."""
+    base = os.path.basename(name)
+    return _LAST.index(base) + 1 if base in _LAST else 0
+
+
+def local_checkpoint(
+    path: str, cache: Path, *, flag: str = "--load", foreign: bool = False
+) -> Path:
     """Return the local directory of the checkpoints at the path or URL `path`, downloaded if needed.
+
+    Args:
+        foreign: whether those of other systems are downloaded too, which may be single files.
 
     Raises:
         WrongCheckpointError: there is no checkpoint and no model at the URL.
@@ -146,10 +164,17 @@ def local_checkpoint(path: str, cache: Path, *, flag: str = "--load") -> Path:
     """
     directory = Path(local_directory(path, cache, flag=flag))
     if is_url(path):
-        fetch(directory)
-        if not any((directory / name).exists() for name in (MANIFEST, "config.json")):
+        fetch(directory, foreign=foreign)
+        copies = (MANIFEST, "config.json", *([_FETCHED] if foreign else ()))
+        if not any((directory / name).exists() for name in copies):
             require_published(directory, path, flag=flag)
-    return directory
+    return downloaded(directory)
+
+
+def downloaded(directory: Path) -> Path:
+    """Return the file in a directory that stands for the URL of a file; another directory itself."""
+    file = directory / url_of(directory).rpartition("/")[2]
+    return file if file.is_file() else directory
 
 
 def require_published(directory: Path, url: str, *, flag: str) -> None:
@@ -160,7 +185,9 @@ def require_published(directory: Path, url: str, *, flag: str) -> None:
     """
     if not published_tags(directory):
         raise WrongCheckpointError(
-            f"{flag} {url} holds no complete checkpoint; give the URL that a run saved to with --save"
+            f"{flag} {url} holds no complete checkpoint; give the URL that a run saved to with "
+            "--save, or convert a checkpoint of another system with tools/checkpoint/util.py "
+            "--load-dir"
         )
 
 
@@ -178,7 +205,7 @@ def published_at_url(directory: Path) -> list[str]:
         raise UnreadableCheckpointError(f"{url} cannot be read: {reason(error, url)}") from error
 
 
-def fetch(directory: Path, *, step: int = 0) -> None:
+def fetch(directory: Path, *, step: int = 0, foreign: bool = False) -> None:
     """Download the newest undamaged checkpoint to a directory that stands for a URL, unless it is there.
 
     A folder at the URL that is one checkpoint, or a model of another format, is downloaded with all
@@ -186,6 +213,7 @@ def fetch(directory: Path, *, step: int = 0) -> None:
 
     Args:
         step: iteration of the checkpoint; 0: the newest.
+        foreign: whether the newest checkpoint of another system is downloaded too.
 
     Raises:
         UnreadableCheckpointError: the connection fails at every attempt, or the disk is full.
@@ -193,20 +221,26 @@ def fetch(directory: Path, *, step: int = 0) -> None:
     if not (url := url_of(directory)):
         return
     started_at = time.time()
+    wanted = f"fetched {step} {'any' if foreign else 'own'}\n".encode()
     try:
-        with (directory / _LOCK).open("ab") as lock:
+        with (directory / _LOCK).open("a+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            done = os.fstat(lock.fileno())
-            if done.st_size and done.st_mtime > started_at:
+            lock.seek(0)
+            if lock.read() == wanted and os.fstat(lock.fileno()).st_mtime > started_at:
                 return  # another process has done it meanwhile
             if exists(join(url, MANIFEST)):
                 _fetch_checkpoint(url, directory)
             elif tags := remote_tags(url):
                 _fetch_newest(url, directory, tags, step)
             elif exists(join(url, "config.json")):
-                _fetch_folder(url, directory)
+                _fetch_files(url, directory, find_files(url))
+            elif foreign and is_file(url):
+                folder, _, name = url.rpartition("/")
+                _fetch_files(folder, directory, [name])
+            elif foreign and (names := _newest_foreign(url)):
+                _fetch_files(url, directory, names)
             lock.truncate(0)
-            lock.write(b"fetched\n")
+            lock.write(wanted)
     except OSError as error:
         problem = f"{url} cannot be downloaded to {directory}: {reason(error, url)}"
         raise UnreadableCheckpointError(problem) from error
@@ -267,13 +301,29 @@ def _fetch_checkpoint(url: str, folder: Path) -> bool:
     return True
 
 
-def _fetch_folder(url: str, directory: Path) -> None:
+def _newest_foreign(url: str) -> list[str]:
+    """Return the files in a folder of another system, but for those of checkpoints before the newest.
+
+    The folder names the newest one: an iteration of Megatron-LM's, or a folder of DeepSpeed's.
+    """
+    names = find_files(url)
+    hints = [read_bytes(join(url, name)).decode().strip() for name in _HINTS if name in names]
+    newest = {folder for hint in hints for folder in (hint, f"iter_{hint:0>7}")}
+
+    def is_older(name: str) -> bool:
+        folder = name.partition("/")[0]
+        return bool(_ONE_OF_SEVERAL.fullmatch(folder)) and folder not in newest
+
+    return [name for name in names if not (newest and is_older(name))]
+
+
+def _fetch_files(url: str, directory: Path, names: Iterable[str]) -> None:
     """Download the files of a folder that were not downloaded before, or are other ones now."""
     record = directory / _FETCHED
     known: dict[str, str] = {}
     with suppress(FileNotFoundError, ValueError):
         known = json.loads(record.read_text(encoding="utf-8"))
-    found = {name: identity_of(join(url, name)) for name in find_files(url)}
+    found = {name: identity_of(join(url, name)) for name in names}
     for name in known.keys() - found.keys():
         (directory / name).unlink(missing_ok=True)
     known = {name: known[name] for name in known.keys() & found.keys()}

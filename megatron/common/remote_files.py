@@ -6,6 +6,7 @@ roles). Errors are OSErrors, whose messages name the URL without anything secret
 
 import errno
 import io
+import json
 import os
 import re
 import time
@@ -50,6 +51,7 @@ _NUMBERS = {
 }
 """Errors that another attempt would meet again, with their numbers."""
 
+_WEB_IDENTITY = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # as fsspec names them
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 
 
@@ -114,8 +116,26 @@ def size_of(url: str) -> int:
 
 
 def identity_of(url: str) -> str:
-    """Return a digest that changes when another file takes the place of the one at `url`."""
-    return _request(url, lambda files, path: f"{files.ukey(path)}")
+    """Return what changes when another file takes the place of the one at `url`.
+
+    Of web servers that is the size, and what they report of ETag, digest and Last-Modified.
+    """
+
+    def identify(files: Any, path: str) -> str:
+        if "https" not in files.protocol:
+            return f"{files.ukey(path)}"
+        info = files.info(path)
+        return json.dumps([info.get(name) for name in ("size", *_WEB_IDENTITY)])
+
+    return _request(url, identify)
+
+
+def is_file(url: str) -> bool:
+    """Whether there is a file, and no folder, at `url`."""
+    try:
+        return bool(_info(url)["type"] == "file")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def find_files(url: str) -> dict[str, int]:

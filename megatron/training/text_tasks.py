@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
-from megatron.checkpointing.remote import fetch, local_directory
+from megatron.checkpointing.remote import downloaded, fetch, local_directory
 from megatron.checkpointing.saved_run import (
     checkpoint_flags,
     read_saved_run,
@@ -155,10 +155,10 @@ def _with_local_directories(words: Sequence[str]) -> list[str]:
     for flag in ("--pretrained-checkpoint", "--load", "--save"):
         path = value_in(words, flag)
         if path and is_url(path):
-            directory = local_directory(path, cache, flag=flag)
+            directory = Path(local_directory(path, cache, flag=flag))
             if flag != "--save":
-                fetch(Path(directory))
-            local.append(f"{flag}={directory}")
+                fetch(directory, foreign=True)
+            local.append(f"{flag}={downloaded(directory)}")
     return local
 
 

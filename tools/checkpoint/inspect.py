@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         argv, {"look": LookConfig, "urls": UrlConfig}, description=__doc__ or ""
     ).sections
     config: LookConfig = parsed["look"]
-    path = local_checkpoint(config.path, cache_of(parsed["urls"]), flag="--path")
+    path = local_checkpoint(config.path, cache_of(parsed["urls"]), flag="--path", foreign=True)
     system = system_of(path)
     if system is None:
         if not path.exists():

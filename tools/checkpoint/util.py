@@ -15,11 +15,11 @@ sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it r
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from megatron.common.cli import run_tool
 from megatron.config.config import parse_conversion
 from megatron.config.foreign_flags.run import CONVERSION_LEGACY
+from megatron.config.run.urls import cache_of
 from megatron.config.tools.checkpoint_tools import ARCHITECTURES, ConversionConfig
 
 
@@ -38,20 +38,24 @@ def main(argv: Sequence[str]) -> None:
         print(notice)
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
+    from megatron.checkpointing.remote import local_checkpoint, local_folder
 
-    conversion = Conversion(
-        source=Path(own.load_dir),
-        output=Path(own.save_dir),
-        loader=own.loader,
-        saver=own.saver,
-        tensor=own.target_tensor_parallel_size or 1,
-        pipeline=own.target_pipeline_parallel_size or 1,
-        flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
-        heads=parsed.config.model.num_attention_heads or None,
-        architecture=ARCHITECTURES[own.model_type],
-    )
-    for line in convert(conversion, lambda words: parse(words).config):
-        print(line)
+    cache = cache_of(parsed.config.urls)
+    source = local_checkpoint(own.load_dir, cache, flag="--load-dir", foreign=True)
+    with local_folder(own.save_dir, cache, flag="--save-dir") as output:
+        conversion = Conversion(
+            source=source,
+            output=output,
+            loader=own.loader,
+            saver=own.saver,
+            tensor=own.target_tensor_parallel_size or 1,
+            pipeline=own.target_pipeline_parallel_size or 1,
+            flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
+            heads=parsed.config.model.num_attention_heads or None,
+            architecture=ARCHITECTURES[own.model_type],
+        )
+        for line in convert(conversion, lambda words: parse(words).config):
+            print(line)
 
 
 if __name__ == "__main__":

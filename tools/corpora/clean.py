@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     config: CleaningConfig = command.sections["cleaning"]
     tokens = command.spec
     names = [] if config.filters == ["none"] else config.filters
-    raise_if_any([*problems(config, tokens), *filter_problems(names)])
+    raise_if_any([*problems(config, tokens, command.output_url), *filter_problems(names)])
     spec = CorpusSpec(
         inputs=tokens.inputs,
         folder=Path(f"{tokens.output_prefix}.cleaning").resolve(),
@@ -110,10 +110,15 @@ def require_same_options(spec: CorpusSpec, filters: Sequence[str], tokens: Prepr
         )
 
 
-def problems(config: CleaningConfig, tokens: PreprocessSpec) -> Iterator[str]:
+def problems(config: CleaningConfig, tokens: PreprocessSpec, output_url: str) -> Iterator[str]:
     """Yield one sentence for each invalid option."""
     if tokens.json_keys != ("text",) or tokens.text is not None:
         yield "documents must have their text under the key text: leave --json-keys out"
+    if output_url:
+        yield (
+            f"--output-prefix {output_url}: the tasks write to a folder that all their machines "
+            "share; give one, and copy the files to the URL afterwards"
+        )
     if STDIN in tokens.inputs:
         yield "--input -: tasks read parts of files; give files"
     if not 0 < config.similarity <= 1:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.common.process_pool import num_workers, ordered_map
+from megatron.common.remote_files import is_url, join
 from megatron.config.parsing.flags import parse_sections
 from megatron.data.cleaning.records import batches, new_files, read_lines, total_bytes
 from megatron.data.cleaning.repair import TASKS, RunTasks
@@ -47,7 +48,8 @@ def main(argv: Sequence[str]) -> None:
 
 def clean(path: str, config: CleanupConfig, workers: int) -> None:
     """Write both files of one input."""
-    stem = Path(config.output_path) / Path(path).stem
+    folder, stem = config.output_path, Path(path).stem
+    stem = join(folder, stem) if is_url(folder) else str(Path(folder) / stem)
     names = (f"{stem}_cleaned.json", f"{stem}_filtered.json")
     counts: Counter[str] = Counter()
     with new_files(*names, inputs=config.input_files) as (cleaned, filtered):
@@ -77,7 +79,7 @@ def problems(config: CleanupConfig) -> list[str]:
     ]
     if config.log_interval < 1:
         found.append(f"--log-interval {config.log_interval}: give 1 or more")
-    if not Path(config.output_path).is_dir():
+    if not (is_url(config.output_path) or Path(config.output_path).is_dir()):
         found.append(f"--output-path {config.output_path} is not a directory")
     return found
 

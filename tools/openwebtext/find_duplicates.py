@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.common.process_pool import num_workers
+from megatron.common.remote_files import is_url
 from megatron.config.parsing.flags import parse_sections
 from megatron.data.cleaning.duplicates import BAND, ComparePairs, band_records, similar_pairs
 from megatron.data.cleaning.external_sort import ExternalSorter
@@ -135,6 +136,8 @@ def problems(config: DuplicatesConfig) -> list[str]:
         found.append("no documents: give --inputs or --load-fingerprints")
     if config.output is None and config.save_fingerprints is None:
         found.append("nothing to write: give --output or --save-fingerprints")
+    if is_url(config.save_fingerprints):
+        found.append(f"--save-fingerprints {config.save_fingerprints}: give a file of this machine")
     if config.heuristic_iter < 1 and config.heuristic_iter != -1:
         found.append(f"--heuristic-iter {config.heuristic_iter}: give 1 or more, or -1 for all")
     if min(config.num_bands, config.num_seeds) < 1 or config.num_seeds % config.num_bands:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
+from megatron.common.remote_files import is_url
 from megatron.config.parsing.flags import Spelling, parse_sections
 from megatron.data.cleaning.records import new_files, read_lines
 
@@ -31,16 +32,17 @@ def main(argv: Sequence[str]) -> None:
     """Merge by the flags `argv`, then print the counts."""
     sections = parse_sections(argv, {"merge": MergeConfig}, description=__doc__).sections
     config: MergeConfig = sections["merge"]
-    output_path = Path(config.output_file).resolve()
+    output = config.output_file
+    output_path = output if is_url(output) else Path(output).resolve()
     found = sorted(Path(config.json_path).glob("*.json"))
     inputs = [str(path) for path in found if path.resolve() != output_path]
     if not inputs:
         raise ConfigError(f"no *.json file to merge in --json_path {config.json_path}")
-    with new_files(output_path) as (output,):
+    with new_files(output_path) as (merged,):
         for line in read_lines(inputs):
             line.record()
-            output.write(line.raw)
-    print(f"{config.output_file}: files: {len(inputs)} | documents: {output.lines}")
+            merged.write(line.raw)
+    print(f"{output}: files: {len(inputs)} | documents: {merged.lines}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """External sort: records larger than memory, as sorted runs on disk and their merge."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,19 +42,14 @@ class SortedRun:
 
     def between(self, low: int, high: int) -> "SortedRun":
         """Return the run of the records whose first field is at least `low` and below `high`."""
-        return SortedRun(self.file, self.dtype, self._index_of(low), self._index_of(high))
 
-    def _index_of(self, value: int) -> int:
-        """Return the index of the first record whose first field is at least `value`."""
-        low, high = self.start, self.stop
-        while low < high:
-            middle = (low + high) // 2
-            (record,) = SortedRun(self.file, self.dtype, middle, middle + 1).read(1)
-            if int(record[0]) < value:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        def first_field(index: int) -> int:
+            (record,) = SortedRun(self.file, self.dtype, index, index + 1).read(1)
+            return int(record[0])
+
+        indices = range(self.start, self.stop)
+        ends = (bisect_left(indices, value, key=first_field) for value in (low, high))
+        return SortedRun(self.file, self.dtype, *(self.start + end for end in ends))
 
 
 class ExternalSorter:

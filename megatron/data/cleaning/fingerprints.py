@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import ordered_map
-from megatron.common.remote_files import open_input, size_of_input
+from megatron.common.remote_files import is_url, open_input, size_of_input
 from megatron.data.cleaning.records import TEXT_KEY, Line, batches, read_errors_name, read_lines
 from megatron.data.token_files.publish import write_errors_name
 
@@ -142,7 +142,8 @@ def take_fingerprints(
         sources += found
     for path, key in inputs:
         with read_errors_name(path):
-            sources.append(Source(os.path.abspath(path), key, os.path.getsize(path)))
+            name = path if is_url(path) else os.path.abspath(path)
+            sources.append(Source(name, key, size_of_input(path)))
     paths = [source.path for source in sources]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
         raise ConfigError(*(f"{path} comes twice among the inputs" for path in twice))

@@ -8,13 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
 from megatron.common.atomic_files import flush, temporary_beside
-from megatron.common.errors import ConfigError, DataError
-from megatron.common.remote_files import open_input, size_of_input
+from megatron.common.errors import ConfigError, DataError, raise_if_any
+from megatron.common.remote_files import (
+    is_url,
+    open_input,
+    size_of_input,
+    upload,
+    url_problems,
+)
 from megatron.data.readers.documents import problem_of
 from megatron.data.token_files.publish import write_errors_name
 
@@ -174,7 +181,7 @@ def to_bytes(record: Record) -> bytes:
 class Output:
     """An output file that is being written."""
 
-    def __init__(self, path: Path, file: BinaryIO):
+    def __init__(self, path: str | Path, file: BinaryIO):
         self._path = path
         self._file = file
         self.lines = 0
@@ -190,6 +197,8 @@ class Output:
 def new_files(*paths: str | Path, inputs: Sequence[str] = ()) -> Iterator[list[Output]]:
     """Write files that appear under their names at the end: all of them, or after an error none.
 
+    Those at URLs are written to temporary files and uploaded at the end.
+
     Args:
         inputs: files that are read meanwhile, none of which may be one of `paths`.
 
@@ -197,33 +206,43 @@ def new_files(*paths: str | Path, inputs: Sequence[str] = ()) -> Iterator[list[O
         ConfigError: a path is also an input, or something other than a file.
         DataError: a file cannot be written.
     """
-    targets = [Path(path) for path in paths]
-    for target in targets:
-        _refuse(target, inputs)
-    temporaries = [temporary_beside(target) for target in targets]
+    for path in paths:
+        _refuse(path, inputs)
+    temporaries = [temporary_beside(_beside(path)) for path in paths]
     try:
         with ExitStack() as stack:
             outputs = []
-            for target, temporary in zip(targets, temporaries, strict=True):
-                with write_errors_name(target):
+            for path, temporary in zip(paths, temporaries, strict=True):
+                with write_errors_name(path):
                     file = stack.enter_context(temporary.open("xb"))
-                outputs.append(Output(target, file))
+                outputs.append(Output(path, file))
             yield outputs
-            for target, output in zip(targets, outputs, strict=True):
-                with write_errors_name(target):
+            for path, output in zip(paths, outputs, strict=True):
+                with write_errors_name(path):
                     output._file.close()
-        for target, temporary in zip(targets, temporaries, strict=True):
-            with write_errors_name(target):
+        for path, temporary in zip(paths, temporaries, strict=True):
+            with write_errors_name(path):
                 flush(temporary)
-        for target, temporary in zip(targets, temporaries, strict=True):
-            with write_errors_name(target):
-                os.replace(temporary, target)
+        for path, temporary in zip(paths, temporaries, strict=True):
+            with write_errors_name(path):
+                upload(temporary, str(path)) if is_url(path) else os.replace(temporary, path)
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
 
 
-def _refuse(target: Path, inputs: Sequence[str]) -> None:
+def _beside(path: str | Path) -> Path:
+    """Return the path of this machine beside which a file is written first."""
+    return Path(gettempdir(), str(path).rpartition("/")[2]) if is_url(path) else Path(path)
+
+
+def _refuse(output: str | Path, inputs: Sequence[str]) -> None:
+    if is_url(output):
+        raise_if_any(url_problems("output", str(output)))
+        if output in inputs:
+            raise ConfigError(f"{output} would be read and replaced; give the output another name")
+        return
+    target = Path(output)
     if target.exists() and not target.is_file():
         raise ConfigError(f"cannot write {target}: it is there and not a file")
     for path in inputs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from megatron.common.errors import BusyError, ConfigError
+from megatron.common.remote_files import is_url, without_secrets
 from megatron.data.cleaning.records import Record, new_files, read_errors_name
 from megatron.data.token_files.publish import write_errors_name
 
@@ -92,10 +93,15 @@ def resumable_output(
         inputs: files that are read meanwhile, none of which may be `path`.
 
     Raises:
-        ConfigError: `path` is one of the inputs, or earlier attempts had other options.
+        ConfigError: `path` is a URL or one of the inputs, or earlier attempts had other options.
         BusyError: another process writes the file.
         DataError: it cannot be written.
     """
+    if is_url(path):
+        raise ConfigError(
+            f"{without_secrets(path)}: an output that a later attempt continues is written to a "
+            "folder of this machine; copy it to the URL afterwards"
+        )
     target = Path(path)
     if any(os.path.exists(each) and target.exists() and target.samefile(each) for each in inputs):
         raise ConfigError(f"{path} would be read and replaced; give the output another name")

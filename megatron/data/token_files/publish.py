@@ -219,7 +219,7 @@ def _staged_record(prefix: str) -> Path:
 
 
 @contextmanager
-def write_errors_name(path: Path) -> Iterator[None]:
+def write_errors_name(path: str | Path) -> Iterator[None]:
     """Turn an error of the file system into a DataError that names `path`.
 
     Raises:

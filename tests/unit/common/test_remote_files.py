@@ -7,7 +7,9 @@ import os
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from object_store import BUCKET, SECRET, object_store
+from web_server import web_server
 
+from megatron.checkpointing.remote import local_checkpoint
 from megatron.common import remote_files
 from megatron.common.errors import ConfigError
 from megatron.common.remote_files import (
@@ -146,3 +148,53 @@ def test_secrets_are_removed_from_messages(tmp_path):
 def test_local_paths_of_urls_stay_in_the_cache(tmp_path):
     assert local_path("s3://bucket/a/b", tmp_path) == tmp_path / "s3" / "bucket" / "a" / "b"
     assert local_path("s3://bucket/../../b", tmp_path) == tmp_path / "s3" / "bucket" / "b"
+
+
+@pytest.fixture
+def web():
+    with web_server() as running:
+        yield running
+
+
+def test_a_file_that_a_web_server_replaces_is_another_one(web):
+    url = f"{web.url}/texts/a.jsonl"
+    web.files["texts/a.jsonl"] = b'{"text": "first"}\n'
+    before = identity_of(url)
+    assert before == identity_of(url)
+    assert open_input(url).read() == web.files["texts/a.jsonl"]
+    web.files["texts/a.jsonl"] = b'{"text": "other"}\n'  # as many bytes
+    assert identity_of(url) != before
+
+
+@pytest.fixture
+def hub(web, monkeypatch):
+    """Return the files of a server that huggingface_hub takes for its hub, as HF_ENDPOINT makes it."""
+    hub = pytest.importorskip("huggingface_hub")
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, web.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", web.url)
+    hub.HfFileSystem.clear_instance_cache()
+    yield web.files
+    hub.HfFileSystem.clear_instance_cache()
+
+
+def test_repositories_of_a_hub_are_listed_and_read(hub, tmp_path):
+    data = bytes(range(256)) * 100
+    hub |= {"datasets/me/texts/data/a.jsonl": data, "datasets/me/texts/README.md": b"card"}
+    root = "hf://datasets/me/texts"
+    assert glob_urls(f"{root}/data/*.jsonl") == [f"{root}/data/a.jsonl"]
+    assert find_files(root) == {"data/a.jsonl": len(data), "README.md": 4}
+    assert read_range(f"{root}/data/a.jsonl", 1000, 5000) == data[1000:6000]
+    download(f"{root}/data/a.jsonl", tmp_path / "a.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == data
+    assert not exists(f"{root}/none")
+    assert not exists("hf://datasets/me/none/a.jsonl")
+
+
+def test_a_model_of_a_hub_is_downloaded(hub, tmp_path):
+    hub |= {"models/me/small/config.json": b"{}", "models/me/small/weights/a": b"weights"}
+    found = local_checkpoint("hf://me/small", tmp_path)
+    assert (found / "config.json").read_bytes() == b"{}"
+    assert (found / "weights" / "a").read_bytes() == b"weights"

@@ -28,7 +28,7 @@ from transformers import (
 
 from megatron.checkpointing.hugging_face.network import load_network, spec_of
 from megatron.checkpointing.lock import locked
-from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.manifest import names_in, read_manifest
 from megatron.checkpointing.megatron_lm.arguments import flags_of
 from megatron.checkpointing.megatron_lm.convert import find
 from megatron.checkpointing.resharding.digest import digest_of, digests
@@ -278,6 +278,15 @@ def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
     assert "are ignored: our own files" not in capsys.readouterr().out
     convert(theirs, tmp_path / "third", "--saver", "own", *targets)
     assert "are ignored: our own files" in capsys.readouterr().out
+
+    cache = ["--object-storage-cache-path", tmp_path / "cache"]
+    at_urls = ["--load", theirs.as_uri(), "--save", f"{tmp_path.as_uri()}/bucket/merged", *cache]
+    tool("merge_mp_partitions.py", *GPT, *at_urls)
+    found, merged = ({*names_in(tmp_path / name)} for name in ("bucket/merged", "merged"))
+    assert found == merged
+    at_urls = ["--load-dir", theirs.as_uri(), "--save-dir", f"{tmp_path.as_uri()}/bucket/own"]
+    tool("checkpoint/util.py", *GPT, "--saver", "own", *at_urls, *cache)
+    assert state_digest(tmp_path / "bucket/own" / folder.name) == state_digest(folder)
 
 
 @pytest.mark.parametrize("pattern", [2, [1, 0]])

@@ -11,7 +11,8 @@ from object_store import BUCKET, SECRET, object_store
 from steps import step
 from tiny import tiny_config, tiny_plan
 
-from megatron.checkpointing.manifest import MANIFEST, published_tags
+from megatron.checkpointing.manifest import MANIFEST, names_in, published_tags
+from megatron.checkpointing.megatron_lm.detect import system_of
 from megatron.checkpointing.remote import (
     fetch,
     local_checkpoint,
@@ -288,9 +289,54 @@ def test_processes_that_waited_for_a_download_take_it_and_others_do_not(remote, 
     os.utime(lock, (later, later))  # of one that has finished after this one began to wait
     fetch(directory)
     assert published_tags(directory) == []
-    os.utime(lock, (1, 1))
-    fetch(directory)
+    fetch(directory, step=5)  # the other one was after the newest
     assert published_tags(directory) == ["global_step5"]
+    shutil.rmtree(directory / "global_step5")
+    os.utime(lock, (1, 1))
+    fetch(directory, step=5)
+    assert published_tags(directory) == ["global_step5"]
+
+
+FOREIGN = {
+    "megatron": {
+        "latest_checkpointed_iteration.txt": "10",
+        "iter_0000010/mp_rank_00/model_optim_rng.pt": "new",
+        "iter_0000005/mp_rank_00/model_optim_rng.pt": None,
+    },
+    "bigscience": {
+        "latest": "global_step10",
+        "global_step10/layer_01-model_00-model_states.pt": "new",
+        "global_step5/layer_01-model_00-model_states.pt": None,
+    },
+    "llama_meta": {"params.json": "{}", "consolidated.00.pth": "weights"},
+}
+
+
+@pytest.mark.parametrize("system", FOREIGN)
+def test_the_newest_checkpoint_of_other_systems_is_downloaded(store, tmp_path, system):
+    url = f"{BUCKET}/{tmp_path.name}/{system}"
+    for name, text in FOREIGN[system].items():
+        write_text(f"{url}/{name}", text or "older")
+    with pytest.raises(WrongCheckpointError, match=r"or convert .* tools/checkpoint/util.py"):
+        local_checkpoint(url, tmp_path)  # by what reads our own alone, and downloads no other
+    found = local_checkpoint(url, tmp_path, foreign=True)
+    assert system_of(found) == system
+    expected = {name: text for name, text in FOREIGN[system].items() if text}
+    names = {*names_in(found)} - {"url.json", "fetch.lock", "fetched.json"}
+    assert {name: (found / name).read_text() for name in names} == expected
+
+
+def test_a_checkpoint_in_one_file_is_downloaded(store, tmp_path):
+    url = f"{BUCKET}/{tmp_path.name}/tagger.nemo"
+    write_text(url, "archive")
+    found = local_checkpoint(url, tmp_path, foreign=True)
+    assert found.name == "tagger.nemo"
+    assert found.read_text() == "archive"
+    assert system_of(found) == "nemo"
+    words = with_pretrained_network(
+        ["--load", url, "--s3-cache-path", str(tmp_path)], is_first=True
+    )
+    assert value_in(words, "--load") == str(found)
 
 
 def test_tasks_find_the_network_of_checkpoints_at_urls(remote, tmp_path):
