@@ -1,13 +1,15 @@
 #!/usr/bin/env python
 """Clean a corpus and turn it into token files: filter, deduplicate, decontaminate, tokenize, join.
 
---input is JSON lines, plain or compressed, or Parquet. Tasks run in processes of this machine, in
+--input is JSON lines, plain or compressed, or Parquet; or a folder of a published data set, whose
+training split is taken. Tasks run in processes of this machine, in
 a SLURM array or on Ray. A run that was stopped continues with the same command.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
@@ -18,15 +20,17 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.common.remote_files import state_of_input
 from megatron.config.tools.cleaning import CleaningConfig
+from megatron.config.tools.preprocess import PreprocessConfig
 from megatron.data.cleaning.corpus.executors import Executor
 from megatron.data.cleaning.corpus.spec import CorpusSpec
 from megatron.data.cleaning.corpus.steps import corpus_steps, make_folders
 from megatron.data.cleaning.evaluations import EVALUATIONS
 from megatron.data.cleaning.filters import filter_factories, filter_problems
-from megatron.data.preprocessing.command import read_flags
+from megatron.data.preprocessing.command import parse_flags, to_command
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.recipe import corpus_report_of
 from megatron.data.readers.inputs import STDIN
+from megatron.data.readers.published import training_files
 
 _OF_TOKENS = (
     *("append_eod", "append_bos", "prepend_space", "empty_documents"),
@@ -38,7 +42,10 @@ _OF_TOKENS = (
 def main(argv: Sequence[str]) -> None:
     """Clean by the flags `argv`, then print the counts."""
     log.configure(rank=0)
-    command = read_flags(argv, description=__doc__ or "", extra={"cleaning": CleaningConfig})
+    parsed = parse_flags(argv, description=__doc__ or "", extra={"cleaning": CleaningConfig})
+    files: PreprocessConfig = parsed.sections["preprocess"]
+    files = replace(files, input=training_files(files.input))
+    command = to_command(replace(parsed, sections={**parsed.sections, "preprocess": files}))
     config: CleaningConfig = command.sections["cleaning"]
     tokens = command.spec
     names = [] if config.filters == ["none"] else config.filters

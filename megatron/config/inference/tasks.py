@@ -1,10 +1,12 @@
 """Evaluation tasks of tasks/ (perplexity, LAMBADA, lm_eval): flags and checks."""
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 from megatron.config.config import Config
+from megatron.config.data.downstream import Task
 from megatron.config.parsing.flags import Spelling
 
 
@@ -135,6 +137,11 @@ def name_problems(task: str | None) -> Iterator[str]:
             "WIKITEXT103 or LAMBADA, or evaluate on tasks of lm_eval with "
             "tasks/eval_harness/evaluate.py"
         )
+    elif task is not None and task not in get_args(Task):
+        by_lower_case = {name.lower(): name for name in get_args(Task)}
+        near = difflib.get_close_matches(task.lower(), by_lower_case, n=1)
+        hint = f"did you mean {by_lower_case[near[0]]}? " if near else ""
+        yield f"--task {task}: {hint}There are {', '.join(get_args(Task))}"
 
 
 def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:

@@ -142,7 +142,7 @@ class _Host:
 
     def __init__(self, manners: Manners, stop: threading.Event):
         self._manners, self._stop = manners, stop
-        self._opener = build_opener(_SameHost)
+        self._opener = build_opener(_SameHost(self._allows))
         self._rules: RobotFileParser | None = None
         self._silence: TemporaryPageError | None = None  # instead of rules
         self._delay_s = manners.delay_s
@@ -164,9 +164,13 @@ class _Host:
             except TemporaryPageError as error:
                 self._silence = error
                 raise
-        if not self._rules.can_fetch(self._manners.user_agent, url):
+        if not self._allows(url):
             raise PageError("robots.txt")
         return self._read(url, self._manners.max_bytes, is_page=True)
+
+    def _allows(self, url: str) -> bool:
+        """Whether robots.txt allows a URL of this host; before it is read, it does."""
+        return self._rules is None or self._rules.can_fetch(self._manners.user_agent, url)
 
     def _read_rules(self, url: str) -> RobotFileParser:
         """Return the rules of robots.txt; none if it is missing.
@@ -222,7 +226,10 @@ def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
 
 
 class _SameHost(HTTPRedirectHandler):
-    """Follows redirects within a host only, whose robots.txt has been read."""
+    """Follows redirects within a host only, and to what its robots.txt allows."""
+
+    def __init__(self, allows: Callable[[str], bool]):
+        self._allows = allows
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -230,4 +237,6 @@ class _SameHost(HTTPRedirectHandler):
         before, after = (_host_of(url).removeprefix("www.") for url in (req.full_url, newurl))
         if before != after:
             raise PageError(f"a redirect to {after or newurl}")
+        if not self._allows(newurl):
+            raise PageError("a redirect to what robots.txt forbids")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -126,9 +126,12 @@ def read_labelled_sentences(path: Path, labels: Sequence[str]) -> Examples:
     ids = {name: number for number, name in enumerate(labels)}
     ids |= {str(number): number for number in range(len(labels)) if str(number) not in ids}
     examples: list[Example] = []
-    for number, (sentence, label, line) in enumerate(_rows(path)):
+    rows = _rows(path)
+    for number, (sentence, label, line) in enumerate(rows):
         if label not in ids:
-            if number == 0 and _is_header(label, are_numbers=all(map(str.isdecimal, labels))):
+            if number == 0 < len(rows) - 1 and _is_header(
+                label, are_numbers=all(map(str.isdecimal, labels))
+            ):
                 log.info("%s, line %d: %r is taken for a header", path, line, label[:EXCERPT])
                 continue
             raise wrong_line(
@@ -168,9 +171,10 @@ def sentence_labels(paths: Sequence[Path], num_labels: int | None = None) -> lis
 
 
 def _without_header(rows: list[_Row]) -> list[_Row]:
-    """Return the rows without a first one that names the columns."""
-    are_numbers = len(rows) > 1 and all(row.label.isdecimal() for row in rows[1:])
-    return rows[1:] if rows and _is_header(rows[0].label, are_numbers=are_numbers) else rows
+    """Return the rows without a first one that names the columns of others."""
+    are_numbers = all(row.label.isdecimal() for row in rows[1:])
+    has_header = len(rows) > 1 and _is_header(rows[0].label, are_numbers=are_numbers)
+    return rows[1:] if has_header else rows
 
 
 def _is_header(label: str, *, are_numbers: bool) -> bool:

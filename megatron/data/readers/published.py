@@ -72,6 +72,18 @@ def find_published(
     return Published(tuple(paths), about)
 
 
+def training_files(inputs: Sequence[str]) -> list[str]:
+    """Return `inputs`, and in place of a single folder the files of its training split.
+
+    Raises:
+        ConfigError: see `find_published`.
+    """
+    if len(inputs) != 1 or not Path(inputs[0]).is_dir():
+        return [*inputs]
+    options = {"config_name": None, "licence": None, "date": None}
+    return [*find_published(inputs, split="train", **options).files]
+
+
 def text_key(path: str) -> str:
     """Return the key or column of the text in a file, by its first document.
 
@@ -132,18 +144,27 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _hub_files(folder: Path, config_name: str | None, split: str) -> list[str]:
     """Return the files that a card, or their names, give to a split."""
     try:
-        from datasets import load_dataset_builder
+        from datasets import (
+            get_dataset_config_names,
+            get_dataset_default_config_name,
+            load_dataset_builder,
+        )
     except ImportError as error:
         raise ConfigError(
             f"--input {folder} is a folder, whose files `datasets` finds: pip install datasets, or "
             f"give the files, as '{folder}/*.parquet'"
         ) from error
     try:
+        names = get_dataset_config_names(str(folder))
+        config_name = config_name or get_dataset_default_config_name(str(folder))
+        if config_name not in names:
+            problem = f"{config_name}: no such configuration" if config_name else "is missing"
+            raise ConfigError(f"--config-name {problem}; {folder} has {', '.join(names)}")
         found = load_dataset_builder(str(folder), config_name).config.data_files or {}
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--input {folder}, --config-name {config_name or '(none)'}: "
-            f"{str(error).splitlines()[0]}; or give its files, as '{folder}/FOLDER/*.parquet'"
+            f"--input {folder}: {str(error).splitlines()[0]}; or give its files, as "
+            f"'{folder}/FOLDER/*.parquet'"
         ) from error
     if split not in found:
         raise ConfigError(

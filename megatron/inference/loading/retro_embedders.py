@@ -3,11 +3,14 @@
 Needs torch for a BERT alone.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from megatron.common.errors import ConfigError, near
+from megatron.checkpointing.manifest import MANIFEST, hash_of, names_in
+from megatron.common.atomic_files import replace_text
+from megatron.common.errors import ConfigError, DataError, near
 from megatron.config.tools.retro import RetroPreprocessingConfig
 from megatron.data.retrieval.embedders import (
     Embedder,
@@ -17,12 +20,15 @@ from megatron.data.retrieval.embedders import (
     WordCounter,
 )
 from megatron.data.retrieval.project import Project
+from megatron.data.token_files.publish import write_errors_name
 from megatron.inference.loading.model_source import (
     ModelSource,
     read_model_source,
     tokenizer_arguments_of,
 )
 from megatron.training.process.environment import Launch
+
+_ENCODER = "encoder.json"  # in the project: files of the encoder and their hashes
 
 
 def counter_of(project: Project) -> Callable[[], TokenCounter]:
@@ -67,7 +73,9 @@ def embedder_of(project: Project, launch: Launch) -> Callable[[], Embedder]:
         )
         if config.bert_embedder_type == "megatron":
             source = _checkpoint(project, folder)
+            _require_same_encoder(project, source.folder)
             return bert_embedders.load_bert_embedder(source, batches, launch)
+        _require_same_encoder(project, folder)
         return bert_embedders.TransformersEmbedder(folder, batches, launch)
 
     return cache(load)
@@ -81,6 +89,30 @@ def _checkpoint(project: Project, folder: Path) -> ModelSource:
     if project.bert_vocab_file is not None:
         words += ["--vocab-file", project.bert_vocab_file]
     return read_model_source(words, {}, description=None)
+
+
+def _require_same_encoder(project: Project, folder: Path) -> None:
+    """Record the encoder that embeds the chunks of a project; refuse another one at the same path.
+
+    Of a checkpoint of this program the manifest is compared, which has the hashes of its files.
+
+    Raises:
+        DataError: it is not the one of earlier commands, or the record cannot be written.
+    """
+    names = [MANIFEST] if (folder / MANIFEST).is_file() else sorted(names_in(folder))
+    files = {}
+    for name in names:
+        with (folder / name).open("rb") as file:
+            files[name] = hash_of(file)
+    record = project.directory / _ENCODER
+    if not record.exists():
+        with write_errors_name(record):
+            replace_text(record, json.dumps(files, indent=2) + "\n")
+    elif json.loads(record.read_text(encoding="utf-8")) != files:
+        raise DataError(
+            f"--bert-load {folder} is not the encoder that the project was begun with ({record}): "
+            "embeddings of several encoders cannot be compared; begin another --retro-project-dir"
+        )
 
 
 def _require_folder(config: RetroPreprocessingConfig) -> Path:

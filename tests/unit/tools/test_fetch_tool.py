@@ -23,6 +23,7 @@ PAGES = {
     "/large": (200, "text/html", "x" * 5000),
     "/empty": (200, "text/html", ""),
     "/moved": (301, "text/html", "/2"),
+    "/hidden": (302, "text/html", "/private/3"),
     "/away": (302, "text/html", "http://elsewhere.invalid/"),
     "/broken": (503, "text/html", ""),
 }
@@ -95,6 +96,7 @@ def test_pages_are_fetched_and_the_others_listed(site, capsys):
         "file.pdf": "a file of type application/pdf",
         "large": "too large",
         "empty": "no text",
+        "hidden": "a redirect to what robots.txt forbids",
         "away": "a redirect to elsewhere.invalid",
         "broken": "HTTP 503",
         "none": "HTTP 404",
@@ -104,7 +106,7 @@ def test_pages_are_fetched_and_the_others_listed(site, capsys):
     assert requested.count("/robots.txt") == requested.count("/1") == 1
     assert "/private/3" not in requested
     assert {agent for _, agent in site.requests} == {"tester"}
-    assert "pages.json: pages: 3 | failures: 8" in capsys.readouterr().out
+    assert "pages.json: pages: 3 | failures: 9" in capsys.readouterr().out
     fetch()
     assert len(site.requests) == len(requested)
     assert "pages.json is there" in capsys.readouterr().out

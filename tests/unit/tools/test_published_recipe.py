@@ -226,8 +226,11 @@ def test_a_folder_of_the_hub(folder, monkeypatch):
     assert described == {"split": "train", "licence": "odc-by", "revision": revision, "files": 2}
     assert convert("--input", snapshot, "--split-name", "test")[0] == TEXTS[2:]
     assert convert("--input", snapshot, "--config-name", "sample")[0] == TEXTS[2:]
-    with pytest.raises(ConfigError, match="'other' not found"):
+    with pytest.raises(ConfigError, match=r"--config-name other: no such .* has default, sample"):
         convert("--input", snapshot, "--config-name", "other")
+    (snapshot / "README.md").write_text(CARD.replace("name: default", "name: full"))
+    with pytest.raises(ConfigError, match=r"--config-name is missing; .* has full, sample"):
+        convert("--input", snapshot)
 
     local = folder / "local"  # as the hub's tools fill a folder, without a card
     (local / "train").mkdir(parents=True)

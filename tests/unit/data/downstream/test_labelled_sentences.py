@@ -48,6 +48,14 @@ def test_a_misspelt_label_in_the_first_line_is_no_header(file):
     assert sentence_labels([path]) == ["bad", "good"]
 
 
+def test_a_single_line_is_no_header(file):
+    path = file("what it aims at\ttarget\n")
+    assert sentence_labels([path]) == ["target"]
+    assert read(path, ("source", "target")) == [("what it aims at", 1, 0)]
+    with pytest.raises(WrongDataError, match="line 1: unknown label 'target'"):
+        read(path, ("0", "1"))
+
+
 def test_labels_by_name_or_number(file):
     path = file("x inhibits y\tCPR:4\nx and y\tfalse\nz\t1\n")
     assert [label for _, label, _ in read(path, ("false", "CPR:4"))] == [1, 0, 1]

@@ -1,5 +1,7 @@
 """Embedders of Retro that are encoder networks."""
 
+from shutil import copytree
+
 import numpy as np
 import pytest
 import torch
@@ -129,7 +131,8 @@ def test_transformers_embedders_leave_out_the_ends(encoders):
 
 @pytest.mark.parametrize("kind", ["megatron", "huggingface"])
 def test_neighbors_by_an_encoder(kind, group, encoders, tmp_path):
-    folder = {"megatron": encoders / "megatron", "huggingface": encoders / "bert"}[kind]
+    folder = tmp_path / "encoder"
+    copytree({"megatron": encoders / "megatron", "huggingface": encoders / "bert"}[kind], folder)
     write_corpora(tmp_path)
     flags = ["--bert-embedder-type", kind, "--bert-load", str(folder)]
     preprocess(tmp_path / "p", *flags)
@@ -144,6 +147,9 @@ def test_neighbors_by_an_encoder(kind, group, encoders, tmp_path):
         DataError, match="there is no .*train_.*run the task with the same settings"
     ):
         TOOL["main"](["--retro-project-dir", str(tmp_path / "p"), "--retro-task-validate", "1"])
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    with pytest.raises(DataError, match="encoder is not the encoder that the project was begun"):
+        TOOL["main"](words_for(tmp_path / "p", *flags, "--retro-task-validate", "1"))
 
 
 def test_encoders_that_are_not_there_are_refused(encoders, tmp_path):

@@ -292,6 +292,14 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
         match="was begun with other options: --append-eod was .* now .*; give the earlier",
     ):
         clean([*words.replace("--append-eod ", "").split(), "--filters", *FILTERS])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "raw.jsonl").rename(tmp_path / "folder" / "train.jsonl")
+    of_a_folder = words.replace("raw.jsonl", "folder").replace("prefix out", "prefix other")
+    clean([*of_a_folder.split(), "--filters", *FILTERS])
+    assert capsys.readouterr().out.rstrip().endswith("left: 31")
+    with pytest.raises(ConfigError, match="--output-prefix s3://a/b: the tasks write to a folder"):
+        at_url = words.replace("prefix out", f"prefix s3://a/b --s3-cache-path {tmp_path}/cache")
+        clean(at_url.split())
     bad = "--filters fasttest --similarity 0 --num-seeds 99 --tasks 0 --evaluations lambada "
     bad += "--executor slurm --slurm time"
     with pytest.raises(ConfigError) as caught:
