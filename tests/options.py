@@ -253,6 +253,9 @@ PARALLEL = {
     "num_virtual_stages_per_pipeline_rank": Turned(
         "--num-virtual-stages-per-pipeline-rank 2", "shapes", on=_STAGES, ranks=2
     ),
+    "enable_zbh1_pipeline": Turned(
+        "--enable-zbh1-pipeline", "log", on=f"{_STAGES} --timing-log-level 2", ranks=2
+    ),
     "pp_partition_method": Turned(
         "--pp-partition-method parameters",
         "shapes",

@@ -55,6 +55,7 @@ _NAMED = {
     "parallel.expert": "--moe-expert-parallel-size",
     "parallel.split_rank": "--pipeline-model-parallel-split-rank",
     "parallel.chunks": "--num-virtual-stages-per-pipeline-rank",
+    "parallel.splits_backward": "--enable-zbh1-pipeline",
     "optimizer.name": "--optimizer",
     "optimizer.biases_only": "--bitfit",
     "optimizer.weight_decay_style": "--weight-decay-incr-style",

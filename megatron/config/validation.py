@@ -40,6 +40,7 @@ from megatron.config.parallelism.deepspeed_json import (
     ds_config_problems,
     read_ds_config,
     step_twins,
+    value_at,
 )
 from megatron.config.parallelism.kernels import compile_problems, kernels_problems
 from megatron.config.parallelism.layout import (
@@ -49,6 +50,7 @@ from megatron.config.parallelism.layout import (
     replica_size,
     sequence_parts,
     sequence_problems,
+    split_backward_problems,
 )
 from megatron.config.parallelism.precision import (
     fp8_problems,
@@ -163,7 +165,7 @@ def _problems(
     yield from _network_problems(
         config, world_size=world_size, num_layers=num_layers, zero_stage=zero_stage
     )
-    yield from _kernels_problems(config, zero_stage, changes_length, device=device)
+    yield from _kernels_problems(config, user, zero_stage, changes_length, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data, kind)
     yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
@@ -210,11 +212,17 @@ def _network_problems(
 
 
 def _kernels_problems(
-    config: Config, zero_stage: int, changes_length: bool, *, device: str
+    config: Config,
+    user: dict[str, Any],
+    zero_stage: int,
+    changes_length: bool,
+    *,
+    device: str,
 ) -> Iterator[str]:
     """Yield what is wrong with kernels, compilation and precision.
 
     Args:
+        user: DeepSpeed's JSON as it was given.
         changes_length: whether the length of samples changes during the run.
     """
     has_experts = max(config.experts.num_experts or [1]) > 1
@@ -229,6 +237,16 @@ def _kernels_problems(
         has_experts=has_experts,
         has_curriculum=changes_length,
         device=device,
+    )
+    yield from split_backward_problems(
+        config.parallel,
+        {
+            "--compile": config.kernels.compile,
+            "--fp8-format": config.precision.fp8_format is not None,
+            "--num-experts": has_experts,
+            "bf16.immediate_grad_update false in --deepspeed_config": config.precision.bf16
+            and not value_at(user, "bf16.immediate_grad_update", True),
+        },
     )
     yield from precision_problems(config.precision, device=device)
     yield from fp8_problems(

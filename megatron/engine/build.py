@@ -17,7 +17,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import DataParallelEngine
-from megatron.engine.deepspeed.interleaved import InterleavedEngine
+from megatron.engine.deepspeed.interleaved import ProgramEngine
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
@@ -108,11 +108,11 @@ def build_engine(
             batch_fields=batch_fields,
             split_rank=parallel.split_rank,
             chunks=parallel.chunks,
+            splits_backward=parallel.splits_backward,
         )
         _prepare(model, groups, parallel, compiler)
-        config = _with_full_activations(config, steps, chunks=parallel.chunks)
-        interleaves = parallel.chunks > 1
-        with pipeline_engine(InterleavedEngine) if interleaves else nullcontext():
+        config = _with_full_activations(config, steps, always=parallel.has_own_schedule)
+        with pipeline_engine(ProgramEngine) if parallel.has_own_schedule else nullcontext():
             engine = _deepspeed(model, None, initialise, build_optimizer, config)
         return PipelineEngine(engine, groups, terms=terms, **watching)
     with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
@@ -133,15 +133,15 @@ def _prepare(
 
 
 def _with_full_activations(
-    config: dict[str, Any], steps: Sequence[Step], *, chunks: int
+    config: dict[str, Any], steps: Sequence[Step], *, always: bool
 ) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for stages that send more than one tensor with a gradient, and for chunks.
+    """Return DeepSpeed's JSON for stages that send more than one tensor with a gradient, or for all.
 
     Of the tensors that tensor ranks send in parts, its default, only the first may have one.
     """
     with_gradient = {*LayerInput._fields} - INTEGERS
     carried = [{*(step.carried or ())} for step in steps if isinstance(step, Layer)]
-    if chunks == 1 and all(len(names & with_gradient) < 2 for names in carried):
+    if not always and all(len(names & with_gradient) < 2 for names in carried):
         return config
     full = {"pipe_partitioned": False, "grad_partitioned": False}
     return {**config, "pipeline": config.get("pipeline", {}) | full}

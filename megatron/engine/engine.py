@@ -408,16 +408,16 @@ class Engine(ABC):
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
 
-    def _begin_step(self, last_backwards: Sequence[int]) -> None:
+    def _begin_step(self, last_gradients: Sequence[int]) -> None:
         """Prepare for the passes of a step, or of an evaluation.
 
         Args:
-            last_backwards: numbers of the backward passes that complete gradients.
+            last_gradients: numbers of the passes that complete gradients, among those that add to them.
         """
         if self._gather:
             self._gather.begin_forward()
         if self._reduction:
-            self._reduction.expect(last_backwards)
+            self._reduction.expect(last_gradients)
 
     def _wait_for_weights(self) -> None:
         """Wait for the weights of the last step, which may still be on their way."""

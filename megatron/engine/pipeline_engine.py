@@ -11,7 +11,6 @@ from megatron.engine.deepspeed.skip_nonfinite import min_loss_scale_error
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.engine import Engine
 from megatron.engine.pipeline_module import timed_instruction
-from megatron.planner.pipeline_schedule import Grid
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
@@ -36,12 +35,8 @@ class PipelineEngine(Engine):
     @min_loss_scale_error()
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
-        grid = Grid(
-            ranks=self._groups.topology.pipeline,
-            chunks=self._engine.module.chunks,
-            micro_batches=self._engine.micro_batches,
-        )
-        self._begin_step(grid.last_backwards())
+        grid = self._engine.module.grid(self._engine.micro_batches)
+        self._begin_step(grid.last_gradients(self._groups.stage))
         return self._engine.train_batch(data_iter=self._unnamed(batches))
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:

@@ -22,9 +22,12 @@ from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
+from megatron.planner.pipeline_schedule import Grid
 from megatron.planner.pipeline_stages import split_bounds
+from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
+from megatron.tensor_parallel.weight_gradients import WeightGradients
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,10 @@ _PARTS = {
     "RecvActivation": "forward-recv",
     "SendGrad": "backward-send",
     "RecvGrad": "backward-recv",
+    "WeightPass": "backward-compute",
     "Exchange": "forward-backward-send-forward-backward-recv",
+    "Await": "forward-backward-send-forward-backward-recv",
+    "Drain": "forward-backward-send-forward-backward-recv",
 }
 """Megatron-LM's names for what the instructions of a pipeline do."""
 
@@ -54,6 +60,7 @@ def pipeline_module(
     batch_fields: Sequence[str],
     split_rank: int = 0,
     chunks: int = 1,
+    splits_backward: bool = False,
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
 
@@ -62,6 +69,7 @@ def pipeline_module(
         batch_fields: the fields of a batch, in the order in which the engine hands them over.
         split_rank: first stage of a decoder behind an encoder; 0: where the method cuts.
         chunks: of the model on each rank (virtual stages).
+        splits_backward: whether weight gradients of linear layers are computed in passes of their own.
 
     Raises:
         ConfigError: the partition leaves a stage without a transformer layer.
@@ -75,6 +83,7 @@ def pipeline_module(
             steps,
             recomputation(recompute),
             batch_fields,
+            splits_backward=splits_backward,
             chunks=chunks,
             bounds=split_bounds(_names(steps), topology.pipeline, split_rank) if split_rank else (),
             layers=[_spec(step) for step in steps],
@@ -129,15 +138,32 @@ class Stage(ChunkedPipelineModule):
         steps: Sequence[Step],
         recomputation: Recomputation,
         batch_fields: Sequence[str],
+        *,
+        splits_backward: bool = False,
         **arguments: Any,
     ):
         super().__init__(**arguments)
         self.batch_fields = batch_fields
+        self.weight_gradients: WeightGradients | None = None
+        if splits_backward:
+            self.weight_gradients = WeightGradients()
+            for layer in self.modules():
+                if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+                    layer.defer_gradient = self.weight_gradients.defer
         carried = [carried_to(steps, bound) for bound in self.parts]
         edges = [*pairwise(carried)][self.stage_id :: self.num_stages]
         calls = map(recomputation.applied, self.funcs_of_chunks)
         self._chunks = [(*names, own) for names, own in zip(edges, calls, strict=True)]
         _require_whole_ties(self)
+
+    def grid(self, micro_batches: int) -> Grid:
+        """Return the schedule of a step of so many micro-batches."""
+        return Grid(
+            ranks=self.num_stages,
+            chunks=self.chunks,
+            micro_batches=micro_batches,
+            splits_backward=self.weight_gradients is not None,
+        )
 
     def forward(self, forward_input: Tensors) -> Tensors:
         """Pass the input through the layers of the active chunk."""

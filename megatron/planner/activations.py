@@ -63,6 +63,20 @@ class Activations:
         experts = spec.experts_of(number)
         return kept + (self._mlp() if experts == 1 else self._mixture())
 
+    def products(self, number: int) -> int:
+        """Return the bytes that the weight gradients of the layer `number` are computed from.
+
+        That are the inputs of its linear layers, and the gradients of their outputs.
+        """
+        spec = self.plan.model
+        queries = spec.num_attention_heads * spec.head_dim
+        keys = 2 * spec.num_query_groups * spec.head_dim
+        inner = spec.ffn_hidden_size
+        own = queries + queries + keys + inner + inner * (2 if spec.is_gated else 1)
+        streams = 2 * self.outside + 2 * self.tokens
+        features = self.tokens * own // self._tensor + streams * spec.hidden_size
+        return features * self._bytes
+
     def in_front(self) -> int:
         """Return the activations of the embedding."""
         spec = self.plan.model

@@ -82,11 +82,18 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
         buffers=sizes.buckets(held, device),
         activations=sum(number * _activations(plan, part, activations) for number, part in parts)
-        + (inputs if stays else 0),
+        + (inputs if stays else 0)
+        + _put_off(plan, stage, activations),
         logits=logits + _left_over(plan, stage, activations),
         transient=max([*again, loss]) + gathered,
         host=sizes.on_host(held) + (0 if stays else inputs),
     )
+
+
+def _put_off(plan: Plan, stage: Stage, activations: Activations) -> int:
+    """Return what the weight passes still need that a zero-bubble schedule has put off."""
+    heaviest = max(sum(map(activations.products, part.layers)) for part in stage.parts)
+    return schedule_of(plan).passes_put_off(stage.index) * heaviest
 
 
 def micro_batches_under_way(plan: Plan, stage: Stage) -> float:
@@ -111,6 +118,7 @@ def schedule_of(plan: Plan) -> Grid:
         ranks=plan.parallel.pipeline,
         chunks=plan.parallel.chunks,
         micro_batches=max(1, plan.batch.num_micro_batches(plan.batch.global_batch_size)),
+        splits_backward=plan.parallel.splits_backward,
     )
 
 
@@ -157,7 +165,7 @@ def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
     Both of its buffers keep inputs and outputs until others take their place. Outputs keep what
     recomputation began with: the inputs of its layers, and masks.
     """
-    if plan.parallel.pipeline == 1 or stage.chunks or not stage.has_head:
+    if plan.parallel.pipeline == 1 or plan.parallel.has_own_schedule or not stage.has_head:
         return 0
     recomputed = 0
     if plan.recompute.groups(len(stage.layers)):

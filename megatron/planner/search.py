@@ -213,6 +213,7 @@ def _config_of(config: Config, layout: Layout) -> Config:
             ds_sequence_parallel_size=1,
             num_layers_per_virtual_pipeline_stage=None,
             num_virtual_stages_per_pipeline_rank=None,
+            enable_zbh1_pipeline=config.parallel.enable_zbh1_pipeline and layout.pipeline > 1,
             sequence_parallel=layout.tensor > 1,
         ),
         training=replace(config.training, micro_batch_size=layout.micro_batch_size),

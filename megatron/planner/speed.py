@@ -28,7 +28,10 @@ class Speed:
 def bubble_of(plan: Plan) -> float:
     """Return the share of a step that a pipeline stage is idle: b / (m + b) for b = (p - 1) / v.
 
-    Source: arXiv:2104.04473, sections 2.2.1 and 2.2.2, which state it relative to the busy time.
+    With a zero-bubble schedule b is a third of that.
+
+    Source: arXiv:2104.04473, sections 2.2.1 and 2.2.2, which state it relative to the busy time;
+        arXiv:2401.10241, section 2.
     """
     return schedule_of(plan).bubble
 
@@ -99,6 +102,8 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     # for the input.
     beside = slowdown * times.products * column_share(plan.model) / (3 + again)
     beside *= 2 if parallel.sequence_parallel else 1
+    if parallel.splits_backward:
+        beside = 0.0  # a pass of their own has these products
     inside = node if near else network
     micro_batch = computed + _exposed_s(one.tensor, inside, backward=beside)
     micro_batch += _exposed_s(one.sequence, inside)
@@ -106,8 +111,7 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     between = _exposed_s(sent.pipeline, outside) + _exposed_s(
         sent.data, outside, forward=passes * forward, backward=passes * (computed - forward)
     )
-    idle = (parallel.pipeline - 1) / parallel.chunks
-    return micro_batch * (number + idle) + slowdown * times.step + between
+    return micro_batch * (number + schedule_of(plan).idle) + slowdown * times.step + between
 
 
 def _exposed_s(

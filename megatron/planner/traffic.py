@@ -76,15 +76,12 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
     exchanged *= 2 * spec.num_attention_heads + 2 * spec.num_query_groups
     layers = len(stage.layers)
+    # Tensor-parallel ranks send a part each; in schedules of our own only if the sequence is divided.
+    whole = parallel.has_own_schedule and not parallel.sequence_parallel
+    parts = 1 if whole else parallel.tensor
     return Traffic(
         tensor=_tensor(plan, stage, number),
-        # Tensor-parallel ranks send a part each; with chunks only if the sequence is divided.
-        pipeline=Volume(
-            exposed=number
-            * _messages(plan, stage)
-            * full
-            / (1 if parallel.chunks > 1 and not parallel.sequence_parallel else parallel.tensor)
-        ),
+        pipeline=Volume(exposed=number * _messages(plan, stage) * full / parts),
         data=_data(plan, stage, number),
         data_passes=number if parallel.zero_stage > 1 else 1,
         sequence=Volume(exposed=number * layers * passes * exchanged * _ring(parallel.sequence)),

@@ -8,6 +8,7 @@ without adapters load. Source: arXiv:2106.09685, section 4.1.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sh
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """Computes x W^T of x [..., in] and W [out, in], with its gradients, in place of torch's product."""
+
+Defer = Callable[[Callable[[], Tensor]], None]
+"""Puts the product that is the gradient of a certain weight aside."""
+
+DeferGradient = Callable[[nn.Parameter, Callable[[], Tensor]], None]
+"""The same for any weight; see WeightGradients."""
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of an adapter's two matrices, as in PEFT."""
@@ -80,6 +87,8 @@ class ColumnParallelLinear(nn.Module):
     """
 
     bias: nn.Parameter | None
+    defer_gradient: DeferGradient | None = None
+    """Puts the product for a weight's gradient aside in backward; None: backward computes it."""
 
     def __init__(
         self,
@@ -126,10 +135,11 @@ class ColumnParallelLinear(nn.Module):
             y = self.product(copy_to_tensor_parallel(x, self.group), self.weight)
         return y if bias is None else y + bias
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _product(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
+        defer = _deferring(self.defer_gradient, x, weight)
         if self.sequence_parallel:
-            return gathering_linear(x, weight, bias, dim=0, group=self.group)
-        return copying_linear(x, weight, bias, group=self.group)
+            return gathering_linear(x, weight, bias, dim=0, group=self.group, defer=defer)
+        return copying_linear(x, weight, bias, group=self.group, defer=defer)
 
     def extra_repr(self) -> str:
         """Return the sizes over all ranks, and the parallel layout."""
@@ -162,6 +172,8 @@ class RowParallelLinear(nn.Module):
     """
 
     bias: nn.Parameter | None
+    defer_gradient: DeferGradient | None = None
+    """Puts the product for a weight's gradient aside in backward; None: backward computes it."""
 
     def __init__(
         self,
@@ -200,7 +212,10 @@ class RowParallelLinear(nn.Module):
 
     def _base(self, x: Tensor) -> Tensor:
         """Return this rank's term of the result without an adapter."""
-        return self.product(x, self.weight) if self.product else F.linear(x, self.weight)
+        if self.product:
+            return self.product(x, self.weight)
+        defer = _deferring(self.defer_gradient, x, self.weight)
+        return copying_linear(x, self.weight, None, group=None, defer=defer)
 
     def _sum(self, y: Tensor) -> Tensor:
         """Sum `y` over the ranks; with sequence parallelism return this rank's part of the sequence."""
@@ -214,20 +229,37 @@ class RowParallelLinear(nn.Module):
         return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
 
 
+def _deferring(
+    defer_gradient: DeferGradient | None, x: Tensor, weight: nn.Parameter
+) -> Defer | None:
+    """Return what puts the gradient of `weight` aside; None where backward computes it at once.
+
+    Without a gradient of x nothing would call backward.
+    """
+    if defer_gradient is None or not (x.requires_grad and weight.requires_grad):
+        return None
+    return partial(defer_gradient, weight)
+
+
 class CopyingLinear(torch.autograd.Function):
     """x W^T + b whose backward sums x's gradient over the ranks while it computes the weight's.
 
-    Communication: none forward; one all-reduce of x's gradient backward.
+    Communication: none forward; one all-reduce of x's gradient backward, without a group none.
     Source: arXiv:1909.08053, figure 3 (`f`).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        group: dist.ProcessGroup | None,
+        defer: Defer | None,
     ) -> Tensor:
         """Return the product."""
         ctx.save_for_backward(x, weight)
-        ctx.group = group
+        ctx.group, ctx.defer = group, defer
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -235,20 +267,22 @@ class CopyingLinear(torch.autograd.Function):
         """Return the gradients of x, of the weight and of the bias."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        wait = start_all_reduce((grad @ weight).contiguous(), ctx.group) if of_x else None
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+        own = (grad @ weight).contiguous() if of_x else None
+        wait = start_all_reduce(own, ctx.group) if own is not None and ctx.group else None
         rows = grad.flatten(0, -2)
         of_parameters = (
-            rows.mT @ x.flatten(0, -2) if of_weight else None,
+            _now_or_later(lambda: rows.mT @ x.flatten(0, -2), ctx.defer, of_weight),
             rows.sum(0) if of_bias else None,
         )
-        return wait() if wait else None, *of_parameters, None
+        return wait() if wait else own, *of_parameters, None, None
 
 
 class GatheringLinear(torch.autograd.Function):
     """All-gather x, then x W^T + b; saves only this rank's x and gathers again in backward.
 
     Backward gathers while it computes x's gradient, and scatters that while it computes the weight's.
+    Where the weight's gradient is put aside, x is gathered when that is computed.
 
     Communication: an all-gather of x forward; backward another and a reduce-scatter.
     Source: arXiv:2205.05198, section 4.2.2.
@@ -262,10 +296,11 @@ class GatheringLinear(torch.autograd.Function):
         bias: Tensor | None,
         dim: int,
         group: dist.ProcessGroup,
+        defer: Defer | None,
     ) -> Tensor:
         """Return the product with all ranks' `x`, concatenated along `dim`."""
         ctx.save_for_backward(x, weight)
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.defer = dim, group, defer
         return F.linear(all_gather(x, dim, group), weight, bias)
 
     @staticmethod
@@ -273,31 +308,74 @@ class GatheringLinear(torch.autograd.Function):
         """Return the gradients of this rank's x, of the weight and of the bias."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        of_x, of_weight, of_bias, _, _ = ctx.needs_input_grad
-        full = start_all_gather(x, ctx.dim, ctx.group) if of_weight else None
-        own = start_reduce_scatter(grad @ weight, ctx.dim, ctx.group) if of_x else None
+        dim, group = ctx.dim, ctx.group
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+        full = start_all_gather(x, dim, group) if of_weight else None
+        own = start_reduce_scatter(grad @ weight, dim, group) if of_x else None
         rows = grad.flatten(0, -2)
+
+        def product() -> Tensor:
+            gathered = full() if full else all_gather(x, dim, group)
+            return rows.mT @ gathered.flatten(0, -2)
+
         of_parameters = (
-            rows.mT @ full().flatten(0, -2) if full else None,
+            _now_or_later(product, ctx.defer, of_weight),
             rows.sum(0) if of_bias else None,
         )
-        return own() if own else None, *of_parameters, None, None
+        return own() if own else None, *of_parameters, None, None, None
+
+
+def _now_or_later(
+    product: Callable[[], Tensor], defer: Defer | None, is_needed: bool
+) -> Tensor | None:
+    """Return the gradient of a weight; None where it is put aside, or not needed."""
+    if defer is not None:
+        defer(product)
+    return product() if is_needed else None
+
+
+def _in_graph(weight: Tensor, defer: Defer | None) -> Tensor:
+    """Return `weight` as autograd should see it.
+
+    Where its gradient is put aside, the backward pass must not call hooks of the weight.
+    """
+    return weight if defer is None else weight.detach()
 
 
 def copying_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, group: dist.ProcessGroup
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    group: dist.ProcessGroup | None,
+    defer: Defer | None = None,
 ) -> Tensor:
-    """Return x W^T + b of an `x` that is the same on all ranks of `group`."""
-    if group.size() == 1:
+    """Return x W^T + b of an `x` that is the same on all ranks of `group`; with None, on one rank.
+
+    Args:
+        defer: puts the weight's gradient aside.
+    """
+    summed = group if group is not None and group.size() > 1 else None
+    if summed is None and defer is None:
         return F.linear(x, weight, bias)
-    return CopyingLinear.apply(x, weight, bias, group)
+    return CopyingLinear.apply(x, _in_graph(weight, defer), bias, summed, defer)
 
 
 def gathering_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, dim: int, group: dist.ProcessGroup
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    dim: int,
+    group: dist.ProcessGroup,
+    defer: Defer | None = None,
 ) -> Tensor:
-    """All-gather `x` along `dim` and return x W^T + b."""
-    return GatheringLinear.apply(x, weight, bias, dim, group)
+    """All-gather `x` along `dim` and return x W^T + b.
+
+    Args:
+        defer: puts the weight's gradient aside.
+    """
+    return GatheringLinear.apply(x, _in_graph(weight, defer), bias, dim, group, defer)
 
 
 def gathering_product(

@@ -41,6 +41,7 @@ def config_of_layout(
             pipeline_model_parallel_split_rank=None,
             num_layers_per_virtual_pipeline_stage=None,
             num_virtual_stages_per_pipeline_rank=None,
+            enable_zbh1_pipeline=False,
             device="cpu",
             distributed_backend="gloo",
         ),

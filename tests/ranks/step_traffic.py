@@ -78,6 +78,10 @@ def layouts_of_golden_file() -> dict[str, tuple[str, ...]]:
         "bf16, ZeRO 1, sequence parallel, interleaved 1F1B": (
             *("--bf16", "--zero-stage", "1", *SEQUENCE, *_CHUNKS),
         ),
+        "bf16, ZeRO 1, sequence parallel, zero bubble": (
+            *("--bf16", "--zero-stage", "1", *SEQUENCE, *STAGES, *_REPLICAS),
+            "--enable-zbh1-pipeline",
+        ),
     }
 
 

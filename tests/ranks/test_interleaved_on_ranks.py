@@ -1,4 +1,4 @@
-"""Interleaved 1F1B against plain 1F1B: the same steps, bit for bit, and checkpoints of each for the other."""
+"""Interleaved and zero-bubble schedules against 1F1B: equal steps, and checkpoints of each for the others."""
 
 from dataclasses import asdict
 
@@ -13,6 +13,8 @@ from megatron.checkpointing.compare import layout_changes
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.diagnostics.communication import hidden_share, record_communication
+from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
+from megatron.planner.pipeline_schedule import program_of
 
 FLAGS = (
     *("--pipeline-model-parallel-size", "2", "--num-layers", "8", "--global-batch-size", "16"),
@@ -21,8 +23,11 @@ FLAGS = (
 )
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
 FOUR_CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
+ZERO_BUBBLE = ("--enable-zbh1-pipeline",)
 BF16 = ("--bf16", "--zero-stage", "1", "--zero-reduce-bucket-size", "1000")
 SIZES = (16, 8, 16)
+DIRECTIONS = {"ForwardPass": "forward", "BackwardPass": "backward", "WeightPass": "weight"}
+"""The instructions of passes, and what schedules call them."""
 
 
 def steps_of(*flags):
@@ -45,9 +50,9 @@ def weights_of(engine):
     return {name: weight for each in everyones for name, weight in each.items()}
 
 
-def steps_are_those_of_1f1b(*flags, chunks=(CHUNKS,)):
+def steps_are_those_of_1f1b(*flags, schedules):
     losses, norms, weights = steps_of(*flags)
-    for each in chunks:
+    for each in schedules:
         found, own_norms, own = steps_of(*flags, *each)
         assert found == losses
         assert own_norms == pytest.approx(norms, rel=1e-6)
@@ -57,11 +62,11 @@ def steps_are_those_of_1f1b(*flags, chunks=(CHUNKS,)):
 
 def fp32_steps_are_those_of_1f1b(rank):
     """Over two replicas; the tied table is on the first and on the last rank."""
-    steps_are_those_of_1f1b(chunks=(CHUNKS, FOUR_CHUNKS))
+    steps_are_those_of_1f1b(schedules=(CHUNKS, (*ZERO_BUBBLE, *FOUR_CHUNKS), ZERO_BUBBLE))
 
 
 def bf16_steps_are_those_of_1f1b(rank):
-    steps_are_those_of_1f1b(*BF16)
+    steps_are_those_of_1f1b(*BF16, schedules=(CHUNKS, ZERO_BUBBLE))
 
 
 def recomputed_steps_on_four_ranks_are_those_of_1f1b(rank):
@@ -69,11 +74,13 @@ def recomputed_steps_on_four_ranks_are_those_of_1f1b(rank):
     steps_are_those_of_1f1b(
         *("--pipeline-model-parallel-size", "4", "--checkpoint-activations", "--zero-stage", "1"),
         *("--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights"),
+        schedules=(CHUNKS, ZERO_BUBBLE),
     )
 
 
 def tensor_parallel_steps_are_those_of_1f1b(rank):
-    steps_are_those_of_1f1b("--tensor-model-parallel-size", "2", "--sequence-parallel")
+    flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+    steps_are_those_of_1f1b(*flags, schedules=(CHUNKS, (*ZERO_BUBBLE, *CHUNKS)))
 
 
 def gradients_of_every_chunk_are_reduced_beside_backward(rank):
@@ -89,21 +96,68 @@ def gradients_of_every_chunk_are_reduced_beside_backward(rank):
     assert hidden_share(reductions) >= 0.85
 
 
+def weight_passes_run_as_scheduled_and_complete_the_gradients_that_are_reduced(rank):
+    """Recorded instructions against the program; a gradient without a value refuses one step."""
+    wide = ("--hidden-size", "16", "--num-layers", "16", "--untie-embeddings-and-output-weights")
+    engine, plan, groups = engine_of(*FLAGS, *BF16, *ZERO_BUBBLE, *wide)
+    batches, module = batches_of(plan, groups), engine.module
+    engine.train_batch(batches)
+    grid = module.grid(plan.batch.num_micro_batches(16))
+    passes, exchanges, put_off = [], [], []
+
+    def watch(name, call):
+        def run(engine, *args, **kwargs):
+            if name in DIRECTIONS:
+                passes.append(DIRECTIONS[name])
+            if name == "ForwardPass":
+                put_off.append(len(module.weight_gradients))
+            if name == "Exchange":
+                exchanges.append((len(kwargs["sends"]), len(kwargs["receives"])))
+            return call(engine, *args, **kwargs)
+
+        return run
+
+    wrap_instructions(engine._engine, watch)
+    with record_communication() as record:
+        engine.train_batch(batches)
+    assert passes == [each.direction for each in grid.passes(groups.stage)]
+    assert exchanges == [
+        (len(each.sends), len(each.receives))
+        for each in program_of(grid, groups.stage)
+        if each.sends or each.receives
+    ]
+    assert max(put_off) == grid.passes_put_off(groups.stage)
+    assert len(module.weight_gradients) == 0
+    reductions = [each for each in record.collectives if each.kind == "reduce"]
+    assert len(reductions) > 10
+    assert hidden_share(reductions) >= 0.8
+    before, skipped = weights_of(engine), engine.skipped_steps
+    name, weight = next((n, p) for n, p in module.named_parameters() if "h_to_4h.weight" in n)
+    hook = weight.register_hook(lambda grad: torch.full_like(grad, torch.inf))
+    engine.train_batch(batches)
+    hook.remove()
+    assert (engine.skipped_steps, engine.grad_norm) == (skipped + 1, torch.inf), name
+    after = weights_of(engine)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert float(engine.train_batch(batches)) < torch.inf
+
+
 def checkpoints_of_either_schedule_go_on_in_the_other(rank):
     """Weights, moments and the next losses, ZeRO or not; in its own layout without resharding."""
     layouts = ["", *("--num-virtual-stages-per-pipeline-rank 2",) * 2, "--zero-stage 1"]
     layouts += ["--zero-stage 1 --num-layers-per-virtual-pipeline-stage 1", ""]
+    layouts += ["--enable-zbh1-pipeline", "--enable-zbh1-pipeline --zero-stage 1"]
     with shared_folder() as folder:
         manifest, expected, losses = None, None, None
         for number, layout in enumerate(layouts):
             engine, plan, groups = engine_of(*FLAGS, *layout.split())
             if manifest is None:
                 two_steps(engine, plan, groups)
-            elif layout == layouts[number - 1]:
-                assert not layout_changes(manifest.plan, asdict(plan))
+            elif not layout_changes(manifest.plan, asdict(plan)):
+                assert layout in (layouts[number - 1], *ZERO_BUBBLE)
                 engine.load(folder, str(number - 1), read=read_state)
             else:
-                assert layout_changes(manifest.plan, asdict(plan))
+                assert layout != layouts[number - 1]
                 engine.load_full(read_sharded(folder / str(number - 1), manifest, verify=False))
             manifest = saved(engine, plan, folder, str(number))
             found = numbers(read_sharded(folder / str(number), manifest))
@@ -120,6 +174,7 @@ CHECKS = [
     recomputed_steps_on_four_ranks_are_those_of_1f1b,
     tensor_parallel_steps_are_those_of_1f1b,
     gradients_of_every_chunk_are_reduced_beside_backward,
+    weight_passes_run_as_scheduled_and_complete_the_gradients_that_are_reduced,
     checkpoints_of_either_schedule_go_on_in_the_other,
 ]
 

@@ -12,10 +12,7 @@ _COLLECTIVES = "gradients of tensor-parallel layers are reduced beside products 
 _CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
-_SCHEDULE = (
-    "there is no zero-bubble schedule; write --num-layers-per-virtual-pipeline-stage for a smaller "
-    "bubble"
-)
+_EXACT = "weight gradients are added in the order of micro-batches in every run, as in 1F1B"
 
 PARALLEL_LEGACY = (
     Legacy("--DDP-impl", _REDUCED, takes=1),
@@ -35,7 +32,7 @@ PARALLEL_LEGACY = (
         "--no-pipeline-parallel",
         "there are stages only when --pipeline-model-parallel-size is above 1",
     ),
-    Legacy("--enable-zbh1-pipeline", _SCHEDULE, refused=True),
+    Legacy("--enable-zbh1-exact-semantics", _EXACT),
     Legacy(
         "--pipeline-model-parallel-layout",
         "write --pp-partition-method instead",

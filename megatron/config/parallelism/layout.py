@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -42,6 +42,10 @@ class ParallelConfig:
     """Number of model chunks that every pipeline stage has: above 1 their schedule is interleaved. The
     same as --num-layers-per-virtual-pipeline-stage, counted the other way."""
 
+    enable_zbh1_pipeline: bool = False
+    """Use the zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers when
+    they would wait for others, which makes the bubble a third as long."""
+
     pp_partition_method: str = "type:transformer"
     """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
     matches, uniform balances their number, parameters their weights."""
@@ -79,6 +83,12 @@ class ParallelPlan:
     expert: int = 1  # neighbouring replicas that share the experts of a layer
     split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
+    splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
+
+    @property
+    def has_own_schedule(self) -> bool:
+        """Whether the pipeline schedule is another than DeepSpeed's 1F1B."""
+        return self.chunks > 1 or self.splits_backward
 
     @property
     def world_size(self) -> int:
@@ -129,6 +139,7 @@ def plan_parallel(
         expert=expert,
         split_rank=parallel.pipeline_model_parallel_split_rank or 0,
         chunks=chunks_of(parallel, num_layers),
+        splits_backward=parallel.enable_zbh1_pipeline,
     )
 
 
@@ -213,6 +224,27 @@ def _chunk_problems(parallel: ParallelConfig, num_layers: int) -> Iterator[str]:
             f"{words}: {chunks} chunks of {pipeline} stages are more than --num-layers {num_layers}: "
             "a chunk would have no layer"
         )
+
+
+def split_backward_problems(parallel: ParallelConfig, others: Mapping[str, bool]) -> Iterator[str]:
+    """Yield why weight gradients cannot be computed in passes of their own (zero bubble).
+
+    Args:
+        others: whether each flag is given whose products or gradients are not split.
+    """
+    if not parallel.enable_zbh1_pipeline:
+        return
+    if parallel.pipeline_model_parallel_size < 2:
+        yield (
+            "--enable-zbh1-pipeline is a schedule of pipeline stages, and there is one: add "
+            "--pipeline-model-parallel-size 2 or more, or leave it out"
+        )
+    for flag, is_given in others.items():
+        if is_given:
+            yield (
+                f"--enable-zbh1-pipeline does not go with {flag}: weight gradients cannot be put off "
+                "there; leave one of the two out"
+            )
 
 
 def interleaving_problems(

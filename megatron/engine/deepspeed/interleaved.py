@@ -1,10 +1,12 @@
-"""Interleaved 1F1B: DeepSpeed's pipeline engine with several model chunks (virtual stages) a rank.
+"""Interleaved 1F1B and zero bubble (ZB-H1): DeepSpeed's pipeline engine with a schedule of our own.
 
 Transfers are batched: all messages between two iterations of the schedule are posted together, since
-blocking ones would deadlock. Shapes of activations come once, through the key-value store of the run.
+blocking ones would deadlock. A pass waits for its own input. Shapes of activations come once, through
+the key-value store of the run.
 """
 
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,18 +24,28 @@ from deepspeed.runtime.pipe.schedule import (
 )
 from torch import Tensor
 
-from megatron.engine.deepspeed.patches.pipeline import Activate, ChunkedPipelineEngine, Exchange
+from megatron.engine.deepspeed.patches.pipeline import (
+    Activate,
+    Await,
+    ChunkedPipelineEngine,
+    Drain,
+    Exchange,
+    WeightPass,
+)
 from megatron.engine.deepspeed.patches.runtime import default_store
-from megatron.planner.pipeline_schedule import Grid, Transfer, interleaved_program, num_buffers
+from megatron.planner.pipeline_schedule import Direction, Grid, Transfer, num_buffers, program_of
+
+_UNFINISHED = 4
+"""Exchanges after which a rank waits for what it has sent: its neighbors are never that far behind."""
 
 
-class InterleavedSchedule(PipeSchedule):
+class ProgramSchedule(PipeSchedule):
     """The program of a rank as instructions for DeepSpeed."""
 
     def __init__(self, grid: Grid, rank: int, *, trains: bool):
         super().__init__(micro_batches=grid.micro_batches, stages=grid.ranks, stage_id=rank)
         self._sizes, self._trains = grid, trains
-        self._program = interleaved_program(grid, rank, trains=trains)
+        self._program = program_of(grid, rank, trains=trains)
 
     def num_pipe_buffers(self) -> int:
         """Return the number of slots for activations, each of a chunk."""
@@ -44,6 +56,11 @@ class InterleavedSchedule(PipeSchedule):
         grid, rank = self._sizes, self.stage_id
         for iteration in self._program:
             for each, buffer in iteration.passes:
+                if buffer is None:
+                    yield [WeightPass()]
+                    continue
+                if grid.source(rank, each):
+                    yield [Await(direction=each.direction, buffer_id=buffer)]
                 forward = [ForwardPass(buffer_id=buffer)]
                 if grid.is_first(rank, each.chunk) or grid.is_last(rank, each.chunk):
                     forward.insert(0, LoadMicroBatch(buffer_id=buffer))
@@ -52,13 +69,15 @@ class InterleavedSchedule(PipeSchedule):
                     Activate(chunk=each.chunk, buffer_id=buffer),
                     *(forward if each.direction == "forward" else backward),
                 ]
-            yield [Exchange(sends=iteration.sends, receives=iteration.receives)]
+            if iteration.sends or iteration.receives:
+                yield [Exchange(sends=iteration.sends, receives=iteration.receives)]
+        yield [Drain()]
         if self._trains:
             yield [ReduceTiedGrads(), ReduceGrads(), OptimizerStep()]
 
 
-class InterleavedEngine(ChunkedPipelineEngine):
-    """Run the interleaved schedule.
+class ProgramEngine(ChunkedPipelineEngine):
+    """Run the program of an interleaved or zero-bubble schedule.
 
     Losses, received gradients, inputs and outputs are kept by buffer until the backward pass of their
     chunk and micro-batch, and freed there: others come in between.
@@ -68,6 +87,9 @@ class InterleavedEngine(ChunkedPipelineEngine):
         super().__init__(*args, **kwargs)
         self._losses: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
+        self._arriving: dict[tuple[Direction, int], list[dist.Work]] = {}
+        # With its tensors, which have to outlive it.
+        self._leaving: deque[tuple[list[dist.Work], list[dist.P2POp]]] = deque()
         self.reset_activation_shape()
 
     def reset_activation_shape(self) -> None:
@@ -76,10 +98,9 @@ class InterleavedEngine(ChunkedPipelineEngine):
         self._announced: set[int] = set()
         self._shapes: dict[int, tuple[bool, list[tuple[list[int], torch.dtype]]]] = {}
 
-    def schedule_of(self, micro_batches: int, *, trains: bool) -> InterleavedSchedule:
+    def schedule_of(self, micro_batches: int, *, trains: bool) -> ProgramSchedule:
         """Return the instructions of this rank for a step or an evaluation."""
-        grid = Grid(ranks=self.num_stages, chunks=self.module.chunks, micro_batches=micro_batches)
-        return InterleavedSchedule(grid, self.stage_id, trains=trains)
+        return ProgramSchedule(self.module.grid(micro_batches), self.stage_id, trains=trains)
 
     def activate(self, chunk: int, buffer_id: int) -> None:
         """Make `chunk` the active one, with the loss or the received gradient of a micro-batch."""
@@ -105,30 +126,58 @@ class InterleavedEngine(ChunkedPipelineEngine):
         self._free(buffer_id, "outputs", "labels")
         if self.is_first_stage():
             self._free(buffer_id, "inputs")
+        if self.module.weight_gradients is not None:
+            self.module.weight_gradients.end_pass()
+
+    def weight_pass(self) -> None:
+        """Compute the weight gradients that the oldest of the backward passes has put aside."""
+        with self.in_backward():
+            self.module.weight_gradients.compute()
 
     def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
-        """Send and receive, all at once.
+        """Post messages, all at once.
 
         Only where the shape of what comes is not known yet, the sends are posted before it is.
         """
         self.active_chunk = None
-        operations = [each for transfer in sends for each in self._sending(transfer)]
-        works: list[dist.Work] = []
-        if any(each.direction == "forward" and each.chunk not in self._shapes for each in receives):
-            works, operations = _post(operations), []
-        for transfer in receives:
-            operations += self._receiving(transfer)
-        for work in (*works, *_post(operations)):
-            work.wait()
-        for transfer in receives:
-            if transfer.direction == "forward" and torch.is_grad_enabled():
-                for tensor in _floating(self.pipe_buffers["inputs"][transfer.buffer]):
-                    tensor.requires_grad_()
+        sending = [each for transfer in sends for each in self._sending(transfer)]
+        unknown = any(t.direction == "forward" and t.chunk not in self._shapes for t in receives)
+        early = _post(sending) if unknown else []
+        coming = [(transfer, self._receiving(transfer)) for transfer in receives]
+        receiving = [each for _, own in coming for each in own]
+        works = [*early, *_post(receiving if unknown else [*sending, *receiving])]
+        if sending:
+            self._leaving.append((works[: len(sending)], sending))
+        works = works[len(sending) :]
+        for transfer, own in coming:
+            self._arriving[transfer.direction, transfer.buffer] = works[: len(own)]
+            works = works[len(own) :]
         for transfer in sends:
             if transfer.direction == "backward":
                 self._free(transfer.buffer, "inputs")
             elif not torch.is_grad_enabled():
                 self._free(transfer.buffer, "outputs")
+        self._wait_for_sends(_UNFINISHED)
+
+    def wait_for(self, direction: Direction, buffer_id: int) -> None:
+        """Wait for the input of a pass."""
+        for work in self._arriving.pop((direction, buffer_id)):
+            work.wait()
+        if direction == "forward" and torch.is_grad_enabled():
+            for tensor in _floating(self.pipe_buffers["inputs"][buffer_id]):
+                tensor.requires_grad_()
+
+    def drain(self) -> None:
+        """Wait for everything that has been sent."""
+        self.active_chunk = None
+        self._wait_for_sends(0)
+
+    def _wait_for_sends(self, kept: int) -> None:
+        """Wait for all exchanges but the last `kept`."""
+        while len(self._leaving) > kept:
+            works, _ = self._leaving.popleft()
+            for work in works:
+                work.wait()
 
     def _sending(self, transfer: Transfer) -> list[dist.P2POp]:
         peer = self._peer(1 if transfer.direction == "forward" else -1)
@@ -174,7 +223,10 @@ class InterleavedEngine(ChunkedPipelineEngine):
 
 
 def _post(operations: list[dist.P2POp]) -> list[dist.Work]:
-    return [*dist.batch_isend_irecv(operations)] if operations else []
+    """Post messages together; return what to wait for by message, once for each on gloo."""
+    works = [*dist.batch_isend_irecv(operations)] if operations else []
+    # On NCCL they have one work together.
+    return works * len(operations) if len(works) == 1 else works
 
 
 def _as_tuple(tensors: Any) -> tuple[Tensor, ...]:

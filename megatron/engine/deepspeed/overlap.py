@@ -93,8 +93,8 @@ class GradientReduction:
         """Begin a step.
 
         Args:
-            last_passes: numbers of the backward passes that complete gradients: the last one of each
-                model chunk.
+            last_passes: numbers of the passes that complete gradients, among those that add to them:
+                the last ones of each model chunk.
         """
         self._wait()  # for what an exception has left
         self._last_passes, self._passes = frozenset(last_passes), 0
@@ -102,7 +102,7 @@ class GradientReduction:
             bucket.missing = set(bucket.parameters)
 
     def backward_begins(self) -> None:
-        """Reduce during this backward pass if it completes gradients."""
+        """Reduce during this pass if it completes gradients."""
         self._is_armed = self._passes in self._last_passes and self._replicas.size() > 1
         self._passes += 1
 

@@ -51,7 +51,6 @@ def test_a_command_line_of_the_field_is_read_whole():
     [
         (["--batch-size", "4"], "--batch-size: write --micro-batch-size instead"),
         (["--warmup", "0.1"], "--warmup: write --lr-warmup-fraction instead"),
-        (["--enable-zbh1-pipeline"], "no zero-bubble schedule"),
         (["--optimizer", "lamb"], "--optimizer lamb: unknown optimizer"),
         (["--data-impl", "hdf5"], "argument --data-impl: invalid choice: 'hdf5'"),
     ],

@@ -191,7 +191,6 @@ def test_a_spelling_of_tutorials_means_what_it_says(flags, path, value, tmp_path
 @pytest.mark.parametrize(
     ("flags", "instead"),
     [
-        ("--enable-zbh1-pipeline", "--num-layers-per-virtual-pipeline-stage"),
         ("--batch-size 8", "--micro-batch-size"),
         ("--warmup 100", "--lr-warmup-fraction"),
         ("--context-parallel-size 2", "--ds-sequence-parallel-size"),

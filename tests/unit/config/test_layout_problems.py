@@ -82,6 +82,18 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
             "write multiples of 4 in --global-batch-size and --rampup-batch-size",
         ),
         (
+            "--enable-zbh1-pipeline",
+            1,
+            "--enable-zbh1-pipeline is a schedule of pipeline stages, and there is one: add "
+            "--pipeline-model-parallel-size 2 or more, or leave it out",
+        ),
+        (
+            f"{STAGES} --enable-zbh1-pipeline --compile",
+            2,
+            "--enable-zbh1-pipeline does not go with --compile: weight gradients cannot be put off "
+            "there; leave one of the two out",
+        ),
+        (
             "--pipeline-model-parallel-size 3",
             3,
             "--pipeline-model-parallel-size 3 is more than --num-layers 2: a stage would have no "

@@ -34,6 +34,7 @@ NAMES = {
     "deepspeed.runtime.pipe.engine": (
         *("_INSTRUCTION_MAP", "_hp_grad", "pipeline_enable_backward_allreduce"),
         *("reset_activation_shape", "_exec_forward_pass", "_exec_backward_pass"),
+        "_running_engine_backward",
         *("_train_schedule", "_inference_schedule", "pipe_buffers", "grad_layer"),
     ),
     "deepspeed": ("PipelineEngine",),

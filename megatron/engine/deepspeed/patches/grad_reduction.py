@@ -109,7 +109,8 @@ def replace_bf16_reduction(
         ready: called with each parameter whose gradient has been added to its sum.
         finish: called where DeepSpeed would reduce all of them (`buffered_allreduce_fallback`).
         norm_gradients: returns the gradients of which all ranks together make the norm.
-        backward_begins: called before each backward pass of a pipeline stage (`_INSTRUCTION_MAP`).
+        backward_begins: called before each pass of a pipeline stage that adds to gradients
+            (`_INSTRUCTION_MAP`).
     """
     optimizer = engine.optimizer
     accumulate, of_clipping = (
@@ -125,7 +126,7 @@ def replace_bf16_reduction(
         return of_clipping(for_clipping=True) if for_clipping else (norm_gradients(), {})
 
     def count(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        if name != "BackwardPass":
+        if name not in ("BackwardPass", "WeightPass"):
             return call
 
         def backward(*args: Any, **kwargs: Any) -> Any:

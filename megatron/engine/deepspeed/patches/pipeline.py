@@ -143,13 +143,25 @@ class Activate(schedule.PipeInstruction):
 
 
 class Exchange(schedule.PipeInstruction):
-    """Instruction: send and receive activations and gradients, all at once."""
+    """Instruction: post messages of activations and gradients, all at once."""
+
+
+class Await(schedule.PipeInstruction):
+    """Instruction: wait for the input of a pass."""
+
+
+class WeightPass(schedule.PipeInstruction):
+    """Instruction: compute weight gradients that a backward pass has put aside."""
+
+
+class Drain(schedule.PipeInstruction):
+    """Instruction: wait until all messages have been sent."""
 
 
 class ChunkedPipelineEngine(PipelineEngine, ABC):
     """DeepSpeed's pipeline engine on ranks with several model chunks; a subclass has the schedule.
 
-    Its instructions are those of DeepSpeed, without their transfers, and the two above
+    Its instructions are those of DeepSpeed, without their transfers, and those above
     (`_INSTRUCTION_MAP`). What DeepSpeed asks of a stage, such as whether it computes the loss, is
     answered for the active chunk (`_exec_forward_pass`, `_backward_prologue_per_tensor`), and with
     none, outside of a schedule, for the rank.
@@ -177,6 +189,30 @@ class ChunkedPipelineEngine(PipelineEngine, ABC):
     def exchange(self, sends: Any, receives: Any) -> None:
         """Carry out `Exchange`."""
 
+    @abstractmethod
+    def wait_for(self, direction: Any, buffer_id: int) -> None:
+        """Carry out `Await`."""
+
+    @abstractmethod
+    def weight_pass(self) -> None:
+        """Carry out `WeightPass`."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Carry out `Drain`."""
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Add to gradients inside the `with` block as in a backward pass (`_running_engine_backward`).
+
+        Otherwise hooks of DeepSpeed take it for one that the engine has not begun.
+        """
+        self._running_engine_backward = True
+        try:
+            yield
+        finally:
+            self._running_engine_backward = False
+
     def forward_pass(self, buffer_id: int) -> None:
         """Compute the active chunk, and the loss at the end of the network."""
         self._exec_forward_pass(buffer_id)
@@ -197,6 +233,9 @@ class ChunkedPipelineEngine(PipelineEngine, ABC):
         schedule.BackwardPass: lambda engine, buffer_id: engine.backward_pass(buffer_id),
         Activate: lambda engine, **kwargs: engine.activate(**kwargs),
         Exchange: lambda engine, **kwargs: engine.exchange(**kwargs),
+        Await: lambda engine, **kwargs: engine.wait_for(**kwargs),
+        WeightPass: lambda engine: engine.weight_pass(),
+        Drain: lambda engine: engine.drain(),
     }
 
 
