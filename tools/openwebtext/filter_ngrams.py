@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
@@ -18,9 +19,9 @@ from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
 from megatron.data.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
+    CutRules,
     NgramSet,
     from_dictionary,
-    task_ngrams,
     to_dictionary,
 )
 from megatron.data.cleaning.records import (
@@ -57,23 +58,23 @@ class FilterConfig:
     num_threads: int = 40
     """Processes at most; no more than there are cores."""
 
-    max_ngram_size: int = 13
+    max_ngram_size: int = CutRules.max_words
     """Words of an n-gram."""
 
-    min_ngram_size: int = 8
+    min_ngram_size: int = CutRules.min_words
     """Words that an evaluation's text must have to be looked for as a whole, if it has fewer than
     an n-gram."""
 
-    filter_text_char_len: int = 200
+    filter_text_char_len: int = CutRules.min_chars
     """Pieces of fewer characters are dropped."""
 
-    key_threshold: int = 10
+    key_threshold: int = CutRules.key_threshold
     """N-grams that the training documents hold so many times are common phrases, and stay."""
 
-    splits_count: int = 10
+    splits_count: int = CutRules.max_pieces
     """Documents that would fall into more pieces are dropped."""
 
-    remove_char_each_side: int = 200
+    remove_char_each_side: int = CutRules.margin
     """Characters that go with an n-gram on each side, and then on to the end of a sentence."""
 
     save_dictionary: str | None = None
@@ -108,31 +109,32 @@ def rare_ngrams(config: FilterConfig, workers: int) -> dict[str, int]:
     files = dict(zip(config.task_files[::2], config.task_files[1::2], strict=True))
     if config.lambada_path is not None:
         files["lambada"] = config.lambada_path
-    ngrams = {
-        ngram: 0
-        for task in config.tasks
-        for text in evaluation_texts(task, files.get(task))
-        for ngram in task_ngrams(text, config.min_ngram_size, config.max_ngram_size)
-    }
+    texts = (evaluation_texts(task, files.get(task)) for task in config.tasks)
+    ngrams = rules_of(config).ngrams_of(chain.from_iterable(texts))
     data_path, key = config.dedup_dataset
     counts: Counter[str] = Counter()
     count = CountNgrams(NgramSet(ngrams), key)
     for found in ordered_map(count, batches(read_lines([data_path])), workers):
         counts += found
-    return {ngram: counts[ngram] for ngram in ngrams if counts[ngram] < config.key_threshold}
+    return rules_of(config).rare(ngrams, counts)
+
+
+def rules_of(config: FilterConfig) -> CutRules:
+    """Return the rules that the flags set."""
+    return CutRules(
+        min_words=config.min_ngram_size,
+        max_words=config.max_ngram_size,
+        key_threshold=config.key_threshold,
+        margin=config.remove_char_each_side,
+        min_chars=config.filter_text_char_len,
+        max_pieces=config.splits_count,
+    )
 
 
 def cut(config: FilterConfig, ngrams: Iterable[str], *, prefix: str, workers: int) -> None:
     """Write the documents, without the n-grams."""
     data_path, key = config.dedup_dataset
-    function = CutDocuments(
-        NgramSet(ngrams),
-        key,
-        margin=config.remove_char_each_side,
-        min_chars=config.filter_text_char_len,
-        max_pieces=config.splits_count,
-        prefix=prefix,
-    )
+    function = CutDocuments(NgramSet(ngrams), key, prefix, rules_of(config))
     num_documents = num_cut = num_gone = num_shattered = 0
     with new_files(config.output or "", inputs=[data_path]) as (output,):
         for results in ordered_map(function, numbered(batches(read_lines([data_path]))), workers):

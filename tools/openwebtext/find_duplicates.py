@@ -24,7 +24,7 @@ from megatron.common.remote_files import is_url
 from megatron.config.parsing.flags import parse_sections
 from megatron.data.cleaning.duplicates import BAND, ComparePairs, band_records, similar_pairs
 from megatron.data.cleaning.external_sort import ExternalSorter
-from megatron.data.cleaning.fingerprints import Source, Texts, save, take_fingerprints
+from megatron.data.cleaning.fingerprints import SEED, Source, Texts, save, take_fingerprints
 from megatron.data.cleaning.records import new_files, to_bytes, total_bytes
 
 
@@ -52,7 +52,7 @@ class DuplicatesConfig:
     """Documents of each bucket that are compared with all others left in it; -1 for as many as
     there are."""
 
-    seed: int = 1234
+    seed: int = SEED
     """Seed of the hash functions."""
 
     num_bands: int = 10

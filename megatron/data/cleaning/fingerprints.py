@@ -24,6 +24,7 @@ from megatron.data.cleaning.records import TEXT_KEY, Line, batches, read_errors_
 from megatron.data.token_files.publish import write_errors_name
 
 SHINGLE = 5  # characters
+SEED = 1234  # of the hash functions
 
 _FORMAT = 1
 _SCHEME = "affine32"

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,39 @@ def words_of(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text)]
 
 
-def task_ngrams(text: str, min_words: int, max_words: int) -> Iterator[str]:
-    """Yield the runs of `max_words` words of an evaluation's text; all its words if fewer.
+@dataclass(frozen=True, kw_only=True)
+class CutRules:
+    """Which n-grams are cut out of documents, and what with them.
 
-    A text of less than `min_words` words is too common to look for.
+    Args:
+        min_words: of a text to look for that is shorter than an n-gram; others are too common.
+        max_words: of an n-gram.
+        key_threshold: n-grams that occur so often are common phrases and stay.
+        margin: characters that go with an n-gram on each side, and on to the end of a sentence.
+        min_chars: shorter pieces are dropped.
+        max_pieces: a document of more pieces is dropped.
     """
-    words = words_of(text)
-    if len(words) >= min_words:
-        for start in range(max(len(words) - max_words, 0) + 1):
-            yield " ".join(words[start : start + max_words])
+
+    min_words: int = 8
+    max_words: int = 13
+    key_threshold: int = 10
+    margin: int = 200
+    min_chars: int = 200
+    max_pieces: int = 10
+
+    def ngrams_of(self, texts: Iterable[str]) -> list[str]:
+        """Return the n-grams of evaluations' texts, each once: runs of words, or all of a short text."""
+        found: dict[str, None] = {}
+        for words in map(words_of, texts):
+            if len(words) >= self.min_words:
+                for start in range(max(len(words) - self.max_words, 0) + 1):
+                    found[" ".join(words[start : start + self.max_words])] = None
+        return [*found]
+
+    def rare(self, ngrams: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:
+        """Return the n-grams that documents hold so seldom that they are cut out, and how often."""
+        found = {ngram: counts.get(ngram, 0) for ngram in ngrams}
+        return {ngram: n for ngram, n in found.items() if n < self.key_threshold}
 
 
 class NgramSet:
@@ -104,18 +128,13 @@ class CutDocuments:
 
     Args:
         key: of the text.
-        margin: characters that go with an n-gram on each side, and on to the end of a sentence.
-        min_chars: shorter pieces are dropped.
-        max_pieces: a document of more pieces is dropped.
         prefix: of the ids of pieces.
     """
 
     ngrams: NgramSet
     key: str
-    margin: int
-    min_chars: int
-    max_pieces: int
     prefix: str
+    rules: CutRules = CutRules()
 
     def __call__(self, numbered: tuple[int, Sequence[Line]]) -> list[Cut]:
         """Return the results of these lines, the first of which has the given number."""
@@ -130,10 +149,10 @@ class CutDocuments:
             return Cut((line.raw,))
         pieces = [
             piece
-            for piece in pieces_around(text, spans, self.margin)
-            if len(piece) >= self.min_chars
+            for piece in pieces_around(text, spans, self.rules.margin)
+            if len(piece) >= self.rules.min_chars
         ]
-        if len(pieces) > self.max_pieces:
+        if len(pieces) > self.rules.max_pieces:
             return Cut((), True, True)
         return Cut(tuple(self._records(record, number, pieces)), True)
 

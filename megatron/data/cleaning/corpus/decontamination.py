@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from megatron.data.cleaning.corpus.deduplication import unique_lines
 from megatron.data.cleaning.corpus.spec import CorpusSpec, read_counts, write_counts
-from megatron.data.cleaning.ngrams import CountNgrams, Cut, CutDocuments, NgramSet
+from megatron.data.cleaning.ngrams import CountNgrams, Cut, CutDocuments, CutRules, NgramSet
 from megatron.data.cleaning.records import TEXT_KEY, Line, batches, new_files
 
 
@@ -47,13 +47,7 @@ def _cutter(spec: CorpusSpec, task: int) -> tuple[CutDocuments, int]:
     found: Counter[str] = Counter()
     for counts in counted:
         found.update(counts["ngrams"])
-    rare = [ngram for ngram in spec.evaluation_ngrams if found[ngram] < spec.key_threshold]
-    cut = CutDocuments(
-        NgramSet(rare),
-        TEXT_KEY,
-        margin=spec.margin,
-        min_chars=spec.min_chars,
-        max_pieces=spec.max_pieces,
-        prefix="-".join(dict.fromkeys(name for name, _ in spec.evaluations)),
-    )
+    rare = CutRules().rare(spec.evaluation_ngrams, found)
+    prefix = "-".join(dict.fromkeys(name for name, _ in spec.evaluations))
+    cut = CutDocuments(NgramSet(rare), TEXT_KEY, prefix)
     return cut, sum(counts["documents"] for counts in counted[:task])

@@ -14,7 +14,7 @@ from megatron.data.cleaning.corpus.spec import CorpusSpec, write_counts
 from megatron.data.cleaning.duplicates import BAND, band_records
 from megatron.data.cleaning.external_sort import ExternalSorter, write_blocks
 from megatron.data.cleaning.filters import Filter
-from megatron.data.cleaning.fingerprints import Source, TakeFingerprints, document_type
+from megatron.data.cleaning.fingerprints import SEED, Source, TakeFingerprints, document_type
 from megatron.data.cleaning.records import TEXT_KEY, Line, batches, new_files
 from megatron.data.preprocessing.shards import plan_shards, shards_of_rank
 from megatron.data.readers.inputs import Block, find_sources, read_blocks, read_range
@@ -72,7 +72,7 @@ def filter_documents(spec: CorpusSpec, task: int) -> None:
     kinds = [f"{what} by {name}" for name in filters for what in ("dropped", "changed")]
     counts: Counter[str] = Counter(dict.fromkeys(["read", *kinds], 0))
     path = str(spec.file("filtered", task, "jsonl"))
-    take = TakeFingerprints((Source(path, TEXT_KEY, 0),), spec.num_seeds, spec.seed)
+    take = TakeFingerprints((Source(path, TEXT_KEY, 0),), spec.num_seeds, SEED)
     offset = 0
     with new_files(path) as (output,), TemporaryFile(dir=spec.folder) as scratch:
         sorter = ExternalSorter(scratch, BAND)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from megatron.common.atomic_files import replace_text
 from megatron.common.remote_files import state_of_input
 from megatron.data.cleaning.evaluations import evaluation_texts
 from megatron.data.cleaning.filters import Filter
-from megatron.data.cleaning.ngrams import task_ngrams
+from megatron.data.cleaning.ngrams import CutRules
 from megatron.data.cleaning.records import read_errors_name
 from megatron.data.readers.inputs import find_sources
 from megatron.data.token_files.publish import write_errors_name
@@ -36,12 +37,6 @@ class CorpusSpec:
         bands: pieces of a fingerprint, one of which must agree for a pair to be compared.
         num_seeds: numbers of a fingerprint.
         evaluations: (name, file) of texts that are cut out of the documents.
-        min_words: of a text to look for that is shorter than an n-gram.
-        max_words: of an n-gram.
-        key_threshold: n-grams that occur so often are common phrases and stay.
-        margin: characters that go with an n-gram on each side.
-        min_chars: shorter pieces of a document that was cut are dropped.
-        max_pieces: a document that is cut into more is dropped.
     """
 
     inputs: tuple[str, ...]
@@ -51,14 +46,7 @@ class CorpusSpec:
     similarity: float | None = 0.7
     bands: int = 20
     num_seeds: int = 100
-    seed: int = 1234
     evaluations: tuple[tuple[str, str], ...] = ()
-    min_words: int = 8
-    max_words: int = 13
-    key_threshold: int = 10
-    margin: int = 200
-    min_chars: int = 200
-    max_pieces: int = 10
 
     def file(self, step: str, task: int, suffix: str) -> Path:
         """Return the path of a file that a task of a step writes."""
@@ -82,13 +70,8 @@ class CorpusSpec:
     @cached_property
     def evaluation_ngrams(self) -> list[str]:
         """N-grams of all evaluations, each once."""
-        ngrams = (
-            ngram
-            for name, path in self.evaluations
-            for text in evaluation_texts(name, path)
-            for ngram in task_ngrams(text, self.min_words, self.max_words)
-        )
-        return [*dict.fromkeys(ngrams)]
+        texts = (evaluation_texts(name, path) for name, path in self.evaluations)
+        return CutRules().ngrams_of(chain.from_iterable(texts))
 
 
 def write_counts(spec: CorpusSpec, step: str, task: int, counts: Mapping[str, Any]) -> None:

@@ -14,9 +14,9 @@ from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
 from megatron.data.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
+    CutRules,
     NgramSet,
     pieces_around,
-    task_ngrams,
     words_of,
 )
 from megatron.data.cleaning.records import Line
@@ -29,8 +29,8 @@ def line(text):
     return Line("in.jsonl", 1, 0, json.dumps({"text": text, "url": "u"}).encode())
 
 
-def cut(text, ngrams=(QUESTION,), *, margin=200, min_chars=200, max_pieces=10):
-    function = CutDocuments(NgramSet(ngrams), "text", margin, min_chars, max_pieces, "lambada")
+def cut(text, ngrams=(QUESTION,), **rules):
+    function = CutDocuments(NgramSet(ngrams), "text", "lambada", CutRules(**rules))
     (done,) = function((5, [line(text)]))
     return done, [json.loads(piece) for piece in done.pieces]
 
@@ -118,7 +118,7 @@ def test_ends_of_sentences_bound_the_cut():
 )
 def test_ngrams_of_an_evaluation(count, expected):
     words = [f"w{i}" for i in range(count)]
-    found = list(task_ngrams(", ".join(words).upper(), 8, 13))
+    found = CutRules().ngrams_of([", ".join(words).upper()])
     assert found == [" ".join(words[i : i + 13]) for i in range(expected)]
 
 
@@ -146,7 +146,7 @@ def test_what_is_sent_to_workers_works_there():
     text = f"{english(1, 20)} {QUESTION}. {english(2, 20)}"
     ngrams = NgramSet([QUESTION])
     count = CountNgrams(ngrams, "text")
-    function = CutDocuments(ngrams, "text", 200, 200, 10, "lambada")
+    function = CutDocuments(ngrams, "text", "lambada")
     batches = [[line(text)], [line("other")], [line(QUESTION)]]
     assert list(ordered_map(count, batches, 2)) == [{QUESTION: 1}, {}, {QUESTION: 1}]
     numbered = list(enumerate(batches))
