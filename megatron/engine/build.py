@@ -17,9 +17,9 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import DataParallelEngine
-from megatron.engine.deepspeed.interleaved import ProgramEngine
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
+from megatron.engine.deepspeed.pipeline_program import ProgramEngine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.zero3 import GatheredModel, zero3_init

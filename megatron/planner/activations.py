@@ -69,13 +69,30 @@ class Activations:
         That are the inputs of its linear layers, and the gradients of their outputs.
         """
         spec = self.plan.model
-        queries = spec.num_attention_heads * spec.head_dim
+        if number > spec.num_layers:
+            return self._decoder.products(1) + self._decoder._attention_products(self)
+        inner = spec.ffn_hidden_size * (3 if spec.is_gated else 2)
+        mlp = self.tokens * inner // self._tensor
+        mlp += (self.outside + self.tokens) * spec.hidden_size
+        kept = self._attention_products() + mlp * self._bytes
+        if number in spec.retro_layers:
+            kept += self._attention_products(self._neighbors)
+            if number == spec.retro_layers[0]:
+                kept += spec.retro_encoder_layers * self._neighbors.products(1)
+        return kept
+
+    def _attention_products(self, source: "Activations | None" = None) -> int:
+        """Return the same of attention.
+
+        Args:
+            source: of keys and values in cross-attention.
+        """
+        spec, keyed = self.plan.model, source or self
+        queries = 2 * spec.num_attention_heads * spec.head_dim
         keys = 2 * spec.num_query_groups * spec.head_dim
-        inner = spec.ffn_hidden_size
-        own = queries + queries + keys + inner + inner * (2 if spec.is_gated else 1)
-        streams = 2 * self.outside + 2 * self.tokens
-        features = self.tokens * own // self._tensor + streams * spec.hidden_size
-        return features * self._bytes
+        inner = (self.tokens * queries + keyed.tokens * keys) // self._tensor
+        streams = self.outside + self.tokens + (source.outside if source else 0)
+        return (inner + streams * spec.hidden_size) * self._bytes
 
     def in_front(self) -> int:
         """Return the activations of the embedding."""

@@ -30,9 +30,17 @@ RAMP = ["--train-samples", "48", "--lr-warmup-samples", "10", "--rampup-batch-si
         (launched, 2, [*RAMP, "--zero-stage", "1"]),
         (start_ranks, 2, [*ITERATIONS, "--bf16", "--zero-stage", "3"]),
         (start_ranks, 2, [*RAMP, "--tensor-model-parallel-size", "2", "--zero-stage", "2"]),
-        (start_ranks, 2, [*RAMP, "--pipeline-model-parallel-size", "2"]),
+        (start_ranks, 2, [*RAMP, "--pipeline-model-parallel-size", "2", "--enable-zbh1-pipeline"]),
     ],
-    ids=["fp32", "bf16-ramp", "bf16-pp2", "zero1-dp2", "bf16-zero3", "tp2-zero2", "fp32-pp2-ramp"],
+    ids=[
+        "fp32",
+        "bf16-ramp",
+        "bf16-pp2",
+        "zero1-dp2",
+        "bf16-zero3",
+        "tp2-zero2",
+        "fp32-zero-bubble-ramp",
+    ],
 )
 def test_a_resumed_run_equals_the_uninterrupted_one(
     start: Any, ranks: int, extra: list[str], corpus: Corpus, tmp_path: Path

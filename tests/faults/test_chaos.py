@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forked import without_head_start
-from small_job import Job, is_same
+from small_job import Job, calm_job, is_same
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
@@ -52,14 +52,25 @@ def test_a_run_under_chaos_comes_to_the_same_bits(
     assert is_same(save, keeping_job.save)
 
 
-def test_two_ranks_under_chaos_come_to_the_same_bits(job_of_two: Job, tmp_path: Path) -> None:
-    save = tmp_path / "chaos"
-    output = survive(job_of_two, save, "--keep-last", "3", chaos=CHAOS_OF_TWO)
+@pytest.fixture(scope="module")
+def job_of_stages(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two stages with a zero-bubble schedule."""
+    flags = ["--num-layers", "2", "--pipeline-model-parallel-size", "2", "--enable-zbh1-pipeline"]
+    return calm_job(tmp_path_factory.mktemp("stages"), *flags, ranks=2)
+
+
+@pytest.mark.parametrize("name", ["job_of_two", "job_of_stages"])
+def test_two_ranks_under_chaos_come_to_the_same_bits(
+    request: pytest.FixtureRequest, name: str, tmp_path: Path
+) -> None:
+    """A killed rank ends the other one too."""
+    job, save = request.getfixturevalue(name), tmp_path / "chaos"
+    output = survive(job, save, "--keep-last", "3", chaos=CHAOS_OF_TWO)
     struck = {(record["fault"], record["where"]) for record in faults(save)}
     expected = {("kill", "rank 0"), ("full_disk", "rank 1"), ("kill_save", "rank 1")}
     assert expected <= struck, struck
     assert any("is passed over: " in text for text in output)
-    assert is_same(save, job_of_two.save)
+    assert is_same(save, job.save)
 
 
 def test_what_strikes_is_decided_by_its_words_alone() -> None:

@@ -82,6 +82,7 @@ def adapters_train_alone_and_alike_over_all_layouts(rank):
 
 
 CHUNKS = "--loss-chunk-tokens", "7"
+ZERO_BUBBLE = "--enable-zbh1-pipeline"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1"),
     Layout(NETWORK, TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
@@ -92,7 +93,7 @@ CHECKS = [
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "3", *CHUNKS),
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "2"),
     Layout(NETWORK, "--fp16", "--loss-scale", "128", "--zero-stage", "2"),
-    Layout(NETWORK, "--fp16", "--initial-loss-scale", "256", PIPELINE, "2"),
+    Layout(NETWORK, "--fp16", "--initial-loss-scale", "256", PIPELINE, "2", ZERO_BUBBLE),
     experts_train_alike_over_replicas_and_tensor_ranks,
     adapters_train_alone_and_alike_over_all_layouts,
 ]

@@ -69,7 +69,7 @@ CHECKS = [
     Layout(NETWORK, "--fp16", "--initial-loss-scale", "256", PIPELINE, "2"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--sequence-parallel", "--checkpoint-activations"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--checkpoint-activations", network=LORA),
-    Layout(INSTRUCT, PIPELINE, "4", "--checkpoint-activations"),
+    Layout(INSTRUCT, PIPELINE, "4", "--checkpoint-activations", "--enable-zbh1-pipeline"),
     Layout(INSTRUCT, TENSOR, "2", PIPELINE, "2"),
     Layout(INSTRUCT, TENSOR, "2", "--sequence-parallel"),
 ]

@@ -51,6 +51,7 @@ NETWORK = Network(
     steps=STEPS,
 )
 CHUNKS = "--loss-chunk-tokens", "7"
+ZERO_BUBBLE = "--enable-zbh1-pipeline"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1"),
     Layout(NETWORK, TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
@@ -58,7 +59,7 @@ CHECKS = [
     Layout(
         NETWORK, PIPELINE, "4", "--checkpoint-activations", "--zero-stage", "0", network=RELATIVE
     ),
-    Layout(NETWORK, PIPELINE, "4", "--zero-stage", "1", SPLIT, "2", *CHUNKS),
+    Layout(NETWORK, PIPELINE, "4", "--zero-stage", "1", SPLIT, "2", *CHUNKS, ZERO_BUBBLE),
     Layout(
         NETWORK, PIPELINE, "2", "--recompute-granularity", "selective", SPLIT, "1", network=RELATIVE
     ),

@@ -137,7 +137,6 @@ def unsupported_problems(
         "--num-virtual-stages-per-pipeline-rank": bool(
             parallel.num_virtual_stages_per_pipeline_rank
         ),
-        "--enable-zbh1-pipeline": parallel.enable_zbh1_pipeline,
     }
     reason = "is not built for networks with an encoder and a decoder: leave it out"
     return flag_problems(flags, reason)
