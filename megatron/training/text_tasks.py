@@ -157,7 +157,8 @@ def _with_local_directories(words: Sequence[str]) -> list[str]:
         if path and is_url(path):
             directory = Path(local_directory(path, cache, flag=flag))
             if flag != "--save":
-                fetch(directory, foreign=True)
+                # Files without a manifest that this run uploads are no checkpoint of another system.
+                fetch(directory, foreign=path != value_in(words, "--save"))
             local.append(f"{flag}={downloaded(directory)}")
     return local
 

@@ -339,6 +339,14 @@ def test_a_checkpoint_in_one_file_is_downloaded(store, tmp_path):
     assert value_in(words, "--load") == str(found)
 
 
+def test_a_first_upload_that_was_killed_is_no_checkpoint_of_another_system(store, tmp_path):
+    url = f"{BUCKET}/{tmp_path.name}/tuned"
+    write_text(f"{url}/global_step5/weights.pt", "a part")
+    words = ["--load", url, "--save", url, "--s3-cache-path", str(tmp_path)]
+    directory = Path(value_in(with_pretrained_network(words, is_first=True), "--load"))
+    assert {*names_in(directory)} == {"url.json", "fetch.lock"}
+
+
 def test_tasks_find_the_network_of_checkpoints_at_urls(remote, tmp_path):
     remote.save(5)
     words = ["--load", remote.url, "--save", f"{BUCKET}/tuned", "--s3-cache-path", str(tmp_path)]
