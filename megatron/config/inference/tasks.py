@@ -140,8 +140,9 @@ def name_problems(task: str | None) -> Iterator[str]:
     elif task is not None and task not in get_args(Task):
         by_lower_case = {name.lower(): name for name in get_args(Task)}
         near = difflib.get_close_matches(task.lower(), by_lower_case, n=1)
-        hint = f"did you mean {by_lower_case[near[0]]}? " if near else ""
-        yield f"--task {task}: {hint}There are {', '.join(get_args(Task))}"
+        hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
+        names = ", ".join(get_args(Task))
+        yield f"--task: invalid choice: {task!r}{hint} (choose from {names})"
 
 
 def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
