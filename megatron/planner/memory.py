@@ -22,6 +22,9 @@ _BUCKET = 5e8
 _PERSISTENT = 1e5
 """Elements: DeepSpeed's defaults of reduce_bucket_size and stage3_param_persistence_threshold."""
 
+_IN_TRANSIT = 4
+"""Messages that a rank has sent or receives ahead, where transfers of pipeline stages run beside passes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -83,7 +86,8 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         buffers=sizes.buckets(held, device),
         activations=sum(number * _activations(plan, part, activations) for number, part in parts)
         + (inputs if stays else 0)
-        + _put_off(plan, stage, activations),
+        + _put_off(plan, stage, activations)
+        + (_IN_TRANSIT * activations.stream if plan.parallel.has_own_schedule else 0),
         logits=logits + _left_over(plan, stage, activations),
         transient=max([*again, loss]) + gathered,
         host=sizes.on_host(held) + (0 if stays else inputs),

@@ -270,9 +270,10 @@ class CopyingLinear(torch.autograd.Function):
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         own = (grad @ weight).contiguous() if of_x else None
         wait = start_all_reduce(own, ctx.group) if own is not None and ctx.group else None
-        rows = grad.flatten(0, -2)
+        # Detached: a product that is put aside must not keep the graph of x.
+        rows, columns = grad.flatten(0, -2), x.detach().flatten(0, -2)
         of_parameters = (
-            _now_or_later(lambda: rows.mT @ x.flatten(0, -2), ctx.defer, of_weight),
+            _now_or_later(lambda: rows.mT @ columns, ctx.defer, of_weight),
             rows.sum(0) if of_bias else None,
         )
         return wait() if wait else own, *of_parameters, None, None
@@ -312,10 +313,11 @@ class GatheringLinear(torch.autograd.Function):
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         full = start_all_gather(x, dim, group) if of_weight else None
         own = start_reduce_scatter(grad @ weight, dim, group) if of_x else None
-        rows = grad.flatten(0, -2)
+        # Detached: a product that is put aside must not keep the graph of x.
+        rows, own_x = grad.flatten(0, -2), x.detach()
 
         def product() -> Tensor:
-            gathered = full() if full else all_gather(x, dim, group)
+            gathered = full() if full else all_gather(own_x, dim, group)
             return rows.mT @ gathered.flatten(0, -2)
 
         of_parameters = (

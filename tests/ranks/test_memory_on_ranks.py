@@ -137,6 +137,11 @@ def pipeline_in_bf16(rank: int) -> None:
     agrees("--pipeline-model-parallel-size", "2", "--bf16", "--checkpoint-activations")
 
 
+def zero_bubble_with_chunks(rank: int) -> None:
+    flags = ("--num-virtual-stages-per-pipeline-rank", "2", "--checkpoint-activations")
+    agrees("--pipeline-model-parallel-size", "2", "--enable-zbh1-pipeline", *flags)
+
+
 T5_SIZES = ("--decoder-seq-length", "32", "--decoder-num-layers", "3")
 
 
@@ -181,6 +186,7 @@ CHECKS = [
     ulysses,
     pipeline,
     pipeline_in_bf16,
+    zero_bubble_with_chunks,
     bert,
     bert_with_tensor_parallelism,
     bert_in_stages,

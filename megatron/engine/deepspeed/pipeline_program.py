@@ -35,7 +35,7 @@ from megatron.engine.deepspeed.patches.pipeline import (
 from megatron.engine.deepspeed.patches.runtime import default_store
 from megatron.planner.pipeline_schedule import Direction, Grid, Transfer, num_buffers, program_of
 
-_UNFINISHED = 4
+_UNFINISHED = 2
 """Exchanges after which a rank waits for what it has sent: its neighbors are never that far behind."""
 
 
