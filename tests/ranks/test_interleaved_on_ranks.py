@@ -69,6 +69,13 @@ def bf16_steps_are_those_of_1f1b(rank):
     steps_are_those_of_1f1b(*BF16, schedules=(CHUNKS, ZERO_BUBBLE))
 
 
+def dropout_and_clipping_are_those_of_1f1b(rank):
+    """The zero-bubble schedule keeps the order of forward passes, and of all sums."""
+    flags = ("--hidden-dropout", "0.1", "--attention-dropout", "0.1", "--clip-grad", "0.5")
+    found = [steps_of(*flags, *schedule)[:2] for schedule in ((), ZERO_BUBBLE)]
+    assert found[0] == found[1]
+
+
 def recomputed_steps_on_four_ranks_are_those_of_1f1b(rank):
     """Inner ranks send to different neighbors, and positions travel with the activations."""
     steps_are_those_of_1f1b(
@@ -171,6 +178,7 @@ def checkpoints_of_either_schedule_go_on_in_the_other(rank):
 CHECKS = [
     fp32_steps_are_those_of_1f1b,
     bf16_steps_are_those_of_1f1b,
+    dropout_and_clipping_are_those_of_1f1b,
     recomputed_steps_on_four_ranks_are_those_of_1f1b,
     tensor_parallel_steps_are_those_of_1f1b,
     gradients_of_every_chunk_are_reduced_beside_backward,

@@ -36,7 +36,7 @@ from megatron.engine.deepspeed.patches.runtime import default_store
 from megatron.planner.pipeline_schedule import Direction, Grid, Transfer, num_buffers, program_of
 
 _UNFINISHED = 2
-"""Exchanges after which a rank waits for what it has sent: its neighbors are never that far behind."""
+"""Exchanges that may still send: a rank waits for those before, and frees what they have sent."""
 
 
 class ProgramSchedule(PipeSchedule):

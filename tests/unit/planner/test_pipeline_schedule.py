@@ -19,6 +19,7 @@ from megatron.planner.pipeline_schedule import (
 )
 from megatron.planner.pipeline_stages import stages_of
 from megatron.planner.speed import bubble_of, step_flops
+from megatron.planner.summary import run_lines
 from megatron.planner.traffic import traffic_of
 
 COST = {"forward": 1.0, "backward": 2.0}
@@ -236,6 +237,8 @@ def test_the_planner_knows_the_zero_bubble():
     plain = tiny_plan(*STAGES, world_size=4)
     split = tiny_plan(*STAGES, "--enable-zbh1-pipeline", world_size=4)
     assert bubble_of(split) == pytest.approx(1 / 9)
+    layout = next(line for line in run_lines(split) if line.startswith("layout: "))
+    assert "pp 4 (zero bubble) * " in layout
     memory, before = memory_of_stages(split), memory_of_stages(plain)
     assert [each.weights for each in memory] == [each.weights for each in before]
     # Of 8 micro-batches stage r puts the weight passes of r off: inputs and output gradients of
