@@ -66,7 +66,8 @@ def test_cleaning_on_slurm_goes_on_after_a_task_was_killed(cluster: Cluster, cor
     cluster.wait_until(lambda: cluster.job_field(f"{array}_1", "JobState") == ["RUNNING"])
     cluster.run("scancel", "--signal", "KILL", f"{array}_1")
     cluster.end(array)
-    assert cluster.job_field(array, "JobState") == ["COMPLETED", "CANCELLED"]
+    first, second = cluster.job_field(array, "JobState")
+    assert first == "COMPLETED" != second
     # What follows it has left the queue.
     cluster.end(array_of(cluster, "4-join"))
     cluster.run(*words)
