@@ -9,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from torch import Tensor, nn
@@ -33,9 +34,8 @@ from megatron.engine.deepspeed.overlap import (
     reduce_beside_backward,
 )
 from megatron.engine.deepspeed.patches.checkpoint_files import (
-    literal_paths,
+    files_by_name,
     log_failed_script_copies,
-    one_read_per_file,
 )
 from megatron.engine.deepspeed.patches.grad_norm import (
     read_norm_once,
@@ -63,6 +63,8 @@ from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import (
     all_reduce_partial_gradients,
     all_reduce_parts,
+    full_name,
+    shard_of,
     summed_over,
 )
 
@@ -147,6 +149,18 @@ class Engine(ABC):
         """This rank's part of the model."""
         self._wait_for_weights()
         return self._engine.module
+
+    def partition_dims(self) -> dict[str, int]:
+        """Return the dimension along which each divided parameter's shards lie, by name.
+
+        Communication: one all-gather over the ranks of a replica.
+        """
+        group = self._groups.model
+        everyones: list[Any] = [None] * dist.get_world_size(group)
+        parameters = self.module.named_parameters()
+        own = {full_name(name, p): shard.dim for name, p in parameters if (shard := shard_of(p))}
+        dist.all_gather_object(everyones, own, group=group)
+        return dict(sorted(pair for dims in everyones for pair in dims.items()))
 
     @property
     def grad_norm(self) -> float | None:
@@ -299,7 +313,7 @@ class Engine(ABC):
         constants = self._constants()
         self._files.read = read
         try:
-            with one_read_per_file(), literal_paths():
+            with files_by_name():
                 found, _ = self._engine.load_checkpoint(
                     str(directory), tag=tag, load_module_only=not with_state
                 )
@@ -337,6 +351,7 @@ class Engine(ABC):
         load_full(
             self._engine,
             checkpoint,
+            self._groups.model,
             optimizer=optimizer,
             buffer_bytes=buffer_bytes,
             copies_padding=copies_padding,

@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _MOST_NAMED = 8
 
+_MOST_REQUESTS = 4000
+"""Requests per second that waiting ranks make of rank 0, all together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
@@ -31,7 +34,7 @@ class Patience:
         answer_s: for resolving the host name, and for an open port to answer as a TCPStore.
         silence_s: waiting time before a log line names the ranks that are missing.
         repeat_s: time between two such lines.
-        pause_s: between two looks.
+        pause_s: between two looks; longer for thousands of ranks, see `_MOST_REQUESTS`.
     """
 
     answer_s: float = 30.0
@@ -79,6 +82,7 @@ class _Rendezvous:
     ):
         self.master, self.timeout, self.look, self.patience = master, timeout, look, patience
         self._reminds_at = time.monotonic() + patience.silence_s
+        self._pause_s = max(patience.pause_s, master.world_size / _MOST_REQUESTS)
 
     def store(self) -> Store:
         """Return the store when all ranks have connected to it."""
@@ -133,7 +137,7 @@ class _Rendezvous:
         if time.monotonic() > self._reminds_at:
             log.info("waiting for %s", waiting())
             self._reminds_at = time.monotonic() + self.patience.repeat_s
-        time.sleep(self.patience.pause_s)
+        time.sleep(self._pause_s)
 
     def _open(self) -> TCPStore:
         """Start or connect to the TCPStore.
@@ -211,9 +215,16 @@ class _Rendezvous:
             named = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
             return f"{len(ranks)} of {size} processes (ranks {named})"
 
+        def missing_for_all() -> str:
+            """Return who is missing: the first to ask finds out, with a request for each rank."""
+            if keys.add("asked", 1) == 1:
+                keys.set("missing", missing())
+            keys.wait(["missing"], timedelta(seconds=self.patience.answer_s / 2))
+            return str(keys.get("missing").decode())
+
         def late() -> str:
             return (
-                f"{missing()} have not come to {master} in {_readable(self.timeout)}: check that all were started and none has failed, and that every "
+                f"{missing_for_all()} have not come to {master} in {_readable(self.timeout)}: check that all were started and none has failed, and that every "
                 "host reaches that address and port (a firewall, the network interface in "
                 "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "
                 "they wait"

@@ -47,10 +47,10 @@ from megatron.training.downstream import TaskSets
 from megatron.training.epochs import with_steps_of_epochs
 from megatron.training.guards.stop import Requests, build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
-from megatron.training.loop.collectives import all_gather_items, from_rank_0
+from megatron.training.loop.collectives import from_rank_0, post, scattered
 from megatron.training.loop.loop import Hook
 from megatron.training.loop.state import TrainState
-from megatron.training.process.dead_ranks import Peers, this_process
+from megatron.training.process.dead_ranks import Peers, by_host, this_process
 from megatron.training.process.environment import Launch
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.flags_file import write_flags
@@ -146,7 +146,9 @@ def _meet_others(
         timeout_minutes=plan.watch.group_timeout_minutes,
         look=watchdog.raise_if_over,
     )
-    watchdog.peers = Peers([*all_gather_items([this_process(launch.rank)])])
+    posted = post(this_process(launch.rank))
+    (others,) = scattered(by_host(posted.all()) if launch.rank == 0 else None)
+    watchdog.meets(Peers(*others), world_size=launch.world_size)
     watchdog.follows_peers = dist.get_backend() == "nccl"
     setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
     watchdog.saves_when_lost = plan.training.exits_on_signal

@@ -1,8 +1,15 @@
-"""Resharding: read weights and optimizer states from DeepSpeed's files of any layout (TP, PP, ZeRO)."""
+"""Resharding: read weights and optimizer states from DeepSpeed's files of any layout (TP, PP, ZeRO).
+
+An index says where each parameter lies. It is made from the files of the first tensor-parallel rank
+and the first replica, its size is that of the list of parameters, and it can be sent to other
+processes. Other files are opened when elements in them are needed.
+"""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +20,24 @@ from megatron.checkpointing.manifest import Manifest, damage
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     OPTIMIZER_NAMES,
-    FlatShard,
     FullCheckpoint,
+    LazyParameters,
     ParameterState,
     ShardedTensor,
+    StoredShard,
 )
 from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.errors import CheckpointError
 
 _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
-_OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_OPTIMIZER_FILE = re.compile(r"((?:bf16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_MAIN = "mp_rank_{rank:02d}_model_states.pt"
+_MAIN_OF_STAGE_3 = "zero_pp_rank_{replica}_mp_rank_{rank:02d}_model_states.pt"
+_STATE = "optimizer_state_dict"
+_SPANS = "param_slice_mappings"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+Key = str | int
 
 
 def read_sharded(
@@ -36,236 +50,437 @@ def read_sharded(
     Args:
         optimizer: whether to read the optimizer states and its fp32 weights. Otherwise weights have
             the dtype of the network, except at ZeRO stage 3.
-        verify: whether to compare each file with the manifest before it is read.
+        verify: whether to compare the files with the manifest first.
+
+    Raises:
+        CheckpointError: files are missing, damaged, or not as DeepSpeed lays them out; also later,
+            when a tensor of another file is read.
+    """
+    if verify:
+        needed = [
+            record
+            for record in manifest.files
+            if optimizer or _has_weights(record.name, manifest.plan["parallel"]["zero_stage"])
+        ]
+        if problems := damage(folder, needed):
+            raise CheckpointError("; ".join(problems))
+    return sharded_index(folder, manifest, optimizer=optimizer).checkpoint(folder)
+
+
+def _has_weights(name: str, zero_stage: int) -> bool:
+    return zero_stage == 3 or not _OPTIMIZER_FILE.fullmatch(name)
+
+
+def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> "ShardedIndex":
+    """Return where each parameter of the checkpoint in `folder` lies.
+
+    Args:
+        manifest: with its list of files.
+        optimizer: as in `read_sharded`.
 
     Raises:
         CheckpointError: files are missing, damaged, or not as DeepSpeed lays them out.
     """
-    files = _Files(folder, manifest, verify=verify)
+    files = _Files(folder, {record.name for record in manifest.files})
     parallel = manifest.plan["parallel"]
-    try:
-        names = ParameterNames.of(manifest.plan["model"])
-        ranks = [
-            _tensor_rank(files, rank, parallel, names, optimizer=optimizer)
-            for rank in range(parallel["tensor"])
-        ]
-        parameters = {
-            name: _join_shards(
-                [shards[name] for shards in ranks], manifest.partition_dims.get(name)
-            )
-            for name in ranks[0]
-        }
-        counters, scaler = _counters_and_scaler(files, parallel)
-    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: the files are not as DeepSpeed lays them out: {error!r}"
-        ) from error
-    return FullCheckpoint(parameters=parameters, counters=counters, loss_scaler=scaler)
+    return ShardedIndex(
+        tensor=parallel["tensor"],
+        parameters={
+            name: replace(entry, dim=manifest.partition_dims.get(name))
+            for name, entry in files.in_layout(
+                lambda: _parameters(files, manifest, optimizer=optimizer)
+            ).items()
+        },
+        progress=files.in_layout(lambda: _counters_and_scaler(files, parallel["zero_stage"])),
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a flattened shard of each tensor-parallel rank lies.
+
+    Args:
+        file: its name, with `tensor`, the `rank` in a replica, and the `replica` left open.
+        keys: of the tensor in the file.
+        element_size: in bytes.
+        partition: elements in a replica's partition; 0 for a tensor that is not partitioned.
+        start: first element: in the joined partitions, or at ZeRO stage 3 in each of them.
+        spans: keys of the spans that the partition has of each parameter; () if it names none.
+    """
+
+    file: str
+    keys: tuple[Key, ...]
+    element_size: int
+    partition: int = 0
+    start: int = 0
+    spans: tuple[Key, ...] = ()
+
+    @property
+    def is_of_stage_3(self) -> bool:
+        """Whether each replica has an equal part of each parameter."""
+        return bool(self.partition) and not self.spans
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """Where a parameter lies.
+
+    Args:
+        stage: of the pipeline.
+        shape: of a shard.
+        states: of the optimizer, by name.
+        dim: along which shards are joined; None for a replicated parameter.
+    """
+
+    stage: int
+    shape: tuple[int, ...]
+    weight: _Place
+    states: Mapping[str, _Place] = field(default_factory=dict)
+    steps: float | None = None
+    dim: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedIndex:
+    """Where each parameter of a checkpoint lies; holds no tensors.
+
+    Args:
+        tensor: tensor-parallel ranks of the run that saved it.
+        progress: counters, and the attributes of the loss scaler.
+    """
+
+    tensor: int
+    parameters: Mapping[str, _Parameter]
+    progress: tuple[Mapping[str, int], Mapping[str, Any]]
+
+    def checkpoint(self, folder: Path) -> FullCheckpoint:
+        """Return the checkpoint in `folder`; a file is opened when elements in it are needed."""
+        files = _Files(folder)
+        counters, scaler = self.progress
+        return FullCheckpoint(
+            parameters=LazyParameters(
+                {
+                    name: partial(self._parameter, files, name, entry)
+                    for name, entry in self.parameters.items()
+                }
+            ),
+            counters=counters,
+            loss_scaler=scaler,
+        )
+
+    def _parameter(self, files: "_Files", name: str, entry: _Parameter) -> ParameterState:
+        shape = list(entry.shape)
+        numel, count = math.prod(shape), 1 if entry.dim is None else self.tensor
+        if entry.dim is not None:
+            shape[entry.dim] *= count
+
+        def joined(place: _Place) -> ShardedTensor:
+            shards = [
+                StoredShard(
+                    numel=numel,
+                    element_size=place.element_size,
+                    first=0 if place.is_of_stage_3 else place.start,
+                    partition=place.partition or numel,
+                    read=partial(
+                        files.slice_of,
+                        place,
+                        name,
+                        numel,
+                        tensor=tensor,
+                        rank=entry.stage * self.tensor + tensor,
+                    ),
+                )
+                for tensor in range(count)
+            ]
+            return ShardedTensor(shape=tuple(shape), dim=entry.dim, shards=shards, stored=shape[0])
+
+        return ParameterState(
+            weight=joined(entry.weight),
+            states={state: joined(place) for state, place in entry.states.items()},
+            steps=entry.steps,
+        )
 
 
 class _Files:
-    """The files of a checkpoint, each read once."""
+    """The files of a checkpoint, each opened once.
 
-    def __init__(self, folder: Path, manifest: Manifest, *, verify: bool):
-        self.folder = folder
-        self.records = {record.name: record for record in manifest.files}
-        self._verify = verify
+    Args:
+        names: of all files; None where they are not known.
+    """
+
+    def __init__(self, folder: Path, names: set[str] | None = None):
+        self.folder, self.names = folder, names or set()
         self._read: dict[str, Any] = {}
+        self._must_be_known = names is not None
 
     def read(self, name: str) -> Any:
         """Load the file `name`."""
-        if name not in self.records:
+        if self._must_be_known and name not in self.names:
             raise CheckpointError(f"{self.folder} has no file {name}")
         if name not in self._read:
-            if self._verify and (problems := damage(self.folder, [self.records[name]])):
-                raise CheckpointError("; ".join(problems))
             self._read[name] = read_tensors(self.folder / name)
         return self._read[name]
 
-    def optimizer_files(self, rank: int) -> list[str]:
-        """List the optimizer files of all replicas for one rank of the model, in the order of replicas."""
-        found = [match for name in self.records if (match := _OPTIMIZER_FILE.fullmatch(name))]
-        own = [match for match in found if int(match[2]) == rank]
-        return [match.group() for match in sorted(own, key=lambda match: int(match[1]))]
+    def slice_of(
+        self, place: _Place, name: str, numel: int, replica: int, low: int, high: int, **ranks: int
+    ) -> Tensor:
+        """Return elements `low` to `high` of a replica's partition, or of an undivided tensor.
 
-
-class _Shard:
-    """A tensor-parallel shard of a parameter, partitioned by ZeRO over the replicas."""
-
-    def __init__(self, shape: Sequence[int]):
-        self.shape = tuple(shape)
-        self.weight: list[Tensor] = []
-        self.states: dict[str, list[Tensor]] = {}
-        self.steps: float | None = None
-
-    def add(self, weight: Tensor, state: Mapping[str, Any], span: slice = slice(None)) -> None:
-        """Add the next replica's partition: flat weights, and the slice `span` of flat states.
+        Args:
+            name: of the parameter.
+            numel: of its shard.
 
         Raises:
-            ValueError: a state does not have one element per weight.
+            CheckpointError: the file does not hold them.
         """
-        self.weight.append(weight)
-        for name, value in state.items():
-            if name == "step":
-                self.steps = float(value)
-            elif value is not None:
-                part = value.reshape(-1)[span] if torch.is_tensor(value) else None
-                if part is None or part.numel() != weight.numel():
-                    raise ValueError(
-                        f"the optimizer's state {name} does not have one element per weight"
-                    )
-                self.states.setdefault(name, []).append(part)
+
+        def cut() -> Tensor:
+            content = self.read(place.file.format(replica=replica, **ranks))
+            if place.spans:
+                _require_span(_at(content, place.spans), place, name, numel, replica)
+            flat: Tensor = _at(content, place.keys).reshape(-1)
+            first = place.start if place.is_of_stage_3 else 0
+            found = flat[first + low : first + high]
+            if len(found) != high - low or not place.partition and flat.numel() != numel:
+                raise ValueError(f"the tensor of {name} has {flat.numel()} elements")
+            return found
+
+        return self.in_layout(cut)
+
+    def in_layout(self, make: Any) -> Any:
+        """Call `make`, which reads files.
+
+        Raises:
+            CheckpointError: they are not as DeepSpeed lays them out.
+        """
+        try:
+            return make()
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.folder}: the files are not as DeepSpeed lays them out: {error!r}"
+            ) from error
+
+    def optimizer_file(self, rank: int) -> str:
+        """Return the name of the optimizer file of the first replica, with the replica left open."""
+        for name in self.names:
+            match = _OPTIMIZER_FILE.fullmatch(name)
+            if match and int(match[2]) == 0 and int(match[3]) == rank:
+                return match[1] + "zero_pp_rank_{replica}_mp_rank_{rank:02d}_optim_states.pt"
+        raise CheckpointError(f"{self.folder} has no optimizer states of rank {rank}")
+
+    def num_replicas(self) -> int:
+        """Return the number of replicas that have optimizer states."""
+        found = [match for name in self.names if (match := _OPTIMIZER_FILE.fullmatch(name))]
+        return 1 + max(int(match[2]) for match in found)
 
 
-Shards = dict[str, _Shard]
+def _at(content: Any, keys: Sequence[Key]) -> Any:
+    for key in keys:
+        content = content[key]
+    return content
 
 
-def _tensor_rank(
-    files: _Files,
-    tensor_rank: int,
-    parallel: Mapping[str, Any],
-    names: ParameterNames,
-    *,
-    optimizer: bool,
-) -> Shards:
-    """Return a tensor-parallel rank's shards of all stages; of tied weights, the first stage's."""
-    shards: Shards = {}
+def _require_span(
+    spans: Mapping[str, Any], place: _Place, name: str, numel: int, replica: int
+) -> None:
+    """Refuse a partition that has other elements of a parameter than follow from its length."""
+    begins = replica * place.partition
+    low = max(place.start, begins) - begins
+    length = min(place.start + numel, begins + place.partition) - begins - low
+    found = spans[name]
+    if (found.start, found.numel) != (low, length):
+        raise ValueError(
+            f"elements {found.start} to {found.start + found.numel} of replica {replica}'s "
+            f"partition are those of {name}, instead of {low} to {low + length}"
+        )
+
+
+def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[str, _Parameter]:
+    """Return where all parameters lie; of tied weights, the first stage's."""
+    parallel = manifest.plan["parallel"]
+    if parallel["zero_stage"] == 3:
+        return _zero_3(files, optimizer=optimizer)
+    found: dict[str, _Parameter] = {}
     if parallel["pipeline"] > 1:
-        shards = _model_weights(dict(_layers(files, tensor_rank, names)))
-    trained: Shards = {}
+        found = dict(_layers(files, ParameterNames.of(manifest.plan["model"])))
+    trained: dict[str, _Parameter] = {}
     for stage in range(parallel["pipeline"]):
-        rank = stage * parallel["tensor"] + tensor_rank
-        if parallel["zero_stage"] == 3:
-            return _zero_3(files, rank, optimizer=optimizer)
-        main = files.read(f"mp_rank_{rank:02d}_model_states.pt")
+        rank = stage * parallel["tensor"]
+        main = files.read(_MAIN.format(rank=rank))
         if main["module"] is not None:
-            shards = _model_weights(main["module"])
+            found = {
+                name: _of_network(stage, _MAIN, ("module", name), weight)
+                for name, weight in main["module"].items()
+            }
         if optimizer:
-            found = (
-                _unpartitioned(main, shards)
-                if main["optimizer"]
-                else _zero_1_or_2(files, rank, main)
-            )
-            trained = found | trained
-    return shards | trained
+            make = _unpartitioned if main["optimizer"] else _zero_1_or_2
+            trained = make(files, stage, rank, main, found) | trained
+    return found | trained
 
 
-def _model_weights(weights: Mapping[str, Tensor]) -> Shards:
-    """Wrap the weights of the network, in its dtype."""
-    shards = {name: _Shard(weight.shape) for name, weight in weights.items()}
-    for name, weight in weights.items():
-        shards[name].add(weight.reshape(-1), {})
-    return shards
+def _of_network(stage: int, file: str, keys: tuple[Key, ...], weight: Tensor) -> _Parameter:
+    """Return where a weight of the network lies, in its dtype."""
+    return _Parameter(stage, tuple(weight.shape), _Place(file, keys, weight.element_size()))
 
 
-def _layers(files: _Files, tensor_rank: int, names: ParameterNames) -> Iterator[tuple[str, Tensor]]:
+def _layers(files: _Files, names: ParameterNames) -> Iterator[tuple[str, _Parameter]]:
     """Yield the weights in a pipeline's layer files."""
-    for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.records))):
-        if int(match[2]) == tensor_rank:
+    for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.names))):
+        if int(match[2]) == 0:
+            file = f"layer_{match[1]}-model_{{tensor:02d}}-model_states.pt"
             for name, weight in files.read(match.group()).items():
                 # The file of a tied layer has the layer's number; its parameters have the tied name.
-                yield names.of_layer(int(match[1]), name), weight
+                yield names.of_layer(int(match[1]), name), _of_network(0, file, (name,), weight)
 
 
-def _unpartitioned(main: Mapping[str, Any], network: Shards) -> Shards:
-    """Read trained weights and states of an optimizer that ZeRO does not partition (stage 0)."""
+def _unpartitioned(
+    files: _Files,
+    stage: int,
+    rank: int,
+    main: Mapping[str, Any],
+    network: Mapping[str, _Parameter],
+) -> dict[str, _Parameter]:
+    """Return where trained weights and states lie that ZeRO does not partition (stage 0)."""
     saved, names = main["optimizer"], main[OPTIMIZER_NAMES]
-    shards = {}
+    found = {}
     for group, own in zip(saved["param_groups"], names, strict=True):
         for number, name in zip(group["params"], own, strict=True):
-            shards[name] = _Shard(network[name].shape)
-            shards[name].add(network[name].weight[0], saved["state"].get(number, {}))
-            _count_steps(shards[name], group)
-    return shards
-
-
-def _zero_1_or_2(files: _Files, rank: int, main: Mapping[str, Any]) -> Shards:
-    """Read fp32 weights and optimizer states partitioned by ZeRO stage 1 or 2."""
-    shapes = {name: shape for group in main["param_shapes"] for name, shape in group.items()}
-    shards = {name: _Shard(shape) for name, shape in shapes.items()}
-    for file in files.optimizer_files(rank):
-        saved = files.read(file)["optimizer_state_dict"]
-        base = saved["base_optimizer_state"]
-        for number, (weights, spans) in enumerate(
-            zip(
-                saved["single_partition_of_fp32_groups"], saved["param_slice_mappings"], strict=True
+            weight = network[name]
+            state, numel = saved["state"].get(number, {}), math.prod(weight.shape)
+            place = partial(_Place, _MAIN)
+            found[name] = replace(
+                weight,
+                stage=stage,
+                states=_states(state, {numel}, place, ("optimizer", "state", number)),
+                steps=_steps(state, group),
             )
-        ):
-            for name, address in spans.items():
-                span = slice(address.start, address.start + address.numel)
-                shards[name].add(weights[span], base["state"].get(number, {}), span)
-                _count_steps(shards[name], base["param_groups"][number])
-    return shards
+    return found
 
 
-def _zero_3(files: _Files, rank: int, *, optimizer: bool) -> Shards:
-    """Read weights and optimizer states partitioned by ZeRO stage 3; trained weights are fp32.
+def _zero_1_or_2(
+    files: _Files,
+    stage: int,
+    rank: int,
+    main: Mapping[str, Any],
+    network: Mapping[str, _Parameter],
+) -> dict[str, _Parameter]:
+    """Return where fp32 weights and optimizer states lie that ZeRO stage 1 or 2 partitions."""
+    file = files.optimizer_file(rank)
+    saved = files.read(file.format(replica=0, rank=rank))[_STATE]
+    base, found = saved["base_optimizer_state"], {}
+    # Paddings behind each parameter; versions of DeepSpeed without them have none.
+    paddings = saved.get("param_alignment_paddings")
+    at_end = saved.get("group_paddings") or [0] * len(main["param_shapes"])
+    groups = zip(main["param_shapes"], saved["single_partition_of_fp32_groups"], strict=True)
+    for number, (shapes, weights) in enumerate(groups):
+        state, start = base["state"].get(number, {}), 0
+        behind = paddings[number] if paddings else [0] * len(shapes)
+        for (name, shape), padding in zip(shapes.items(), behind, strict=True):
+            place = partial(
+                _Place,
+                file,
+                # A group that ends in the first partition is saved without its padding.
+                partition=weights.numel(),
+                start=start,
+                spans=(_STATE, _SPANS, number),
+            )
+            keys = (_STATE, "base_optimizer_state", "state", number)
+            # Where weights are saved without the padding at their end, states are saved with it.
+            sizes = {weights.numel(), weights.numel() + at_end[number]}
+            found[name] = _Parameter(
+                stage,
+                tuple(shape),
+                place(
+                    keys=(_STATE, "single_partition_of_fp32_groups", number),
+                    element_size=weights.element_size(),
+                ),
+                _states(state, sizes, place, keys),
+                _steps(state, base["param_groups"][number]),
+            )
+            start += math.prod(shape) + padding
+    return found
+
+
+def _zero_3(files: _Files, *, optimizer: bool) -> dict[str, _Parameter]:
+    """Return where weights and states lie that ZeRO stage 3 partitions; trained weights are fp32.
 
     Each replica has ceil(numel / replicas) elements of a parameter, padded at the end; partitions
     follow each other in the order of `param_shapes`.
     """
-    names = files.optimizer_files(rank)
-    numbers = [match[1] for name in names if (match := _OPTIMIZER_FILE.fullmatch(name))]
-    mains = [files.read(f"zero_pp_rank_{n}_mp_rank_{rank:02d}_model_states.pt") for n in numbers]
-    frozen, shapes = mains[0]["frozen_param_shapes"] or {}, mains[0]["param_shapes"]
-    trained = {name: shape for group in shapes for name, shape in group.items()}
-    shards = {name: _Shard(shape) for name, shape in {**frozen, **trained}.items()}
-    for main, file in zip(mains, names, strict=True):
-        for name in frozen:
-            shards[name].add(main["frozen_param_fragments"][name].reshape(-1), {})
-        saved = files.read(file)["optimizer_state_dict"]
-        base = saved["optimizer_state_dict"]
-        order, constants = iter(trained.items()), _groups_by_index(base["param_groups"])
-        for number, weights in enumerate(saved["fp32_flat_groups"]):
-            start, state = 0, base["state"].get(number, {}) if optimizer else {}
-            while start < weights.numel():
-                name, shape = next(order)
-                stop = start + -(-math.prod(shape) // len(names))
-                shards[name].add(weights.view(-1)[start:stop], state, slice(start, stop))
-                if optimizer:
-                    _count_steps(shards[name], constants[number])
-                start = stop
-        if left := [name for name, _ in order]:
-            raise ValueError(f"{file} holds no {left[0]}")
-    return shards
+    file, count = files.optimizer_file(0), files.num_replicas()
+    main = files.read(_MAIN_OF_STAGE_3.format(replica=0, rank=0))
+    found = {}
+    for name, shape in (main["frozen_param_shapes"] or {}).items():
+        fragment = main["frozen_param_fragments"][name]
+        weight = _Place(
+            _MAIN_OF_STAGE_3,
+            ("frozen_param_fragments", name),
+            fragment.element_size(),
+            partition=-(-math.prod(shape) // count),
+        )
+        found[name] = _Parameter(0, tuple(shape), weight)
+    saved = files.read(file.format(replica=0, rank=0))[_STATE]
+    base = saved[_STATE]
+    constants = _groups_by_index(base["param_groups"])
+    order = iter([item for group in main["param_shapes"] for item in group.items()])
+    for number, weights in enumerate(saved["fp32_flat_groups"]):
+        start, state = 0, base["state"].get(number, {}) if optimizer else {}
+        while start < weights.numel():
+            name, shape = next(order)
+            size = -(-math.prod(shape) // count)
+            place = partial(_Place, file, partition=size, start=start)
+            found[name] = _Parameter(
+                0,
+                tuple(shape),
+                place(
+                    keys=(_STATE, "fp32_flat_groups", number), element_size=weights.element_size()
+                ),
+                _states(state, {weights.numel()}, place, (_STATE, _STATE, "state", number)),
+                _steps(state, constants[number]) if optimizer else None,
+            )
+            start += size
+    if left := [name for name, _ in order]:
+        raise ValueError(f"{file} holds no {left[0]}")
+    return found
 
 
 def _groups_by_index(groups: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     return {number: group for group in groups for number in group["params"]}
 
 
-def _count_steps(shard: _Shard, group: Mapping[str, Any]) -> None:
-    """Copy the step count of an optimizer that keeps one per parameter group."""
-    if "step" in group:
-        shard.steps = float(group["step"])
+def _states(
+    state: Mapping[str, Any], sizes: set[int], place: Any, keys: tuple[Key, ...]
+) -> dict[str, _Place]:
+    """Return where an optimizer's states lie.
+
+    Raises:
+        ValueError: a state does not have one element per weight.
+    """
+    found = {}
+    for name, value in state.items():
+        if name == "step" or value is None:
+            continue
+        if not torch.is_tensor(value) or value.numel() not in sizes:
+            raise ValueError(f"the optimizer's state {name} does not have one element per weight")
+        found[name] = place(keys=(*keys, name), element_size=value.element_size())
+    return found
 
 
-def _join_shards(shards: Sequence[_Shard], dim: int | None) -> ParameterState:
-    shape = list(shards[0].shape)
-    if dim is not None:
-        shape[dim] *= len(shards)
-
-    def joined(parts: Sequence[Sequence[Tensor]]) -> ShardedTensor:
-        pieces = [FlatShard(part) for part in parts]
-        return ShardedTensor(shape=tuple(shape), dim=dim, shards=pieces, stored=shape[0])
-
-    return ParameterState(
-        weight=joined([shard.weight for shard in shards]),
-        states={
-            name: joined([shard.states[name] for shard in shards]) for name in shards[0].states
-        },
-        steps=shards[0].steps,
-    )
+def _steps(state: Mapping[str, Any], group: Mapping[str, Any]) -> float | None:
+    """Return the steps taken, which an optimizer counts in each state or in each parameter group."""
+    taken = group["step"] if "step" in group else state.get("step")
+    return None if taken is None else float(taken)
 
 
 def _counters_and_scaler(
-    files: _Files, parallel: Mapping[str, Any]
+    files: _Files, zero_stage: int
 ) -> tuple[dict[str, int], Mapping[str, Any]]:
     """Read DeepSpeed's counters and the attributes of its loss scaler; {} if there is none."""
-    first = "zero_pp_rank_0_" if parallel["zero_stage"] == 3 else ""
-    main = files.read(f"{first}mp_rank_00_model_states.pt")
+    template = _MAIN_OF_STAGE_3 if zero_stage == 3 else _MAIN
+    main = files.read(template.format(replica=0, rank=0))
     counters = {name: int(main[name]) for name in _COUNTERS}
-    for file in files.optimizer_files(0)[:1]:
-        scaler = files.read(file)["optimizer_state_dict"].get("loss_scaler")
-        return counters, vars(scaler) if scaler else {}
+    if any(map(_OPTIMIZER_FILE.fullmatch, files.names)):
+        saved = files.read(files.optimizer_file(0).format(replica=0, rank=0))[_STATE]
+        scaler = saved.get("loss_scaler")
+        return counters, dict(vars(scaler)) if scaler else {}
     return counters, {}

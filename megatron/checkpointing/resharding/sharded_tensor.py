@@ -40,6 +40,43 @@ class FlatShard:
             first += tensor.numel()
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    @property
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.tensors[0].element_size()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredShard:
+    """One shard, flattened, in files that are read when elements in them are needed.
+
+    It lies in equal partitions, such as ZeRO's, one behind the other and one file each. Their number
+    costs nothing here.
+
+    Args:
+        numel: elements of the shard.
+        element_size: bytes of an element.
+        first: index of its first element in the joined partitions.
+        partition: elements in each of them.
+        read: returns elements of a partition, by its number, the first element and the end.
+    """
+
+    numel: int
+    element_size: int
+    first: int
+    partition: int
+    read: Callable[[int, int, int], Tensor]
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """Return elements `start` to `stop`, exclusive."""
+        found, at, end = [], self.first + start, self.first + stop
+        while at < end:
+            number, low = divmod(at, self.partition)
+            high = min(self.partition, low + end - at)
+            found.append(self.read(number, low, high))
+            at += high - low
+        return found[0] if len(found) == 1 else torch.cat(found)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedTensor:
@@ -56,7 +93,7 @@ class ShardedTensor:
 
     shape: tuple[int, ...]
     dim: int | None
-    shards: Sequence[FlatShard]
+    shards: Sequence[FlatShard | StoredShard]
     stored: int
     copies_last: bool = False
 
@@ -75,7 +112,7 @@ class ShardedTensor:
     @property
     def element_size(self) -> int:
         """Bytes of an element."""
-        return self.shards[0].tensors[0].element_size()
+        return self.shards[0].element_size
 
     @property
     def size(self) -> int:

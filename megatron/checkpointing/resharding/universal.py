@@ -1,10 +1,12 @@
 """Universal checkpoint: no layout, one folder for each parameter, as DeepSpeed's universal format."""
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +27,7 @@ from megatron.checkpointing.publish import clear_staging, publish
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
+    LazyParameters,
     ParameterState,
     unsharded,
 )
@@ -44,8 +47,7 @@ def read_checkpoint(
 
     Args:
         optimizer: whether to read optimizer states and fp32 weights, if saved; see read_sharded.
-        verify: whether to compare files with the manifest: of a universal checkpoint all at once,
-            otherwise each when it is read.
+        verify: whether to compare the files with the manifest first.
 
     Raises:
         CheckpointError: files are missing or damaged.
@@ -53,7 +55,7 @@ def read_checkpoint(
     if is_universal(manifest):
         if verify and (problems := damage(folder, manifest.files)):
             raise CheckpointError("; ".join(problems))
-        return read_universal(folder, manifest)
+        return universal_index(folder, manifest).checkpoint(folder)
     saved = manifest.plan["checkpoint"]["saves_optimizer"]
     return read_sharded(folder, manifest, optimizer=optimizer and saved, verify=verify)
 
@@ -135,28 +137,60 @@ def publish_full(directory: Path, manifest: Manifest, checkpoint: FullCheckpoint
     return folder
 
 
-def read_universal(folder: Path, manifest: Manifest) -> FullCheckpoint:
-    """Read a universal checkpoint; tensors are memory-mapped.
+@dataclass(frozen=True, kw_only=True)
+class UniversalIndex:
+    """What a universal checkpoint holds, without its tensors.
+
+    Args:
+        states: names of the files of each parameter.
+        counters: DeepSpeed's.
+        loss_scaler: attributes of DeepSpeed's loss scaler.
+    """
+
+    states: Mapping[str, Sequence[str]]
+    counters: Mapping[str, int]
+    loss_scaler: Mapping[str, Any]
+
+    def checkpoint(self, folder: Path) -> FullCheckpoint:
+        """Return the checkpoint in `folder`; a parameter is read when it is needed."""
+        return FullCheckpoint(
+            parameters=LazyParameters(
+                {
+                    name: partial(_read_parameter, folder / _PARAMETERS / name, states)
+                    for name, states in self.states.items()
+                }
+            ),
+            counters=self.counters,
+            loss_scaler=self.loss_scaler,
+        )
+
+
+def universal_index(folder: Path, manifest: Manifest) -> UniversalIndex:
+    """Return what the universal checkpoint in `folder` holds.
+
+    Args:
+        manifest: with its list of files.
 
     Raises:
-        CheckpointError: files are missing or damaged.
+        CheckpointError: a file is missing or damaged.
     """
-    names: dict[str, list[str]] = {}
+    states: dict[str, list[str]] = {}
     for record in manifest.files:
         if record.name.startswith(f"{_PARAMETERS}/"):
             _, name, file = record.name.split("/")
-            names.setdefault(name, []).append(file.removesuffix(".pt"))
-    try:
+            states.setdefault(name, []).append(file.removesuffix(".pt"))
+    with _universal(folder):
         progress = read_tensors(folder / _PROGRESS)
-        return FullCheckpoint(
-            parameters={
-                name: _read_parameter(folder / _PARAMETERS / name, files)
-                for name, files in names.items()
-            },
-            counters=progress["counters"],
-            loss_scaler=progress["loss_scaler"],
+        return UniversalIndex(
+            states=states, counters=progress["counters"], loss_scaler=progress["loss_scaler"]
         )
-    except (KeyError, AttributeError, ValueError) as error:
+
+
+@contextmanager
+def _universal(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, AttributeError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder} is no universal checkpoint: {error!r}") from error
 
 
@@ -222,12 +256,14 @@ def _write_parameter(folder: Path, name: str, parameter: ParameterState) -> Iter
         yield replace(record_file(file), name=f"{_PARAMETERS}/{name}/{file.name}")
 
 
-def _read_parameter(folder: Path, states: list[str]) -> ParameterState:
+def _read_parameter(folder: Path, states: Sequence[str]) -> ParameterState:
+    """Read a parameter; its tensors are memory-mapped."""
     tensors, steps = {}, None
-    for state in states:
-        content = read_tensors(folder / f"{state}.pt")["param"]
-        if state == "step":
-            steps = float(content)
-        else:
-            tensors[state] = unsharded(content)
-    return ParameterState(weight=tensors.pop("fp32"), states=tensors, steps=steps)
+    with _universal(folder):
+        for state in states:
+            content = read_tensors(folder / f"{state}.pt")["param"]
+            if state == "step":
+                steps = float(content)
+            else:
+                tensors[state] = unsharded(content)
+        return ParameterState(weight=tensors.pop("fp32"), states=tensors, steps=steps)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import deepspeed
 import torch
@@ -65,6 +66,11 @@ def set_timeout(*, minutes: float) -> None:
     set_collective_timeout(timedelta(minutes=max(10, minutes)))
 
 
+def store() -> Any:
+    """Return the key-value store through which the ranks of this run met."""
+    return default_store()
+
+
 def is_first_to_claim(name: str) -> bool:
     """Whether no other rank has called this with the same name, in this start of the run."""
-    return default_store().add(f"claim/{name}", 1) == 1
+    return store().add(f"claim/{name}", 1) == 1

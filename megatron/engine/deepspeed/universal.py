@@ -61,6 +61,7 @@ def names_of_states(engine: Any) -> list[list[str]]:
 def load_full(
     engine: Any,
     checkpoint: FullCheckpoint,
+    replica: dist.ProcessGroup,
     *,
     optimizer: bool,
     buffer_bytes: int,
@@ -70,6 +71,7 @@ def load_full(
     """Fill the weights of DeepSpeed's `engine`, and the states of its optimizer.
 
     Args:
+        replica: the ranks that have all parameters together.
         optimizer: whether to take its states and counters; otherwise it starts anew.
         buffer_bytes: of memory beside what is filled.
         copies_padding: whether further rows of padding are copies of the last one; else zeros.
@@ -82,7 +84,7 @@ def load_full(
     Communication: every rank must call this, in step.
     """
     names = _parameters_to_fill(engine.module, checkpoint.parameters, new_head=new_head)
-    _require_same_names(set(names), set(checkpoint.parameters), may_hold_others=new_head)
+    _require_same_names(set(names), set(checkpoint.parameters), replica, may_hold_others=new_head)
     zero = engine.optimizer
     divides_weights = engine.zero_optimization_partition_weights()
     if divides_weights:
@@ -137,10 +139,12 @@ def _is_of_head(name: str, stored: Container[str]) -> bool:
     return name not in stored and (".pooler." in name or "tokentype_embeddings." in name)
 
 
-def _require_same_names(own: set[str], stored: set[str], *, may_hold_others: bool) -> None:
-    """Refuse a checkpoint that lacks a parameter, or holds one that no rank has."""
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, own)
+def _require_same_names(
+    own: set[str], stored: set[str], replica: dist.ProcessGroup, *, may_hold_others: bool
+) -> None:
+    """Refuse a checkpoint that lacks a parameter, or holds one that no rank of a replica has."""
+    everyones: list[Any] = [None] * dist.get_world_size(replica)
+    dist.all_gather_object(everyones, own, group=replica)
     wanted = set().union(*everyones)
     if wanted - stored or (stored - wanted and not may_hold_others):
         raise CheckpointError(

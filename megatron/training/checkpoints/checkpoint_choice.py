@@ -1,7 +1,7 @@
 """Choose the checkpoint to resume from, and check that it fits, from manifests alone."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from megatron.checkpointing.compare import other_changes, require_same, table
 from megatron.checkpointing.manifest import (
     LOCK,
+    FileRecord,
     Manifest,
     iteration_of,
     published_tags,
@@ -16,7 +17,7 @@ from megatron.checkpointing.manifest import (
     tag_of,
 )
 from megatron.checkpointing.publish import other_latest, restore_replaced
-from megatron.checkpointing.resharding.universal import with_universal
+from megatron.checkpointing.resharding.universal import is_universal, with_universal
 from megatron.common.errors import (
     CheckpointError,
     NewerCheckpointError,
@@ -31,7 +32,7 @@ from megatron.config.run.checkpoint import CheckpointPlan
 from megatron.data.datasets.datasets import CorpusUse
 from megatron.data.datasets.sample_order_check import other_order
 from megatron.training.checkpoints.system_info import changed, system_info
-from megatron.training.loop.collectives import from_rank_0
+from megatron.training.loop.collectives import from_rank_0, scattered
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,20 @@ class Chosen:
     """A checkpoint to go on from. Its manifest fits this run; its files are not read yet.
 
     Args:
+        manifest: on rank 0 complete; on other ranks without files and versions, which list all
+            ranks' files and hosts.
         older: names of the fallbacks if its files are damaged, the newest first.
         passed_over: how many newer ones are damaged.
+        is_universal: whether it has no layout.
+        share: the files that this rank verifies.
     """
 
     folder: Path
     manifest: Manifest
     older: tuple[str, ...]
     passed_over: int = 0
+    is_universal: bool = False
+    share: tuple[FileRecord, ...] = ()
 
 
 def choose_checkpoint(plan: Plan, *, flag: str = "--load") -> Chosen | None:
@@ -66,19 +73,44 @@ def choose_checkpoint(plan: Plan, *, flag: str = "--load") -> Chosen | None:
 
     Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
     """
-    return from_rank_0(lambda: _newest(plan, _find(plan), flag=flag))
+    return chosen_by_rank_0(lambda: _newest(plan, _find(plan), flag=flag))
 
 
 def next_older(plan: Plan, damaged: Chosen) -> Chosen:
     """Return the checkpoint to take in place of a damaged one; see `choose_checkpoint`."""
 
-    def find() -> Chosen:
+    def find() -> Chosen | None:
         found = _newest(plan, damaged.older, damaged.passed_over + 1) if damaged.older else None
         if found is None:
             raise _none_whole(plan)
         return found
 
-    return from_rank_0(find)
+    chosen = chosen_by_rank_0(find)
+    assert chosen
+    return chosen
+
+
+def chosen_by_rank_0(find: Callable[[], Chosen | None]) -> Chosen | None:
+    """Return the checkpoint that rank 0 finds, on each rank with its share of the files.
+
+    Communication: every rank must call this, in step: one broadcast that does not grow with the
+        files, and one record of each file to one rank.
+    """
+    found: list[Chosen] = []
+
+    def find_and_shorten() -> Chosen | None:
+        chosen = find()
+        if chosen is None:
+            return None
+        chosen = replace(chosen, is_universal=is_universal(chosen.manifest))
+        found.append(chosen)
+        return replace(chosen, manifest=replace(chosen.manifest, files=(), versions={}))
+
+    chosen = from_rank_0(find_and_shorten)
+    if chosen is None:
+        return None
+    share = scattered(found[0].manifest.files if found else None)
+    return replace(found[0] if found else chosen, share=tuple(share))
 
 
 def log_changes(plan: Plan, chosen: Chosen) -> None:
@@ -87,7 +119,8 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
     Communication: every rank must call this, in step.
     """
     then, folder = chosen.manifest.plan, chosen.folder
-    if different := changed(chosen.manifest.versions, system_info()):
+    now = system_info()
+    if different := changed(chosen.manifest.versions, now):
         log.warning(
             "%s was saved with other software or devices:\n%s",
             *(folder, table(different, what="what")),

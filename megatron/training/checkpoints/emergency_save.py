@@ -31,6 +31,12 @@ BEAT_S = 1.0
 
 _PAUSE_S = 0.1
 
+_LOOKS_PER_S = 500
+"""Most looks of all waiting ranks together at rank 0's heartbeat."""
+
+_BEAT = ".publishing"
+"""File that rank 0 lets grow while files of other ranks grow."""
+
 
 @dataclass(frozen=True)
 class PendingSave:
@@ -77,7 +83,7 @@ def finish_alone(
     try:
         _write_list(folder, rank, save.files, max_beats=int(flush_s / beat_s), beat_s=beat_s)
         if rank:
-            _waited(folder, lambda: not folder.is_dir(), silence_s)
+            _followed(folder, ranks, silence_s)
             return False
         lists = _read_lists(folder, ranks, silence_s)
         records = {record.name: record for own in lists for record in own}
@@ -104,7 +110,7 @@ def _write_list(
     Raises:
         CheckpointError: a file could not be written.
     """
-    made = folder / f".list-{rank}"
+    made = folder / _unfinished(rank)
     beats = 0
     while beats < max_beats and wait(files, timeout=beat_s).not_done:
         beats += 1
@@ -122,9 +128,13 @@ def _write_list(
 def _read_lists(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
     """Read the lists of all ranks, and delete them."""
     lists = [_list_of(folder, rank) for rank in range(ranks)]
-    if not _waited(folder, lambda: all(file.exists() for file in lists), silence_s):
-        missing = [rank for rank, file in enumerate(lists) if not file.exists()]
-        raise CheckpointError(f"ranks {missing} have not reported that their files are written")
+
+    def missing() -> list[int]:
+        names = set(os.listdir(folder))
+        return [rank for rank, file in enumerate(lists) if file.name not in names]
+
+    if not _waited(folder, lambda: not missing(), silence_s):
+        raise CheckpointError(f"ranks {missing()} have not reported that their files are written")
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
     if errors := [own["error"] for own in reports if "error" in own]:
         raise CheckpointError("; ".join(errors))
@@ -134,17 +144,47 @@ def _read_lists(folder: Path, ranks: int, silence_s: float) -> list[list[FileRec
 
 
 def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
-    """Wait until `is_over`; return False once no file in `folder` has grown for `silence_s`."""
+    """Wait until `is_over`; return False once no file in `folder` has grown for `silence_s`.
+
+    Rank 0 alone looks at all files; growth is a heartbeat for the others.
+    """
     size, give_up_at = -1, 0.0
     while not is_over():
+        began_at = time.monotonic()
         with suppress(FileNotFoundError):  # renamed meanwhile
-            grown = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            files = (f for f in folder.rglob("*") if f.is_file() and f.name != _BEAT)
+            grown = sum(file.stat().st_size for file in files)
             if grown != size:
                 size, give_up_at = grown, time.monotonic() + silence_s
+                with (folder / _BEAT).open("ab") as stream:
+                    stream.write(b".")
         if time.monotonic() > give_up_at:
             return False
-        time.sleep(_PAUSE_S)
+        # Thousands of files take longer than a pause.
+        time.sleep(max(_PAUSE_S, 2 * (time.monotonic() - began_at)))
+    (folder / _BEAT).unlink(missing_ok=True)
     return True
+
+
+def _followed(folder: Path, ranks: int, silence_s: float) -> None:
+    """Wait until rank 0 has published `folder`, or has given no heartbeat for `silence_s`."""
+    seen, give_up_at = [-1], time.monotonic() + silence_s
+    beats = [folder / name for name in (_BEAT, _unfinished(0), _list_of(folder, 0).name)]
+    while folder.is_dir() and time.monotonic() < give_up_at:
+        sizes = [_size(file) for file in beats]
+        if sizes != seen:
+            seen, give_up_at = sizes, time.monotonic() + silence_s
+        time.sleep(max(_PAUSE_S, ranks / _LOOKS_PER_S))
+
+
+def _size(file: Path) -> int:
+    with suppress(OSError):
+        return file.stat().st_size
+    return -1
+
+
+def _unfinished(rank: int) -> str:
+    return f".list-{rank}"
 
 
 def _list_of(folder: Path, rank: int) -> Path:

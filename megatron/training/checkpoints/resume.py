@@ -18,8 +18,8 @@ from megatron.checkpointing.compare import (
 )
 from megatron.checkpointing.manifest import damage
 from megatron.checkpointing.remote import set_aside
-from megatron.checkpointing.resharding.layouts import read_sharded
-from megatron.checkpointing.resharding.universal import is_universal, read_universal
+from megatron.checkpointing.resharding.layouts import ShardedIndex, sharded_index
+from megatron.checkpointing.resharding.universal import UniversalIndex, universal_index
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.plan import Plan
@@ -35,7 +35,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
     next_older,
     warn_passed_over,
 )
-from megatron.training.loop.collectives import all_gather_items, from_rank_0, share_of
+from megatron.training.loop.collectives import found_on_ranks, from_rank_0
 from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def damage_of(chosen: Chosen) -> list[str]:
 
     Communication: every rank must call this, in step.
     """
-    return list(all_gather_items(damage(chosen.folder, share_of([*chosen.manifest.files]))))
+    return found_on_ranks(damage(chosen.folder, chosen.share))
 
 
 def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
@@ -101,7 +101,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     """
     folder, manifest = chosen.folder, chosen.manifest
     requested, now = plan.checkpoint, as_json(asdict(plan))
-    changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)
+    changes, universal = layout_changes(manifest.plan, now), chosen.is_universal
     require_reshapable(
         manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer
     )
@@ -135,7 +135,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         log.warning("%s has the head of --task %s: that of this task begins anew", folder, other)
     elif new_head:
         log.info("%s has no head of this task, which begins with initial weights", folder)
-    _load_resharded(engine, plan, chosen, is_universal=universal, new_head=new_head)
+    _load_resharded(engine, plan, chosen, new_head=new_head)
     if not requested.loads_streams:
         return
     if has_same_ranks(manifest.plan, now) and not universal:
@@ -169,9 +169,7 @@ def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan, other: str) 
     )
 
 
-def _load_resharded(
-    engine: Engine, plan: Plan, chosen: Chosen, *, is_universal: bool, new_head: bool
-) -> None:
+def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, new_head: bool) -> None:
     """Load the full weights and optimizer state of `chosen`, this rank's shards of them."""
     folder, manifest, requested = chosen.folder, chosen.manifest, plan.checkpoint
     rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
@@ -182,14 +180,18 @@ def _load_resharded(
             "keeps it",
             rows,
         )
-    # Every rank has verified its share of the files.
-    if is_universal:
-        full = read_universal(folder, manifest)
-    else:
-        full = read_sharded(folder, manifest, optimizer=requested.loads_optimizer, verify=False)
+    # Every rank has verified its share of the files. Rank 0 alone has their list.
+    optimizer = requested.loads_optimizer
+    index: ShardedIndex | UniversalIndex = from_rank_0(
+        lambda: (
+            universal_index(folder, manifest)
+            if chosen.is_universal
+            else sharded_index(folder, manifest, optimizer=optimizer)
+        )
+    )
     engine.load_full(
-        full,
-        optimizer=requested.loads_optimizer,
+        index.checkpoint(folder),
+        optimizer=optimizer,
         buffer_bytes=requested.reshape_buffer_bytes,
         copies_padding=counts,
         new_head=new_head,

@@ -45,11 +45,16 @@ from megatron.common.errors import CheckpointError, MegatronError, reason
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
-from megatron.tensor_parallel.sharding import full_name, shard_of
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.system_info import system_info
 from megatron.training.guards.nan_guard import is_finite
-from megatron.training.loop.collectives import all_gather_items, any_rank, from_rank_0, share_of
+from megatron.training.loop.collectives import (
+    any_rank,
+    found_on_ranks,
+    from_rank_0,
+    post,
+    scattered,
+)
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 
@@ -181,7 +186,7 @@ class Checkpoints(Hook):
 
         Communication: every rank must call this, in step.
         """
-        damaged = damage(self._newest, share_of(self._unverified), forgets_cached=True)
+        damaged = damage(self._newest, self._unverified, forgets_cached=True)
         self._require_intact(damaged, "and the next start goes on from an older checkpoint")
         self._start(self._upload())
         self.finish()
@@ -234,32 +239,48 @@ class Checkpoints(Hook):
         iteration = manifest.state["iteration"]
         folder = self._directory / staging_tag_of(iteration)
         yield files
-        records = list(all_gather_items([file.result() for file in files]))
+        listed, unverified = self._exchange(files)
 
-        # DeepSpeed writes some files itself. Rank 0's list: on another node the newest names may
-        # appear a moment later.
-        listed = {record.name for record in records}
-        if unlisted := from_rank_0(lambda: sorted({*names_in(folder)} - listed)):
-            hashed = [
-                self._executor.submit(record_file, folder / name, name)
-                for name in share_of(unlisted)
-            ]
+        # DeepSpeed writes some files itself.
+        names: list[str] | None = None
+        if dist.get_rank() == 0:
+            names = sorted({*names_in(folder)} - {record.name for record in listed})
+        if from_rank_0(lambda: bool(names)):
+            share = scattered(names)
+            hashed = [self._executor.submit(record_file, folder / name, name) for name in share]
             yield hashed
-            records += all_gather_items([file.result() for file in hashed])
+            further = self._exchange(hashed)
+            listed, unverified = [*listed, *further[0]], [*unverified, *further[1]]
 
         pending = self._claim_pending()
         if pending is None:
             raise CheckpointError("the run, which hung, goes on while its watchdog ends it")
-        publication = self._on_rank_0(publish_written, self._directory, manifest, records)
+        publication = self._on_rank_0(publish_written, self._directory, manifest, listed)
         if publication:
             self._pending = replace(pending, publication=publication[0])
         yield publication
         self._pending = None
         self._log_saved(iteration)
 
-        self._unverified, self._may_prune = records, True
+        self._unverified, self._may_prune = unverified, True
         yield from self._upload()
         yield from self._prune()
+
+    def _exchange(
+        self, files: Sequence[Future[FileRecord]]
+    ) -> tuple[list[FileRecord], list[FileRecord]]:
+        """Return the records of all ranks' files, on rank 0, and those that this rank will verify.
+
+        They are another rank's, on another node if there are several: where they were not written.
+
+        Communication: each rank's records to rank 0 and to one other rank.
+        """
+        posted = post([file.result() for file in files])
+        rank, count = dist.get_rank(), dist.get_world_size()
+        everyones = posted.all() if rank == 0 else []
+        return [record for own in everyones for record in own], posted.of(
+            (rank + max(1, count // 2)) % count
+        )
 
     def _upload(self) -> Iterator[_Futures]:
         """Upload the checkpoints that the URL of --save lacks, if it has one; ranks share the files.
@@ -272,14 +293,15 @@ class Checkpoints(Hook):
             return
         listing = self._on_rank_0(_attempted(pending_uploads), self._directory)
         yield listing
-        files, problem = from_rank_0(lambda: listing[0].result())
+        files, problem = listing[0].result() if listing else (None, "")
+        is_any, problem = from_rank_0(lambda: (bool(files), problem))
         problems = [problem] if problem else []
-        if files:
+        if is_any:
             upload = _attempted(upload_files)
-            own = [self._executor.submit(upload, self._directory, share_of(files))]
+            own = [self._executor.submit(upload, self._directory, scattered(files))]
             yield own
-            problems = list(all_gather_items([p for _, p in (own[0].result(),) if p]))
-        if files and not problems:
+            problems = found_on_ranks([p for _, p in (own[0].result(),) if p])
+        if is_any and not problems:
             manifests = self._on_rank_0(_attempted(publish_uploaded), self._directory, files)
             yield manifests
             _, problem = from_rank_0(lambda: manifests[0].result())
@@ -290,7 +312,7 @@ class Checkpoints(Hook):
                 "%s is not uploaded to %s, which the next save attempts again: %s",
                 *(self._newest, self._url, self._not_uploaded),
             )
-        elif files:
+        elif is_any:
             log.info("  uploaded checkpoint at iteration %7d to %s", self._saved, self._url)
 
     def _prune(self) -> Iterator[_Futures]:
@@ -312,7 +334,7 @@ class Checkpoints(Hook):
             )
             if outdated:
                 damaged = self._executor.submit(
-                    damage, self._newest, share_of(self._unverified), forgets_cached=True
+                    damage, self._newest, self._unverified, forgets_cached=True
                 )
                 yield [damaged]
                 self._require_intact(damaged.result(), "so no older checkpoint is removed")
@@ -344,7 +366,7 @@ class Checkpoints(Hook):
         """
         futures, self._futures = self._futures, None
         assert futures is not None
-        if problems := list(all_gather_items(_errors(futures))):
+        if problems := found_on_ranks(_errors(futures)):
             self._pending = None
             # The staging folder cannot be removed while other ranks still write to it.
             busy = any_rank([not _is_done(futures)])[0]
@@ -428,9 +450,9 @@ class Checkpoints(Hook):
     def _require_intact(self, damaged: list[str], consequence: str) -> None:
         """Refuse a newest checkpoint of which any rank has found damaged files.
 
-        Communication: one all-gather.
+        Communication: one all-reduce of a byte.
         """
-        if problems := list(all_gather_items(damaged)):
+        if problems := found_on_ranks(damaged):
             raise CheckpointError(
                 f"--save {self._directory}: what was written is not what the disk holds, "
                 f"{consequence}: {'; '.join(problems)}"
@@ -452,7 +474,7 @@ class Checkpoints(Hook):
 
     def _require_shared(self, folder: Path) -> None:
         """Refuse a --save that is another directory on another node."""
-        blind = list(all_gather_items([] if folder.is_dir() else [dist.get_rank()]))
+        blind = found_on_ranks([] if folder.is_dir() else [dist.get_rank()])
         if blind:
             raise CheckpointError(
                 f"--save {self._directory} is not the same directory for all ranks: rank 0's "
@@ -462,16 +484,14 @@ class Checkpoints(Hook):
     def _manifest(self, state: TrainState) -> Manifest:
         """Build the manifest without its list of files.
 
-        Communication: one all-gather of the partition dimensions.
+        Communication: one all-gather of the partition dimensions over the ranks of a replica.
         """
-        parameters = self._engine.module.named_parameters()
-        own = [(full_name(name, p), shard.dim) for name, p in parameters if (shard := shard_of(p))]
         return Manifest(
             state=asdict(state),
             plan=asdict(self._plan),
             config=asdict(self._config),
             versions=dict(self.system_info),
-            partition_dims=dict(sorted(all_gather_items(own))),
+            partition_dims=self._engine.partition_dims(),
             files=(),
         )
 

@@ -34,12 +34,14 @@ def require_own(plan: Plan) -> None:
 
     Raises:
         WrongCheckpointError: it holds some.
+
+    Communication: every rank must call this, in step; rank 0 looks.
     """
     requested = plan.checkpoint
     if not requested.save or requested.load == requested.save or plan.evaluation.only:
         return
     directory = Path(requested.save)
-    if tags := published_tags(directory) or published_at_url(directory):
+    if tags := from_rank_0(lambda: published_tags(directory) or published_at_url(directory)):
         without = "" if requested.loads_progress else " without --finetune or --reset-progress"
         raise WrongCheckpointError(
             f"--save {requested.save} holds checkpoints already (the newest is {tags[0]}), and this "

@@ -7,11 +7,12 @@ from platform import python_version
 from socket import gethostname
 
 import torch
+import torch.distributed as dist
 
 from megatron.checkpointing.compare import Difference
 from megatron.common.nvidia import driver
 from megatron.common.version import VERSION, commit
-from megatron.training.loop.collectives import all_gather_items, from_rank_0
+from megatron.training.loop.collectives import post
 
 _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
 
@@ -20,18 +21,23 @@ SystemInfo = Mapping[str, str]
 
 
 def system_info() -> SystemInfo:
-    """Return the system information of all ranks, versions as rank 0 has them.
+    """Return the system information of all ranks, versions as rank 0 has them; there alone.
+
+    Other ranks get {}: the names of all hosts are in it.
 
     Communication: every rank must call this, in step.
     """
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     own = torch.cuda.get_device_name() if on_gpu else "CPU"
-    found = list(all_gather_items([(own, gethostname())]))
+    posted = post((own, gethostname()))
+    if dist.get_rank():
+        return {}
+    found = posted.all()
     devices = Counter(name for name, _ in found)
     hosts = dict.fromkeys(host for _, host in found)
     return {
         "megatron": VERSION,
-        "commit": from_rank_0(commit),
+        "commit": commit(),
         "python": python_version(),
         **{name: _version(name) for name in _LIBRARIES},
         "cuda": str(torch.version.cuda or ""),

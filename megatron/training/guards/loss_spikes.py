@@ -17,6 +17,7 @@ from megatron.config.run.guards import SpikePlan
 from megatron.engine.engine import Engine
 from megatron.training.checkpoints.checkpoint_choice import (
     Chosen,
+    chosen_by_rank_0,
     newest_readable,
     warn_passed_over,
 )
@@ -135,10 +136,11 @@ def go_back(
             f"{message}, after {len(state.spikes)} others: the run ends as --spike-policy says, and "
             "its checkpoints are as they were; lower --lr, or go on with a larger max"
         )
-    chosen = from_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
+    chosen = chosen_by_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
     while chosen and (problems := damage_of(chosen)):
         warn_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
-        chosen = from_rank_0(partial(newest_readable, save, chosen.older, chosen.passed_over + 1))
+        older = partial(newest_readable, save, chosen.older, chosen.passed_over + 1)
+        chosen = chosen_by_rank_0(older)
     if chosen is None:
         raise TrainingError(
             f"{message}: --spike-policy finds no checkpoint to go back to in --save {save}: lower "

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import asdict
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from megatron.common.errors import TrainingError
 from megatron.engine.engine import Engine
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import full_name, shard_of
-from megatron.training.loop.collectives import all_gather_items
+from megatron.training.loop.collectives import from_rank_0, post
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 
@@ -46,12 +47,13 @@ class ReplicaCheck(Hook):
         Raises:
             TrainingError: names what differs and on which ranks.
 
-        Communication: one all-gather of a number per weight, when it is due.
+        Communication: a number per weight of each rank to rank 0, when it is due.
         """
         if state.iteration % self._interval:
             return
         own = [(self._groups.rank, common, print_) for common, print_ in self._prints(state)]
-        if found := list(differences(all_gather_items(own))):
+        posted = post(own)
+        if found := from_rank_0(lambda: [*differences(chain.from_iterable(posted.all()))]):
             more = len(found) - _MOST_LISTED
             raise TrainingError(
                 f"at iteration {state.iteration} ranks differ in what they must have in common: "

@@ -1,15 +1,22 @@
 """Collectives of Python objects outside the training step; errors are raised on all ranks."""
 
+import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from megatron.common.errors import MegatronError
+from megatron.engine.deepspeed import distributed
 
 T = TypeVar("T")
+
+_MOST_FOUND = 100
+"""Items that `found_on_ranks` returns: every rank gets them, and there may be as many as ranks."""
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
@@ -34,7 +41,7 @@ def rank_0_first(make: Callable[[], T]) -> T:
 
     An error on one rank is raised on all, so that none fails with a lost connection.
 
-    Communication: one broadcast, then one all-gather of errors.
+    Communication: one broadcast, then one all-reduce of a byte.
     """
     made: list[T] = []
     from_rank_0(lambda: made.append(make()))
@@ -45,7 +52,7 @@ def rank_0_first(make: Callable[[], T]) -> T:
         except MegatronError as error:
             where = f"rank {dist.get_rank()} on {socket.gethostname()}"
             errors.append(type(error)(f"{where}: {error}"))
-    for met in all_gather_items(errors):
+    for met in found_on_ranks(errors):
         raise met
     return made[0]
 
@@ -63,17 +70,92 @@ def any_rank(own: Sequence[bool]) -> list[bool]:
     return [bool(yes) for yes in flags.tolist()]
 
 
+@dataclass(frozen=True)
+class Posted(Generic[T]):
+    """Objects that all ranks have put into the rendezvous store, one each; gone with the next post.
+
+    An all-gather would give every rank what all ranks have: ranks x ranks objects in all.
+    """
+
+    own: T
+    _prefix: str
+
+    def of(self, rank: int) -> T:
+        """Return the object of `rank`. Communication: one request to the store."""
+        return self.own if rank == dist.get_rank() else self._fetch([rank])[0]
+
+    def all(self) -> list[T]:
+        """Return the objects of all ranks. Communication: one request to the store; for one rank."""
+        count = dist.get_world_size()
+        return [self.own] if count == 1 else self._fetch(range(count))
+
+    def _fetch(self, ranks: Sequence[int]) -> list[T]:
+        keys = [f"{self._prefix}/{rank}" for rank in ranks]
+        return [pickle.loads(content) for content in distributed.store().multi_get(keys)]
+
+
+def post(own: T) -> Posted[T]:
+    """Put an object of each rank into the rendezvous store, for one rank or few to read.
+
+    Communication: two requests to the store, then one all-reduce of a byte.
+    """
+    prefix = _next_prefix("posted") if dist.get_world_size() > 1 else ""
+    if prefix:
+        distributed.store().set(f"{prefix}/{dist.get_rank()}", pickle.dumps(own))
+    any_rank([False])
+    return Posted(own, prefix)
+
+
+def scattered(items: Sequence[T] | None) -> list[T]:
+    """Give each rank its share of the items that rank 0 has: every world-size-th, from its rank on.
+
+    Args:
+        items: None on other ranks.
+
+    Communication: one request of rank 0 to the rendezvous store, one all-reduce of a byte, and two
+        requests of each rank.
+    """
+    rank, count = dist.get_rank(), dist.get_world_size()
+    if count == 1:
+        return [*(items or ())]
+    prefix = _next_prefix("scattered")
+    if items is not None:
+        keys = [f"{prefix}/{of}" for of in range(count)]
+        shares = [pickle.dumps(list(items[of::count])) for of in range(count)]
+        distributed.store().multi_set(keys, shares)
+    any_rank([False])
+    found: list[T] = pickle.loads(distributed.store().get(f"{prefix}/{rank}"))
+    return found
+
+
+def found_on_ranks(own: list[T]) -> list[T]:
+    """Return what any rank has found, rank 0's first, at most 100 items: usually there are none.
+
+    Communication: one all-reduce of a byte; when there are some, a post and a broadcast too.
+    """
+    if not any_rank([bool(own)])[0]:
+        return []
+    posted = post(own[:_MOST_FOUND])
+    return from_rank_0(
+        lambda: [*islice((item for items in posted.all() for item in items), _MOST_FOUND)]
+    )
+
+
+def _next_prefix(kind: str) -> str:
+    """Return where the next objects are kept: in turns, so that none is replaced before it is read.
+
+    A rank comes to the next but one after all have come to the next, which follows the use of these.
+    """
+    number = distributed.store().add(f"{kind}/{dist.get_rank()}", 1)
+    return f"{kind}/{number % 2}"
+
+
 def all_gather_items(own: list[Any]) -> Iterator[Any]:
     """All-gather lists of objects: yield every rank's items, rank 0's first.
 
-    Communication: one all-gather.
+    Communication: one all-gather of ranks x ranks objects, for results that every rank needs.
     """
     per_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(per_rank, own)
     for items in per_rank:
         yield from items
-
-
-def share_of(items: list[T]) -> list[T]:
-    """Return every world-size-th item, from this rank's index on."""
-    return items[dist.get_rank() :: dist.get_world_size()]

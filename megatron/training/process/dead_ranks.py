@@ -6,12 +6,15 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from megatron.common.process_identity import is_running, pid_namespace, start_of
 from megatron.training.process.stack_dump import spans
 
 _LOOK_S = 2.0
 """A connection is closed a moment before its process is gone; this is more than a moment."""
+
+_MOST_NAMED = 8  # other hosts
 
 
 @dataclass(frozen=True)
@@ -35,30 +38,57 @@ def this_process(rank: int) -> Peer:
 
 
 class Peers:
-    """All ranks of a run, this one included; none before they have met."""
+    """Ranks of a run, this one included; none before they have met.
 
-    def __init__(self, everyone: Sequence[Peer]):
-        self._everyone = everyone
+    Args:
+        everyone: all ranks, or those of this host.
+        other_hosts: the others, for messages; default: those of `everyone`.
+    """
+
+    def __init__(self, everyone: Sequence[Peer], other_hosts: str | None = None):
+        self._everyone, self._other_hosts = everyone, other_hosts
+
+    def here(self) -> list[Peer]:
+        """Return those whose processes this one sees, itself included."""
+        numbers = pid_namespace()
+        return [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
 
     def gone(self) -> list[Peer]:
         """Return those of this host that have ended; waits a moment for the first."""
         give_up_at = time.monotonic() + _LOOK_S
-        while not (found := self.ended()) and self._here() and time.monotonic() < give_up_at:
+        while not (found := self.ended()) and self.here() and time.monotonic() < give_up_at:
             time.sleep(_LOOK_S / 40)
         return found
 
     def ended(self) -> list[Peer]:
         """Return those of this host that have ended by now."""
-        return [peer for peer in self._here() if not is_running(peer.pid, peer.started)]
-
-    def _here(self) -> list[Peer]:
-        numbers = pid_namespace()
-        return [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
+        return [peer for peer in self.here() if not is_running(peer.pid, peer.started)]
 
     def elsewhere(self) -> str:
-        """Return the other hosts and their ranks; "" if there are none."""
-        ranks = defaultdict(list)
-        for peer in self._everyone:
-            if peer.numbers != pid_namespace():
-                ranks[peer.host].append(peer.rank)
-        return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())
+        """Return the other hosts and their ranks, or some of them; "" if there are none."""
+        if self._other_hosts is not None:
+            return self._other_hosts
+        numbers = pid_namespace()
+        return _hosts([peer for peer in self._everyone if peer.numbers != numbers])
+
+
+def by_host(everyone: Sequence[Peer]) -> list[tuple[tuple[Peer, ...], str]]:
+    """Return what each rank needs of all: the ranks that see each other, and the other hosts' names."""
+    together: dict[str, list[Peer]] = defaultdict(list)
+    for peer in everyone:
+        together[peer.numbers].append(peer)
+    named = {numbers: _hosts(peers) for numbers, peers in islice(together.items(), _MOST_NAMED + 1)}
+    found = {}
+    for numbers, peers in together.items():
+        others = [text for other, text in named.items() if other != numbers][:_MOST_NAMED]
+        more = len(together) - 1 - len(others)
+        others += [f"one of {more} other hosts"] * bool(more)
+        found[numbers] = tuple(peers), ", ".join(others)
+    return [found[peer.numbers] for peer in everyone]
+
+
+def _hosts(peers: Sequence[Peer]) -> str:
+    ranks = defaultdict(list)
+    for peer in peers:
+        ranks[peer.host].append(peer.rank)
+    return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())

@@ -1,11 +1,14 @@
 """Stack dumps of the threads of all processes, when a run hangs."""
 
 import json
+import os
+import re
 import sys
 import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,6 +16,10 @@ from types import FrameType
 from megatron.common.atomic_files import replace_text
 
 _PACKAGE = Path(__file__).resolve().parents[2]
+_DUMP = re.compile(r"rank-(\d+)\.json")
+
+REPORT = "groups.txt"
+"""File beside the dumps with the ranks at each stack position, written by one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +94,44 @@ def write_stacks(stacks: Stacks, folder: Path) -> None:
     replace_text(folder / f"rank-{stacks.rank}.json", text)
 
 
-def read_places(folder: Path) -> dict[int, str]:
-    """Return the stack position of each rank's main thread, from the dumps in `folder`."""
-    found = (json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("rank-*.json"))
-    return {stacks["rank"]: stacks["place"] for stacks in found}
+def read_places(folder: Path, known: Mapping[int, str] | None = None) -> dict[int, str]:
+    """Return the stack position of each rank's main thread, from the dumps in `folder`.
+
+    Args:
+        known: those of ranks whose dumps are not read again.
+    """
+    places = dict(known or {})
+    for name in os.listdir(folder):
+        match = _DUMP.fullmatch(name)
+        if match and int(match[1]) not in places:
+            stacks = json.loads((folder / name).read_text(encoding="utf-8"))
+            places[int(match[1])] = stacks["place"]
+    return places
+
+
+def claim_report(folder: Path) -> bool:
+    """Whether this process is the first that reports on the dumps in `folder`.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    try:
+        os.close(os.open(folder / REPORT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        return False
+    return True
+
+
+def write_report(lines: Sequence[str], folder: Path) -> None:
+    """Write the report, by an atomic rename."""
+    replace_text(folder / REPORT, "".join(f"{line}\n" for line in lines))
+
+
+def read_report(folder: Path) -> list[str]:
+    """Return the lines of the report; [] if it is not written yet."""
+    with suppress(OSError):
+        return (folder / REPORT).read_text(encoding="utf-8").splitlines()
+    return []
 
 
 def grouped(places: Mapping[int, str], world_size: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import socket
 import sys
 import threading
@@ -15,7 +16,16 @@ from megatron.common.errors import ExitCode, MegatronError, PeerLeftError
 from megatron.training.process.dead_ranks import Peers
 from megatron.training.process.failure import Failure, FailureFile, failure_of, located
 from megatron.training.process.launchers import Launchers, write_root_cause
-from megatron.training.process.stack_dump import grouped, read_places, take_stacks, write_stacks
+from megatron.training.process.node_messages import NodeMessages
+from megatron.training.process.stack_dump import (
+    claim_report,
+    grouped,
+    read_places,
+    read_report,
+    take_stacks,
+    write_report,
+    write_stacks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +46,14 @@ PEER_GRACE_S = 30.0
 """Time after the end of another rank in which NCCL's own error may end this one."""
 
 _LOOK_S = 1.0
+"""Least interval at which a rank looks for news of others."""
+
+_LOOKS_PER_S = 100
+"""Most looks of all ranks together at the shared disk, however many they are: where these take more
+than a second each, a rank that has seen something sends word to the others of its host."""
+
 _STEP = "step"
+_HANG, _FAILED = "hang", "failed"
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,9 @@ class Watchdog:
         self._rank = rank
         self._written_down: BaseException | None = None
         self._is_reported_elsewhere = False
+        self._messages: NodeMessages | None = None
+        self._world_size = 1
+        self._looks_at = 0.0
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
         self._peer_grace_s = peer_grace_s
@@ -136,6 +156,22 @@ class Watchdog:
         """End the run from now on when it hangs; called again, with another folder for stacks."""
         self._moved_at = time.monotonic()
         self._hangs = hangs
+        self._share_looks(hangs.world_size, random.random())
+
+    def meets(self, peers: Peers, *, world_size: int) -> None:
+        """Record who the other ranks are, and share the looks at the disk with those of this host."""
+        self.peers = peers
+        here = peers.here()
+        own = next((peer for peer in here if peer.rank == self._rank), None)
+        if own:
+            self._messages = NodeMessages(own, [peer for peer in here if peer is not own])
+            self._share_looks(world_size, here.index(own) / len(here))
+
+    def _share_looks(self, world_size: int, turn: float) -> None:
+        """Look at the disk as often as one of so many ranks may, the first time after that fraction."""
+        self._world_size = world_size
+        interval_s = _interval_s(world_size)
+        self._looks_at = time.monotonic() + turn * interval_s if interval_s > _LOOK_S else 0.0
 
     def starts(self, stage: str) -> None:
         """Record that this part of the start begins, before the first step."""
@@ -192,11 +228,35 @@ class Watchdog:
 
     def _look(self) -> None:
         # A thread of its own, as it may wait for a dead disk.
-        while not self._ended.wait(self._pause_s()):
-            if self._hangs and os.path.exists(self._hangs.folder):
-                self._others_hang.set()
-            if self.follows_peers and self.failures.is_written():
-                self._others_failed.set()
+        while not self._ended.is_set():
+            self._heed(self._receive(self._pause_s()))
+            if time.monotonic() < self._looks_at:
+                continue
+            if (interval_s := _interval_s(self._world_size)) > _LOOK_S:
+                self._looks_at = time.monotonic() + interval_s
+            for word in self._news():
+                self._heed(word)
+                if self._messages:
+                    self._messages.send(word)
+
+    def _receive(self, timeout_s: float) -> str | None:
+        if self._messages is None:
+            self._ended.wait(timeout_s)
+            return None
+        return self._messages.receive(timeout_s)
+
+    def _news(self) -> Iterator[str]:
+        """Yield what the disk says of other ranks."""
+        if self._hangs and os.path.exists(self._hangs.folder):
+            yield _HANG
+        if self.follows_peers and self.failures.is_written():
+            yield _FAILED
+
+    def _heed(self, word: str | None) -> None:
+        if word == _HANG:
+            self._others_hang.set()
+        elif word == _FAILED and self.follows_peers:
+            self._others_failed.set()
 
     def _pause_s(self) -> float:
         return min(_LOOK_S, self._hangs.timeout_s / 4) if self._hangs else _LOOK_S
@@ -259,7 +319,7 @@ class Watchdog:
         # A thread, as it may wait for a dead disk.
         last = threading.Thread(target=self._report, args=(hangs,), name="report", daemon=True)
         last.start()
-        last.join(_patience_s(hangs) + _LOOK_S + LONGER * hangs.timeout_s)
+        last.join(_patience_s(hangs) + 3 * _LOOK_S + LONGER * hangs.timeout_s)
         if not self._is_reported.is_set():
             self._write_message(
                 f"hang in {self.stage}: no progress for {self._limit_s(hangs):g} s "
@@ -275,7 +335,7 @@ class Watchdog:
             write_stacks(
                 take_stacks(rank=self._rank, host=host, pid=pid, stage=stage), hangs.folder
             )
-        groups = grouped(_positions_of_ranks(hangs), hangs.world_size)
+        groups = self._groups_of_ranks(hangs)
         message = f"no progress for {self._limit_s(hangs):g} s (--hang-timeout)"
         failure = Failure(
             kind="hang",
@@ -296,6 +356,26 @@ class Watchdog:
         self._is_reported.set()
         self.before_leaving()
 
+    def _groups_of_ranks(self, hangs: Hangs) -> list[str]:
+        """Return a line for the ranks at each stack position: one rank reads all dumps.
+
+        Every rank may be that one; where nothing can be written it is rank 0. The others have its
+        report.
+        """
+        try:
+            reads = claim_report(hangs.folder)
+        except OSError:
+            reads = self._rank == 0
+        if reads:
+            groups = grouped(_positions_of_ranks(hangs), hangs.world_size)
+            with suppress(OSError):
+                write_report(groups, hangs.folder)
+            return groups
+        give_up_at = time.monotonic() + _patience_s(hangs) + _LOOK_S
+        while not (groups := read_report(hangs.folder)) and time.monotonic() < give_up_at:
+            time.sleep(max(_LOOK_S / 5, _interval_s(hangs.world_size) / 5))
+        return groups
+
     def _write_message(self, message: str) -> None:
         prefix = f"[rank {self._rank}] " if self._rank else ""
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
@@ -312,9 +392,14 @@ def next_start_folder(directory: Path) -> Path:
     return directory / f"hang-start-{earlier + 1}"
 
 
+def _interval_s(world_size: int) -> float:
+    """Return the time between two looks of a rank at the shared disk."""
+    return max(_LOOK_S, world_size / _LOOKS_PER_S)
+
+
 def _patience_s(hangs: Hangs) -> float:
     """Return the timeout for the stack dumps of other ranks."""
-    return 5 * _LOOK_S + hangs.timeout_s / 4
+    return max(5 * _LOOK_S, 1.5 * _interval_s(hangs.world_size)) + hangs.timeout_s / 4
 
 
 def _positions_of_ranks(hangs: Hangs) -> dict[int, str]:
@@ -324,5 +409,5 @@ def _positions_of_ranks(hangs: Hangs) -> dict[int, str]:
     while len(positions) < hangs.world_size and time.monotonic() < give_up_at:
         time.sleep(_LOOK_S / 5)
         with suppress(OSError):
-            positions = read_places(hangs.folder)
+            positions = read_places(hangs.folder, positions)
     return positions

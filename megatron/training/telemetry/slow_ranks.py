@@ -11,11 +11,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from socket import gethostname
 
-import torch
-import torch.distributed as dist
-
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.training.loop.collectives import all_gather_items
+from megatron.training.loop.collectives import from_rank_0, post
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.state import TrainState
 
@@ -36,8 +33,8 @@ class SlowRanks:
         take: returns this rank's seconds of each part since it was last called.
         journal: rank 0's, None elsewhere.
 
-    Communication: one all-gather of the hosts' names at the start; one all-reduce of two numbers
-        a rank at each log line.
+    Communication: the hosts' names to rank 0 at the start; at each log line two numbers of each rank
+        to rank 0, and the slowest from there.
     """
 
     def __init__(
@@ -51,7 +48,8 @@ class SlowRanks:
     ):
         self._factor, self._interval, self._take = factor, interval, take
         self._groups, self._journal = groups, journal
-        self._hosts = list(all_gather_items([gethostname()]))
+        hosts = post(gethostname())
+        self._hosts = hosts.all() if groups.rank == 0 else []
         self._lines_slow = [0] * len(self._hosts)
         self._seconds: list[float] = []
         self._steps = 0
@@ -63,14 +61,22 @@ class SlowRanks:
         self._steps += 1
         if state.iteration % self._interval:
             return {}
-        data_ms, forward_ms = self._of_all_ranks([1000 * s / self._steps for s in self._seconds])
+        posted = post([1000 * s / self._steps for s in self._seconds])
         self._seconds, self._steps = [], 0
-        busy_ms = [data + forward for data, forward in zip(data_ms, forward_ms, strict=True)]
+        slowest, slowness = from_rank_0(lambda: self._compare(posted.all(), state.iteration))
+        return {SLOWEST: slowest, SLOWNESS: slowness}
+
+    def _compare(
+        self, everyones_ms: Sequence[Sequence[float]], iteration: int
+    ) -> tuple[int, float]:
+        """Return the slowest rank and how slow it is; log and record that, on rank 0."""
+        data_ms, forward_ms = zip(*everyones_ms, strict=True)
+        busy_ms = [data + forward for data, forward in everyones_ms]
         slowness = slowness_of(busy_ms, self._groups.topology.stage_of)
         slowest = max(range(len(slowness)), key=slowness.__getitem__)
         if self._journal:
             record = {
-                "iteration": state.iteration,
+                "iteration": iteration,
                 "slowest": slowest,
                 "host": self._hosts[slowest],
                 "slowness": slowness[slowest],
@@ -79,17 +85,8 @@ class SlowRanks:
                 "hosts": _ranks_by(self._hosts),
             }
             self._journal.write("ranks", record)
-        if self._groups.rank == 0:
-            self._warn(state.iteration, slowness, busy_ms, data_ms)
-        return {SLOWEST: slowest, SLOWNESS: slowness[slowest]}
-
-    def _of_all_ranks(self, own: Sequence[float]) -> list[list[float]]:
-        """Return for each of the numbers of this rank those of all ranks."""
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        table = torch.zeros(len(own), len(self._hosts), dtype=torch.float64, device=device)
-        table[:, self._groups.rank] = torch.tensor(own, dtype=torch.float64)
-        dist.all_reduce(table)
-        return table.tolist()
+        self._warn(iteration, slowness, busy_ms, data_ms)
+        return slowest, slowness[slowest]
 
     def _warn(
         self,

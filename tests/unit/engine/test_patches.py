@@ -27,6 +27,7 @@ NAMES = {
     ),
     "deepspeed.runtime.engine": (
         *("_global_grad_norm", "_copy_recovery_script", "_get_all_ckpt_names"),
+        *("_get_all_zero_checkpoints", "_get_ckpt_name", "_get_zero_ckpt_name"),
         *("clip_fp32_gradients", "enable_backward_allreduce", "checkpoint_engine"),
         *("basic_optimizer", "save_zero_checkpoint", "is_fp16_supported"),
         *("allreduce_no_retain", "gradient_predivide_factor", "communication_data_type"),
@@ -40,7 +41,7 @@ NAMES = {
     "deepspeed": ("PipelineEngine",),
     "deepspeed.runtime.pipe.module": (
         *("_synchronize_tied_weights", "_partition_layers", "_set_bounds", "ckpt_layer_path_list"),
-        *("_build", "_topo", "forward_funcs"),
+        *("_build", "_topo", "forward_funcs", "_grid"),
     ),
     "deepspeed.runtime.state_dict_factory": ("check_ckpt_list", "ckpt_list"),
     "deepspeed.runtime.zero.stage_1_and_2": (

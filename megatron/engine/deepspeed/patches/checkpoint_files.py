@@ -1,11 +1,11 @@
 """Patches for checkpoint files: which are found, read and copied."""
 
-import glob
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.state_dict_factory import SDLoaderBase
@@ -14,47 +14,50 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def one_read_per_file() -> Iterator[None]:
-    """Read each file of a checkpoint once inside the `with` block (`check_ckpt_list`).
+def files_by_name() -> Iterator[None]:
+    """Load checkpoint files by the names that this rank's have, inside the `with` block.
 
-    DeepSpeed has every rank read the first file of each list as well, to compare one number in it
-    with the length of the list. Our manifest lists all files.
+    DeepSpeed lists the folder once for each layer and for the rank (`_get_all_ckpt_names`,
+    `ckpt_layer_path_list`), asks for the file of each replica (`_get_all_zero_checkpoints`) and reads
+    the first file of each list, to compare a number in it with the length of the list
+    (`check_ckpt_list`): as often as there are ranks and files. Our manifest lists all files.
     """
-    usual = SDLoaderBase.check_ckpt_list
-    SDLoaderBase.check_ckpt_list = _require_files
+    replaced: Sequence[tuple[type, str, Callable[..., Any]]] = (
+        (DeepSpeedEngine, "_get_all_ckpt_names", _own_main_file),
+        (DeepSpeedEngine, "_get_all_zero_checkpoints", _own_partition),
+        (PipelineModule, "ckpt_layer_path_list", _own_layer_file),
+        (SDLoaderBase, "check_ckpt_list", _require_files),
+    )
+    usual = [getattr(owner, name) for owner, name, _ in replaced]
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
     try:
         yield
     finally:
-        SDLoaderBase.check_ckpt_list = usual
+        for (owner, name, _), function in zip(replaced, usual, strict=True):
+            setattr(owner, name, function)
+
+
+def _own_main_file(engine: Any, directory: str, tag: str) -> list[str]:
+    """Return this rank's file in the place of each rank of the model (`_get_ckpt_name`)."""
+    return [engine._get_ckpt_name(directory, tag)] * engine.mp_world_size
+
+
+def _own_layer_file(module: Any, directory: str, layer: int) -> list[str]:
+    """Return this rank's file of a layer in the place of each tensor-parallel rank (`_grid`)."""
+    count = module._grid.get_slice_parallel_world_size()
+    return [module.ckpt_layer_path(directory, layer)] * count
+
+
+def _own_partition(engine: Any, directory: str, tag: str) -> dict[int, Any]:
+    """Read this rank's optimizer state, by its number among the replicas (`_get_zero_ckpt_name`)."""
+    file = engine._get_zero_ckpt_name(directory, tag)
+    state = engine.checkpoint_engine.load(file, map_location="cpu")
+    return {dist.get_rank(engine.optimizer.dp_process_group): state["optimizer_state_dict"]}
 
 
 def _require_files(loader: SDLoaderBase) -> None:
     assert loader.ckpt_list, "no file for this part of the network"
-
-
-@contextmanager
-def literal_paths() -> Iterator[None]:
-    """Find checkpoint files in folders of any name inside the `with` block.
-
-    DeepSpeed takes the full path for a glob pattern, in which brackets and stars are no letters
-    (`_get_all_ckpt_names`, `ckpt_layer_path_list`).
-    """
-    finders = (DeepSpeedEngine, "_get_all_ckpt_names"), (PipelineModule, "ckpt_layer_path_list")
-    usual = [getattr(owner, name) for owner, name in finders]
-    for (owner, name), find in zip(finders, usual, strict=True):
-        setattr(owner, name, _escaped(find))
-    try:
-        yield
-    finally:
-        for (owner, name), find in zip(finders, usual, strict=True):
-            setattr(owner, name, find)
-
-
-def _escaped(find: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    def find_in(holder: Any, directory: str, *args: Any) -> list[str]:
-        return find(holder, glob.escape(directory), *args)
-
-    return find_in
 
 
 def log_failed_script_copies(engine: Any) -> None:
