@@ -243,6 +243,12 @@ PARALLEL = {
     "hook": Turned("--hook option_hook", "log", on="--plugin option_plugin"),
     "metric": Turned("--metric option_metric", "measures", on="--plugin option_plugin"),
     "world_size": Turned("--world-size 3", "error", says="--world-size 3, but the launcher"),
+    "elastic": Turned(
+        "--elastic",
+        "error",
+        without=("--global-batch-size",),
+        says="--elastic needs --global-batch",
+    ),
     "tensor_model_parallel_size": Turned(_TENSOR, "shapes", ranks=2),
     "pipeline_model_parallel_size": Turned("--pipeline-model-parallel-size 2", "shapes", ranks=2),
     "sequence_parallel": Turned("--sequence-parallel", "kept", on=_TENSOR, ranks=2),

@@ -126,6 +126,7 @@ _NOT_IN_STEP = {
         "kill_switch",
         "replica_check_interval",
     ),
+    "batch": ("data_parallel_size",),  # of the layout
     "data": ("cache_path", "chat_template"),
 }
 """Options that do not change a training step."""

@@ -1,7 +1,7 @@
 """Validation of a config: every problem at once, before anything is built."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,7 @@ from megatron.config.parallelism.layout import (
     sequence_parts,
     sequence_problems,
     split_backward_problems,
+    world_size_problems,
 )
 from megatron.config.parallelism.precision import (
     fp8_problems,
@@ -97,6 +98,7 @@ def validate(
     A GPU accepts whatever a CPU accepts: what is wrong with "cuda" is wrong on every device.
 
     Args:
+        world_size: processes that are started; under --elastic perhaps not all of them train.
         objective: what the entry script trains.
         others: problems found elsewhere, to be listed with these.
 
@@ -109,6 +111,9 @@ def validate(
     except ConfigError as error:
         problems += error.problems
         user = {}
+    if config.parallel.elastic:
+        problems += _elastic_problems(config, user, world_size=world_size)
+        world_size = _elastic_size(config, user, world_size, device=device, objective=objective)
     zero = zero_of(config, user)
     num_layers = num_layers_of(config, objective)
     storage = _storage_of(config, user, world_size=world_size, device=device, num_layers=num_layers)
@@ -140,6 +145,58 @@ def validate(
         steps=steps,
         schedule=schedule,
     )
+
+
+def _elastic_size(
+    config: Config,
+    user: dict[str, Any],
+    started: int,
+    *,
+    device: str,
+    objective: ObjectiveName,
+) -> int:
+    """Return how many of `started` processes train under --elastic: the most that are possible.
+
+    If no number is, the largest that divides the batches: then only the other problems are listed.
+    """
+    replica = replica_size(config.parallel)
+    replicas = range(started // replica, 0, -1)
+    sizes = [n * replica for n in replicas if not any(length_problems(config, user, data=n))]
+    fixed = replace(config, parallel=replace(config.parallel, elastic=False, world_size=None))
+    for size in sizes:
+        try:
+            validate(fixed, world_size=size, device=device, objective=objective)
+        except ConfigError:
+            continue
+        return size
+    return max(sizes, default=started)
+
+
+def _elastic_problems(config: Config, user: dict[str, Any], *, world_size: int) -> Iterator[str]:
+    """Yield why a run cannot go on with other numbers of replicas."""
+    yield from world_size_problems(config.parallel, world_size)
+    if config.training.global_batch_size is None and value_at(user, "train_batch_size") is None:
+        yield (
+            "--elastic needs --global-batch-size: without it a step has as many samples as the "
+            "replicas that there are"
+        )
+    optimizer = plan_optimizer(config.optimizer, on_cpu=False).name
+    for flag, reason in (
+        (
+            max(config.experts.num_experts or [1]) > 1 and "--num-experts",
+            "the checkpoint of a network with experts loads into its own layout only",
+        ),
+        (
+            optimizer == "adam8bit" and "--use-bnb-optimizer",
+            "Adam's 8-bit state loads into its own layout only",
+        ),
+        (
+            config.downstream.task and f"--task {config.downstream.task}",
+            "an epoch is divided evenly between the replicas, which decides its steps",
+        ),
+    ):
+        if flag:
+            yield f"--elastic does not work with {flag}: {reason}; leave --elastic out"
 
 
 def _value_of(config: Config, objective: ObjectiveName, section: str, field: str) -> Any:

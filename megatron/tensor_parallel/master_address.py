@@ -8,6 +8,7 @@ class MasterAddress:
     """Address of the rendezvous store, this process's rank and the world size.
 
     Args:
+        spares: processes behind the last rank that meet the ranks and wait for their end.
         is_hosted: whether the launcher runs the store and rank 0 only connects to it.
     """
 
@@ -16,9 +17,15 @@ class MasterAddress:
     rank: int
     world_size: int
     is_hosted: bool = False
+    spares: int = 0
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that meet."""
+        return self.world_size + self.spares
 
     @property
     def hosts(self) -> bool:

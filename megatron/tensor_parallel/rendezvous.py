@@ -65,7 +65,7 @@ def rendezvous(
 
     Communication: waits for every rank.
     """
-    if master.world_size == 1:
+    if master.processes == 1:
         return HashStore()
     return _Rendezvous(master, timeout, look, patience).store()
 
@@ -150,7 +150,7 @@ class _Rendezvous:
             TCPStore,
             master.host,
             master.port,
-            master.world_size,
+            master.processes,
             master.hosts,
             timeout=timedelta(seconds=self.patience.answer_s),
             wait_for_workers=False,
@@ -171,7 +171,7 @@ class _Rendezvous:
             if "EADDRINUSE" in reason:
                 message = (
                     f"MASTER_PORT={master.port} is taken on {socket.gethostname()} by another program, "
-                    f"or by another run: start all {master.world_size} processes with a port that is "
+                    f"or by another run: start all {master.processes} processes with a port that is "
                     "free"
                 )
             elif master.hosts:
@@ -186,7 +186,7 @@ class _Rendezvous:
     def _check_in(self, store: Store) -> None:
         """Wait until every rank of this run, and of no other run, has connected to `store`."""
         master, keys = self.master, PrefixStore("meeting", store)
-        size = str(master.world_size)
+        size = str(master.processes)
         if master.rank == 0:
             keys.set("size", size)
         # Rank 0 sets the key right after opening the store; a launcher opens it before rank 0 starts.
@@ -211,7 +211,7 @@ class _Rendezvous:
         keys.add("come", 1)
 
         def missing() -> str:
-            ranks = [r for r in range(master.world_size) if not keys.check([f"rank {r}"])]
+            ranks = [r for r in range(master.processes) if not keys.check([f"rank {r}"])]
             named = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
             return f"{len(ranks)} of {size} processes (ranks {named})"
 
@@ -234,7 +234,7 @@ class _Rendezvous:
             # On rank 0 alone: it takes a request for each rank.
             return f"{missing() if master.rank == 0 else 'the other processes'} at {master}"
 
-        self._poll(lambda: keys.add("come", 0) >= master.world_size, self.timeout, late, waiting)
+        self._poll(lambda: keys.add("come", 0) >= master.processes, self.timeout, late, waiting)
 
     def _poll(
         self,

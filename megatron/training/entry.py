@@ -135,16 +135,26 @@ def train(
         valid = require_startable(config, world_size=started.world_size, objective=name)
         from megatron.training.process.device import prepare_process
 
-        launch, device = prepare_process(config.parallel)
+        launch, device = prepare_process(config.parallel, world_size=valid.world_size)
+        if launch.rank >= launch.world_size:
+            from megatron.training.process.spares import wait_for_end
+
+            watchdog.disarm()
+            return wait_for_end(launch, look=watchdog.raise_if_over)
         from megatron.training.pretrain import pretrain
 
         if isinstance(objective, str):
             own = OBJECTIVES.flags_of(objective, config.extensions)
             built: Objective = OBJECTIVES.get(objective, own)()
             objective = built
-        return pretrain(
+        code = pretrain(
             config, notices, launch, device, objective, watchdog, valid=valid, hooks=hooks
         )
+        if launch.spares and launch.rank == 0:
+            from megatron.training.process.spares import release_spares
+
+            release_spares(launch)
+        return code
 
 
 def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Validated:

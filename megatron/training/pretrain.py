@@ -105,6 +105,8 @@ def pretrain(
         return request.exit_code
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _log_plan(decided, notices, choices)
+    if config.parallel.elastic:
+        _log_replicas(decided, launch)
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
     code = ExitCode.FINISHED
@@ -353,6 +355,22 @@ def _decide(
     template = common_chat_template(decided.data.prefixes)
     decided = replace(decided, data=replace(decided.data, chat_template=template))
     return tokenizer, quiet(decided) if decided.guards.replay_step else decided
+
+
+def _log_replicas(plan: Plan, launch: Launch) -> None:
+    """Log how many replicas train, and which processes are left over."""
+    batch, size = plan.batch, launch.world_size
+    log.info(
+        "elastic: %d processes train as %d replicas, of %d micro-batches of %d a step of %d samples",
+        *(size, plan.parallel.data, batch.num_micro_batches(batch.global_batch_size)),
+        *(batch.micro_batch_size, batch.global_batch_size),
+    )
+    if launch.spares:
+        log.warning(
+            "elastic: the last %d of %d processes (from rank %d on) wait for the end of the run: no "
+            "larger number of replicas divides its batches",
+            *(launch.spares, launch.processes, size),
+        )
 
 
 def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:

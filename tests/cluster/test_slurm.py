@@ -28,6 +28,7 @@ TOKENIZER = ["--vocab-file", "vocab.json", "--merge-file", "merges.txt"]
 FLAGS = [
     *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
     *("--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "2"),
+    *("--hidden-dropout", "0", "--attention-dropout", "0"),
     *("--lr", "1e-3", "--train-iters", str(ITERATIONS), "--eval-iters", "0", "--device", "cpu"),
     *("--log-interval", "1", "--save-interval", str(ITERATIONS)),
     *("--data-path", "sharded_text_document", *TOKENIZER),
@@ -105,32 +106,43 @@ def is_same(save: Path, calm: Path) -> bool:
     return steps(save) == steps(calm) and digest(save) == digest(calm)
 
 
-def test_the_job_of_a_lost_node_goes_on_once_that_is_back(
+def test_a_run_goes_on_with_fewer_nodes_and_with_all_when_they_are_back(
     cluster: Cluster, data: Path, request: pytest.FixtureRequest
 ) -> None:
     save = cluster.folder / "lost"
     flags = [*flags_of(save, is_slow=True), "--save-interval", "5"]
-    job = cluster.submit("train_requeue.slurm", *flags, SAVE="lost")
+    job = cluster.submit(
+        *("train_elastic.slurm", *flags, "--tensor-model-parallel-size", "2"),
+        options="--array=1-3%1 --nodes=1-2 --ntasks-per-node=2",
+        **{"SAVE": "lost", "GROW_S": "1", "POLL_S": "1"},
+    )
     cluster.wait_until(lambda: published_tags(save))
     cluster.order("kill", "n2")
     try:
-        flags_of(save, is_slow=False)
         # That of nothing happening runs on n1 while SLURM is finding out.
         calm = request.getfixturevalue("calm")
-        cluster.wait_until(lambda: cluster.job_field(job, "Restarts") == ["1"])
-        # For a moment it is still being cleaned away.
-        cluster.wait_until(lambda: cluster.job_field(job, "JobState") == ["PENDING"])
-        cluster.wait_until(lambda: "down" in cluster.states()["n2"])
-        # A job that SLURM starts while a node is coming back can wait for its first step for ever.
-        cluster.run("scontrol", "hold", job)
+        cluster.wait_until(lambda: len(starts(save)) == 2 and len(steps(save)) > starts(save)[1])
+        flags_of(save, is_slow=False)
     finally:
         cluster.order("start", "n2")
-    cluster.wait_until(lambda: set(cluster.states().values()) == {"idle"})
-    cluster.run("scontrol", "release", job)
-    cluster.finish(job)
-    assert is_same(save, calm)
-    begun, resumed = starts(save)
-    assert begun == 0 < resumed < ITERATIONS, "the node was to be lost on the way"
+    cluster.end(job)
+    assert cluster.job_field(job, "JobState") == ["NODE_FAIL", "FAILED", "COMPLETED"]
+    assert cluster.job_field(job, "ExitCode")[1:] == ["75:0", "0:0"]
+    hosts = [record["with"]["hosts"] for record in starts_of(save)]
+    assert hosts == ["n1, n2", "n1", "n1, n2"]
+    begun, alone, again = starts(save)
+    assert begun == 0 < alone < again < ITERATIONS, "the node was to be lost and back on the way"
+    log = cluster.log(job)
+    assert "resumed on 1 replicas instead of 2: gradient accumulation 2 instead of 1" in log
+    assert "resumed on 2 replicas instead of 1: gradient accumulation 1 instead of 2" in log
+    # The same samples; other ranks round their sums otherwise.
+    taken, expected = steps(save), steps(calm)
+    for name in ("iteration", "first_sample", "learning_rate"):
+        assert [step[name] for step in taken] == [step[name] for step in expected]
+    for name in ("lm_loss", "grad_norm"):
+        assert [step[name] for step in taken] == pytest.approx(
+            [s[name] for s in expected], rel=1e-3
+        )
 
 
 def test_shards_of_an_array_are_joined_to_the_files_of_one_process(data: Path) -> None:

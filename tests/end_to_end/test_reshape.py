@@ -46,12 +46,12 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     shutil.copytree(whole / "global_step3", plain / "global_step3")
     digests = [digest(folder) for folder in (plain / "six", moved, plain / "global_step3")]
     assert digests[0] == digests[1] != digests[2]
-    (output, _) = (
-        start_ranks(2, *flags, "--zero-stage", "3", "--universal-checkpoint", *both(plain))
-        .succeeded()
-        .outputs
-    )
+    # Three replicas do not divide a batch of 4: the third process waits.
+    elastic = ["--zero-stage", "3", "--universal-checkpoint", "--elastic"]
+    (output, _, spare) = start_ranks(3, *flags, *elastic, *both(plain)).succeeded().outputs
     assert f"reshaping {plain / 'six'} to this layout" in output
+    assert "the last 1 of 3 processes (from rank 2 on) wait for the end of the run" in output
+    assert re.fullmatch(r"\[rank 2\] a spare: waits on .* for the end of the run\n", spare)
     assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
     (shown,) = tool("tools/checkpoint/inspect.py", str(plain), "--parameters").succeeded().outputs
     assert "parameters: 28 | elements: 42880" in shown

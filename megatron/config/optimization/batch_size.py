@@ -91,9 +91,12 @@ def batch_problems(
         return
     unit = micro * data_parallel_size
     if global_batch_size is not None and global_batch_size % unit:
+        elastic = (
+            "" if global_batch_size % micro else "; --elastic trains on fewer, which divide it"
+        )
         yield (
             f"--global-batch-size {global_batch_size} is not a multiple of "
-            f"--micro-batch-size {micro} * {data_parallel_size} replicas = {unit}"
+            f"--micro-batch-size {micro} * {data_parallel_size} replicas = {unit}{elastic}"
         )
     if rampup_batch_size is not None:
         yield from _ramp_problems(rampup_batch_size, global_batch_size or unit, unit)

@@ -148,7 +148,8 @@ _NOT_TAKEN = {
         ),
         "this DeepSpeed has removed it; take the key out",
     ),
-    "elasticity": "this DeepSpeed has no elastic training; take the key out",
+    "elasticity": "it lets the number of processes choose the batch; take the key out, and write "
+    "--elastic, which keeps --global-batch-size and chooses the number of replicas",
 }
 """Keys of other versions, by dotted path, and what to do about each."""
 

@@ -18,6 +18,11 @@ class ParallelConfig:
     """Number of processes, which must be that of the launcher (default: as many as it starts). Tools
     that start none plan for so many (default: the fewest that the layout allows)."""
 
+    elastic: bool = False
+    """Train on the largest number of replicas that divides --global-batch-size, if the launcher has
+    started more processes; those beyond wait for the end. A run then goes on with fewer nodes, or
+    with more, on the same samples (default: other numbers of processes are an error)."""
+
     tensor_model_parallel_size: Annotated[
         int, Spelling("--tensor-model-parallel-size", ("--model-parallel-size",))
     ] = 1
@@ -164,7 +169,7 @@ def parallel_problems(
         **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
     }
     replica = math.prod(sizes.values())
-    if wrong := [*world_size_problems(parallel, world_size)]:
+    if not parallel.elastic and (wrong := [*world_size_problems(parallel, world_size)]):
         yield from wrong
     elif min(sizes.values()) < 1:
         yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"

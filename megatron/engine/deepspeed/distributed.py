@@ -44,7 +44,7 @@ def start(
     """
     deepspeed_logger.setLevel(log_level.upper())
     skip_operator_lookup()
-    timeout = timedelta(minutes=timeout_minutes) if timeout_minutes else default_pg_timeout
+    timeout = rendezvous_timeout(timeout_minutes)
     if place and not dist.is_initialized():
         # NCCL then connects at once, and finds two ranks on one GPU; see DeepSpeed's TorchBackend.
         bound = device if device and device.type == "cuda" and place.world_size > 1 else None
@@ -59,6 +59,11 @@ def start(
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
     if timeout_minutes:
         set_collective_timeout(timeout)
+
+
+def rendezvous_timeout(minutes: int = 0) -> timedelta:
+    """Return how long processes wait for each other; of 0 minutes DeepSpeed's default."""
+    return timedelta(minutes=minutes) if minutes else default_pg_timeout
 
 
 def set_timeout(*, minutes: float) -> None:

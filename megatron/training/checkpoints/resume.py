@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 
+_SIZES = ("data_parallel_size", "micro_batch_size", "global_batch_size")
+
 
 def resume(
     engine: Engine,
@@ -75,12 +77,29 @@ def resume(
     log.info(
         "  successfully loaded checkpoint from %s at iteration %d", plan.checkpoint.load, iteration
     )
+    _log_replicas(chosen, plan)
     if not plan.checkpoint.loads_progress:
         log.info("training starts from iteration 0 with its weights")
     takes_again = plan.checkpoint.step and not plan.evaluation.only
     if takes_again and plan.checkpoint.load == plan.checkpoint.save:
         from_rank_0(lambda: set_aside(Path(plan.checkpoint.save), iteration))
     return plan
+
+
+def _log_replicas(chosen: Chosen, plan: Plan) -> None:
+    """Log a change of the number of replicas, and what it does to a step."""
+    now, saved = plan.batch, chosen.manifest.plan.get("batch", {})
+    then = replace(now, **{key: value for key, value in saved.items() if key in _SIZES})
+    if then.data_parallel_size == now.data_parallel_size:
+        return
+    before, after = (batch.num_micro_batches(batch.global_batch_size) for batch in (then, now))
+    size = f"the same {now.global_batch_size} samples in the same order"
+    if then.global_batch_size != now.global_batch_size:
+        size = f"{now.global_batch_size} samples instead of {then.global_batch_size}"
+    log.info(
+        "resumed on %d replicas instead of %d: gradient accumulation %d instead of %d; a step has %s",
+        *(now.data_parallel_size, then.data_parallel_size, after, before, size),
+    )
 
 
 def damage_of(chosen: Chosen) -> list[str]:

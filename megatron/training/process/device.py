@@ -1,6 +1,7 @@
 """Device of this process, chosen before any library that needs the choice is imported."""
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -18,13 +19,20 @@ from megatron.training.process.environment import (
 log = logging.getLogger(__name__)
 
 
-def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
+def prepare_process(
+    parallel: ParallelConfig, *, world_size: int | None = None
+) -> tuple[Launch, torch.device]:
     """Return this process's rank and device, and export them for libraries.
+
+    Args:
+        world_size: ranks of the run, if not all processes that were started; the others are spares.
 
     Raises:
         ConfigError: the launcher's variables contradict themselves or the machine.
     """
     launch = read_launch(parallel.local_rank)
+    if world_size is not None:
+        launch = replace(launch, world_size=world_size, spares=launch.world_size - world_size)
     for notice in launch_notices():
         log.warning("%s", notice)
     device = choose_device(parallel.device, launch)

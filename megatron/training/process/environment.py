@@ -25,6 +25,12 @@ class Launch:
     world_size: int
     local_rank: int  # on this node
     local_size: int  # processes on this node
+    spares: int = 0  # processes behind the last rank of the run, which wait for its end
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that the launcher has started."""
+        return self.world_size + self.spares
 
 
 @dataclass(frozen=True)
@@ -274,8 +280,9 @@ def export_launch(
                 f"CUDA_DEVICE_MAX_CONNECTIONS={queues} with --sequence-parallel: set it to 1 or "
                 "unset it, so that collectives run in the order of the computation around them"
             )
-    os.environ["RANK"] = str(launch.rank)
-    os.environ["WORLD_SIZE"] = str(launch.world_size)
+    if launch.rank < launch.world_size:
+        os.environ["RANK"] = str(launch.rank)
+        os.environ["WORLD_SIZE"] = str(launch.world_size)
     index = launch.local_rank if device_index is None else device_index
     os.environ["LOCAL_RANK"] = str(index)
     if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ:
@@ -297,12 +304,13 @@ def master_address(launch: Launch) -> MasterAddress:
         _number("MASTER_PORT", 0),
         rank=launch.rank,
         world_size=launch.world_size,
+        spares=launch.spares,
         is_hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
 def _address_of_rank_0(launch: Launch) -> str:
-    if launch.world_size <= launch.local_size:
+    if launch.processes <= launch.local_size:
         return "127.0.0.1"
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
     if host := first_host(nodes) or _first_line(os.environ.get("PBS_NODEFILE", "")):
@@ -323,11 +331,11 @@ def _first_line(file: str) -> str:
 
 
 def _port_of_rank_0(launch: Launch) -> int:
-    if launch.world_size == 1:
+    if launch.processes == 1:
         with _free_port() as reserved:  # no other process comes there
             return reserved.getsockname()[1]
     managed = _manager()
-    if managed is None or managed.launch.world_size != launch.world_size:
+    if managed is None or managed.launch.world_size != launch.processes:
         raise ConfigError(
             f"WORLD_SIZE={launch.world_size} but MASTER_PORT is not set: start through "
             "`deepspeed` or `python -m torch.distributed.run`, or set MASTER_ADDR and MASTER_PORT"

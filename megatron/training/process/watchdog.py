@@ -173,6 +173,10 @@ class Watchdog:
         interval_s = _interval_s(world_size)
         self._looks_at = time.monotonic() + turn * interval_s if interval_s > _LOOK_S else 0.0
 
+    def disarm(self) -> None:
+        """Look for hangs no more: this process waits for others."""
+        self._hangs = None
+
     def starts(self, stage: str) -> None:
         """Record that this part of the start begins, before the first step."""
         self.stage, self._factor, self._least_s = stage, LONGER, START_S

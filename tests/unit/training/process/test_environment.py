@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 from torch.distributed import TCPStore
@@ -14,6 +15,7 @@ from megatron.training.process.environment import (
     export_launch,
     first_host,
     launch_notices,
+    master_address,
     rank_environments,
     read_launch,
     tasks_per_node,
@@ -240,6 +242,20 @@ def test_processes_of_a_job_meet_at_its_first_node(environment, variables, addre
     export_launch(read_launch(None), "cpu")
     assert os.environ["MASTER_ADDR"] == address
     assert 20000 <= int(os.environ["MASTER_PORT"]) < 30000
+
+
+def test_spare_processes_find_the_address_and_the_port_of_the_ranks(environment):
+    places = []
+    for task, spares in ((0, 2), (3, 2), (0, 0)):
+        environment(**slurm(task, 4, 0, MASTER_PORT="", MASTER_ADDR="", RANK="", WORLD_SIZE=""))
+        launch = replace(read_launch(None), world_size=4 - spares, spares=spares)
+        export_launch(launch, "cpu")
+        places.append((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]))
+        is_spare = task >= launch.world_size
+        assert os.environ["WORLD_SIZE"] == ("" if is_spare else str(launch.world_size))
+        assert master_address(launch).processes == 4
+    assert places == [places[0]] * 3
+    assert places[0][0] == "gpu03"
 
 
 def test_processes_of_a_job_find_its_port_and_others_another(environment):

@@ -1,0 +1,83 @@
+"""Spare processes of an elastic run: those beyond the last replica, which wait for its end."""
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from megatron.common.errors import ExitCode, TrainingError
+from megatron.engine.deepspeed.distributed import rendezvous_timeout
+from megatron.tensor_parallel.master_address import MasterAddress
+from megatron.tensor_parallel.rendezvous import rendezvous
+from megatron.training.guards.stop import Signals
+from megatron.training.process.environment import Launch, master_address
+
+_END = "end of the run"
+_PAUSE_S = 0.5
+_ANSWER = timedelta(seconds=30)
+
+
+def wait_for_end(launch: Launch, look: Callable[[], None]) -> ExitCode:
+    """Meet the ranks as one of them would, and wait until their run ends; return the exit code.
+
+    If a spare process left earlier, its launcher would end the others, or take the run for finished.
+
+    Args:
+        look: called about twice a second while this process waits for the rendezvous; may raise.
+
+    Raises:
+        TrainingError: the processes do not meet, or the launcher that hosts their store is gone.
+
+    Communication: reads from the rendezvous store.
+    """
+    signals, master = Signals(), master_address(launch)
+    store = rendezvous(master, rendezvous_timeout(), look=look)
+    if launch.rank == launch.world_size or launch.local_rank == 0:  # the first on its host
+        host = socket.gethostname()
+        print(f"[rank {launch.rank}] a spare: waits on {host} for the end of the run", flush=True)
+    is_over = _key_is_set(master, store) if master.is_hosted else _rank_0_is_gone(master)
+    del store
+    while not signals.is_made():
+        if is_over():
+            return ExitCode.FINISHED
+        time.sleep(_PAUSE_S)
+    return ExitCode.RESUMABLE
+
+
+def release_spares(launch: Launch) -> None:
+    """Let the spare processes leave where the launcher hosts the store, which outlives rank 0."""
+    master = master_address(launch)
+    if master.is_hosted:
+        TCPStore(
+            *(master.host, master.port, master.processes, False),
+            timeout=_ANSWER,
+            wait_for_workers=False,
+        ).set(_END, "")
+
+
+def _key_is_set(master: MasterAddress, store: Store) -> Callable[[], bool]:
+    def is_over() -> bool:
+        try:
+            return store.check([_END])
+        except DistError as error:
+            raise TrainingError(f"the launcher of rank 0 at {master} is gone") from error
+
+    return is_over
+
+
+def _rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
+    """Return whether rank 0, which hosts the store, has closed a connection that nothing else uses.
+
+    Its exit code says how the run ended. A host that is lost closes nothing: the system probes it.
+    """
+    connection = socket.create_connection((master.host, master.port), _ANSWER.total_seconds())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10)):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return lambda: bool(select.select([connection], [], [], 0)[0])
