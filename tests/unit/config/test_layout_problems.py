@@ -109,7 +109,8 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
         (
             "--global-batch-size 6",
             2,
-            "--global-batch-size 6 is not a multiple of --micro-batch-size 2 * 2 replicas = 4",
+            "--global-batch-size 6 is not a multiple of --micro-batch-size 2 * 2 replicas = 4; "
+            "--elastic trains on fewer, which divide it",
         ),
     ],
 )
