@@ -70,6 +70,16 @@ def rendezvous(
     return _Rendezvous(master, timeout, look, patience).store()
 
 
+def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) -> None:
+    """Set a key in the store at `master`, which other processes wait for."""
+    store = TCPStore(
+        *(master.host, master.port, master.processes, False),
+        timeout=timedelta(seconds=patience.answer_s),
+        wait_for_workers=False,
+    )
+    store.set(key, "")
+
+
 class _Rendezvous:
     """The steps of a rendezvous: resolve the name, open the store, count the ranks."""
 

@@ -5,21 +5,20 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 
-from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from megatron.common.errors import ExitCode, TrainingError
 from megatron.engine.deepspeed.distributed import rendezvous_timeout
 from megatron.tensor_parallel.master_address import MasterAddress
-from megatron.tensor_parallel.rendezvous import rendezvous
+from megatron.tensor_parallel.rendezvous import rendezvous, set_key
 from megatron.training.guards.stop import Signals
 from megatron.training.process.environment import Launch, master_address
 
 _END = "end of the run"
 _PAUSE_S = 0.5
-_ANSWER = timedelta(seconds=30)
+_CONNECT_S = 30.0
 
 
 def wait_for_end(launch: Launch, look: Callable[[], None]) -> ExitCode:
@@ -40,8 +39,8 @@ def wait_for_end(launch: Launch, look: Callable[[], None]) -> ExitCode:
     if launch.rank == launch.world_size or launch.local_rank == 0:  # the first on its host
         host = socket.gethostname()
         print(f"[rank {launch.rank}] a spare: waits on {host} for the end of the run", flush=True)
-    is_over = _key_is_set(master, store) if master.is_hosted else _rank_0_is_gone(master)
-    del store
+    has_key = partial(store.check, [_END])
+    is_over = _is_announced(master, has_key) if master.is_hosted else _rank_0_is_gone(master)
     while not signals.is_made():
         if is_over():
             return ExitCode.FINISHED
@@ -53,17 +52,15 @@ def release_spares(launch: Launch) -> None:
     """Let the spare processes leave where the launcher hosts the store, which outlives rank 0."""
     master = master_address(launch)
     if master.is_hosted:
-        TCPStore(
-            *(master.host, master.port, master.processes, False),
-            timeout=_ANSWER,
-            wait_for_workers=False,
-        ).set(_END, "")
+        set_key(master, _END)
 
 
-def _key_is_set(master: MasterAddress, store: Store) -> Callable[[], bool]:
+def _is_announced(master: MasterAddress, has_key: Callable[[], bool]) -> Callable[[], bool]:
+    """Return whether rank 0 has announced the end in a store of its launcher."""
+
     def is_over() -> bool:
         try:
-            return store.check([_END])
+            return has_key()
         except DistError as error:
             raise TrainingError(f"the launcher of rank 0 at {master} is gone") from error
 
@@ -75,7 +72,7 @@ def _rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
 
     Its exit code says how the run ended. A host that is lost closes nothing: the system probes it.
     """
-    connection = socket.create_connection((master.host, master.port), _ANSWER.total_seconds())
+    connection = socket.create_connection((master.host, master.port), _CONNECT_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10)):
