@@ -20,7 +20,7 @@ class ParallelConfig:
 
     elastic: bool = False
     """Train on the largest number of replicas that divides --global-batch-size, if the launcher has
-    started more processes; those beyond wait for the end. A run then goes on with fewer nodes, or
+    started more processes; those beyond wait for the end. A run then continues with fewer nodes, or
     with more, on the same samples (default: other numbers of processes are an error)."""
 
     tensor_model_parallel_size: Annotated[
