@@ -27,10 +27,11 @@ class NodeMessages:
 
     def send(self, word: str) -> None:
         """Send a word to the other ranks of this host."""
+        self._socket.setblocking(False)
         for address in self._others:
             # One that has ended, or does not read what it has.
             with suppress(OSError):
-                self._socket.sendto(word.encode(), socket.MSG_DONTWAIT, address)
+                self._socket.sendto(word.encode(), address)
 
     def receive(self, timeout_s: float) -> str | None:
         """Return the next word from another rank; None if none comes in time."""

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from megatron.common.errors import DataError
 from megatron.common.process_identity import start_of
 from megatron.training.process import dead_ranks as peers_module
-from megatron.training.process.dead_ranks import Peers, this_process
+from megatron.training.process.dead_ranks import Peer, Peers, by_host, this_process
 from megatron.training.process.failure import FAILURE, Failure, FailureFile, failure_of, failures_of
 
 
@@ -161,3 +162,17 @@ def test_the_same_failure_has_the_same_signature():
     assert failure("port 12").signature != failure("disk").signature
     assert failure(iteration=7).signature != failure(iteration=8).signature
     assert failure(iteration=7).signature != LOST.signature
+
+
+def test_thousands_of_ranks_have_the_processes_of_their_host_and_few_names():
+    everyone = [
+        Peer(rank, f"host-{rank // 8}", 100 + rank % 8, "1", f"space-{rank // 8}")
+        for rank in range(1024)
+    ]
+    found = by_host(everyone)
+    here, elsewhere = found[17]
+    assert [peer.rank for peer in here] == [*range(16, 24)]
+    assert elsewhere.startswith("host-0 (ranks 0-7), host-1 (ranks 8-15), host-3 (ranks 24-31)")
+    assert elsewhere.endswith("one of 119 other hosts") and "host-2 " not in elsewhere
+    assert len(pickle.dumps(found[17])) < 2000
+    assert by_host(everyone[:8])[0][1] == ""
