@@ -70,6 +70,9 @@ _ROTARY = "--position-embedding-type rotary"
 _STRETCHED = f"{_ROTARY} --use-rope-scaling --rope-original-max-position-embeddings 4096"
 _LORA = "--lora-rank 2 --lr 0.1"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
+_SHARED = "--moe-shared-expert-intermediate-size 8"
+_SIGMOID = "--moe-router-score-function sigmoid"
+_FOUR = "--num-experts 4 --expert-interval 1 --moe-router-topk 1"
 _FP16 = "--fp16 --initial-loss-scale 256"
 _OVERFLOWS = "--fp16 --initial-loss-scale 1099511627776"
 _EXPLODES = "--init-method-std 1e30"
@@ -227,6 +230,60 @@ EXPERTS = {
         on="--num-experts 4 --expert-interval 1 --topk 2",
     ),
     "noisy_gate_policy": Turned("--noisy-gate-policy RSample", "losses", on=_MIXTURE),
+    "moe_ffn_hidden_size": Turned("--moe-ffn-hidden-size 8", "shapes", on=_MIXTURE),
+    "moe_shared_expert_intermediate_size": Turned(_SHARED, "shapes", on=_MIXTURE),
+    "moe_shared_expert_gate": Turned(
+        "--moe-shared-expert-gate", "shapes", on=f"{_MIXTURE} {_SHARED}"
+    ),
+    "moe_grouped_gemm": Turned("--moe-grouped-gemm", "losses", on=_MIXTURE),
+    "moe_token_dispatcher_type": Turned(
+        "--moe-token-dispatcher-type alltoall", "losses", on=_MIXTURE
+    ),
+    "moe_router_score_function": Turned(
+        "--moe-router-score-function sigmoid", "losses", on=f"{_MIXTURE} --moe-grouped-gemm"
+    ),
+    "moe_router_pre_softmax": Turned(
+        "--moe-router-pre-softmax",
+        "losses",
+        on=f"{_FOUR} --moe-grouped-gemm --moe-router-topk 2",
+    ),
+    "moe_router_topk_scaling_factor": Turned(
+        "--moe-router-topk-scaling-factor 2.5", "losses", on=_MIXTURE
+    ),
+    "moe_router_num_groups": Turned(
+        "--moe-router-num-groups 4",
+        "losses",
+        on=f"{_FOUR} --moe-router-group-topk 1",
+        on_says="go together",
+    ),
+    "moe_router_group_topk": Turned(
+        "--moe-router-group-topk 1",
+        "losses",
+        on=f"{_FOUR} --moe-router-num-groups 4",
+        on_says="go together",
+    ),
+    "moe_router_enable_expert_bias": Turned(
+        "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.5",
+        "losses",
+        on=f"{_MIXTURE} {_SIGMOID} --moe-router-topk 1",
+    ),
+    "moe_router_bias_update_rate": Turned(
+        "--moe-router-bias-update-rate 0.5",
+        "losses",
+        on=f"{_MIXTURE} {_SIGMOID} --moe-router-topk 1 --moe-router-enable-expert-bias",
+    ),
+    "moe_router_load_balancing_type": Turned(
+        "--moe-router-load-balancing-type sinkhorn",
+        "losses",
+        on=f"{_MIXTURE} --moe-grouped-gemm --moe-router-topk 1",
+    ),
+    "moe_token_drop_policy": Turned(
+        "--moe-token-drop-policy probs",
+        "losses",
+        on=f"{_MIXTURE} --moe-train-capacity-factor 0.25",
+    ),
+    "moe_z_loss_coeff": Turned("--moe-z-loss-coeff 1", "losses", on=_MIXTURE),
+    "moe_input_jitter_eps": Turned("--moe-input-jitter-eps 0.5", "losses", on=_MIXTURE),
 }
 
 LORA = {

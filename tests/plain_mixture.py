@@ -4,54 +4,102 @@ Parameters have the names of ours, so that the same seed fills both alike.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
+
+
+class Stack(nn.Module):
+    """A matrix and perhaps a bias for each expert."""
+
+    def __init__(self, experts, inner, outer, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, inner, outer))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(experts, bias))
 
 
 class PlainMixture(nn.Module):
     """Adds its balance loss to `terms`. Without `capacity` no token is left over."""
 
-    def __init__(self, spec, *, number, group, kernels, terms, capacity=math.inf):
+    def __init__(
+        self,
+        spec,
+        *,
+        number,
+        group,
+        kernels,
+        terms,
+        capacity=math.inf,
+        rng=None,
+        sequence_parallel=False,
+    ):
         super().__init__()
-        self.k, self.terms, self.capacity = spec.experts_per_token, terms, capacity
-        self.count = spec.num_experts[number - 1]
-        mlps = [ParallelMLP(spec, group=group, kernels=kernels) for _ in range(self.count)]
-        self.deepspeed_moe = nn.ModuleDict(
+        self.spec, self.terms, self.capacity = spec, terms, capacity
+        self.k, self.count = spec.experts_per_token, spec.num_experts[number - 1]
+        h, f = spec.hidden_size, spec.expert_width
+        gated = f * (2 if spec.is_gated else 1)
+        self.router = nn.Linear(h, self.count, bias=False)
+        if spec.router_bias:
+            self.router.register_buffer("expert_bias", torch.zeros(self.count))
+        self.experts = nn.ModuleDict(
             {
-                "gate": nn.ModuleDict({"wg": nn.Linear(spec.hidden_size, self.count, bias=False)}),
-                "experts": nn.ModuleDict({"deepspeed_experts": nn.ModuleList(mlps)}),
+                "dense_h_to_4h": Stack(self.count, gated, h, gated * spec.linear_bias),
+                "dense_4h_to_h": Stack(self.count, f, h, h * spec.linear_bias),
             }
         )
+        self.activate = activation_of(spec.activation, kernels, ())
+        width = spec.shared_expert_ffn_hidden_size
+        if width:
+            shared = replace(spec, ffn_hidden_size=width)
+            self.shared_experts = ParallelMLP(shared, group=group, kernels=kernels)
+        if spec.shared_expert_gate:
+            self.shared_expert_gate = nn.Linear(h, 1, bias=False)
         if spec.residual_experts:
-            self.mlp = ParallelMLP(spec, group=group, kernels=kernels)
-            self.coefficient = nn.Linear(spec.hidden_size, 2)
+            self.residual_mlp = ParallelMLP(spec, group=group, kernels=kernels)
+            self.coefficient = nn.Linear(h, 2)
             nn.init.zeros_(self.coefficient.bias)
 
     def forward(self, x_sbh):
         x = x_sbh.flatten(0, 1)
-        chances = (x @ self.deepspeed_moe["gate"]["wg"].weight.T).softmax(-1)
-        best = chances.topk(self.k).indices
+        logits = x @ self.router.weight.T
+        sigmoid = self.spec.router_score == "sigmoid"
+        scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+        choice = scores + self.router.expert_bias if self.spec.router_bias else scores
+        best = choice.topk(self.k).indices
+        chances = scores / scores.sum(-1, keepdim=True)
         self.terms.append(self.balance(chances, best))
-        weights = chances.gather(1, best) * self.kept(best)
-        if self.k > 1:
+        weights = scores.gather(1, best) * self.kept(best)
+        if self.spec.router_normalises:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
-        experts = self.deepspeed_moe["experts"]["deepspeed_experts"]
-        answers = torch.stack([whole(expert, x) for expert in experts], 1)
+        weights = weights * self.spec.router_scale
+        answers = torch.stack([self.answer(expert, x) for expert in range(self.count)], 1)
         chosen = answers.gather(1, best[..., None].expand(-1, -1, x.size(1)))
         y = (weights[..., None] * chosen).sum(1)
-        if hasattr(self, "mlp"):
+        if hasattr(self, "shared_experts"):
+            shared = whole(self.shared_experts, x)
+            if hasattr(self, "shared_expert_gate"):
+                shared = self.shared_expert_gate(x).sigmoid() * shared
+            y = y + shared
+        if hasattr(self, "residual_mlp"):
             mix = self.coefficient(x).softmax(-1)
-            y = y * mix[:, :1] + whole(self.mlp, x) * mix[:, 1:]
+            y = y * mix[:, :1] + whole(self.residual_mlp, x) * mix[:, 1:]
         return y.view_as(x_sbh), None
 
+    def answer(self, expert, x):
+        up, down = self.experts["dense_h_to_4h"], self.experts["dense_4h_to_h"]
+        bias = up.bias[expert] if hasattr(up, "bias") else None
+        inner = self.activate(F.linear(x, up.weight[expert], bias), None)
+        y = inner @ down.weight[expert]
+        return y + down.bias[expert] if hasattr(down, "bias") else y
+
     def balance(self, chances, best):
-        """For one or two experts the first choice counts, for more all of them."""
-        counted = best if self.k > 2 else best[:, :1]
-        share = F.one_hot(counted, self.count).to(chances).mean(1).mean(0)
+        share = F.one_hot(best, self.count).to(chances).mean(1).mean(0)
         return self.count * (chances.mean(0) * share).sum()
 
     def kept(self, best):

@@ -302,8 +302,6 @@ def require_reshapable(
         WrongCheckpointError: with the reasons.
     """
     reasons = []
-    if then["model"].get("num_experts"):
-        reasons.append("experts stay with the ranks that have them")
     if with_optimizer and then["optimizer"]["name"] == "adam8bit":
         reasons.append(
             "Adam's 8-bit state is scaled in blocks of its layout: write --no-load-optim"

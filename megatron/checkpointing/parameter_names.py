@@ -31,6 +31,26 @@ def is_of_vocabulary(name: str) -> bool:
     return name.endswith(("word_embeddings.weight", ".output_bias"))
 
 
+def is_of_experts(name: str) -> bool:
+    """Whether the rows of a parameter are experts, which expert-parallel ranks divide."""
+    return ".experts." in name
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of a checkpoint is no parameter: biases of routers, which have no gradient."""
+    return name.endswith(".router.expert_bias")
+
+
+def expert_file(share: int, rank: int) -> str:
+    """Return the name of the file with the experts of one rank of an expert-parallel group.
+
+    Args:
+        share: the rank; of the first one the experts are in DeepSpeed's own files.
+        rank: among the ranks of a replica.
+    """
+    return f"experts_{share:02d}_mp_rank_{rank:02d}_model_states.pt"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParameterNames:
     """Parameter names of a network in checkpoints, and its module names.

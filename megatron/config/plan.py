@@ -39,7 +39,8 @@ from megatron.config.data.objective import (
 from megatron.config.data.text_tasks import TextTaskPlan, plan_text_task
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.network.encoder_decoder import with_decoder
-from megatron.config.network.experts import ExpertPlan, plan_experts
+from megatron.config.network.expert_plan import ExpertPlan
+from megatron.config.network.experts import plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.network.retro import plan_retro, with_retriever

@@ -19,7 +19,7 @@ from megatron.config.network.encoder_decoder import (
     num_decoder_layers,
     unsupported_problems,
 )
-from megatron.config.network.experts import expert_problems
+from megatron.config.network.expert_problems import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import encoder_problems, model_problems
@@ -422,7 +422,6 @@ def _step_problems(
         dtype=precision.dtype,
         zero_stage=zero.stage,
         data=data,
-        tokens=steps.batch.micro_batch_size * steps.curriculum.start,
     )
     yield from ds_config_problems(
         user,

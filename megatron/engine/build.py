@@ -18,12 +18,14 @@ from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import DataParallelEngine
 from megatron.engine.deepspeed.mpu import Mpu
+from megatron.engine.deepspeed.patches.experts import with_experts
 from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
 from megatron.engine.deepspeed.pipeline_program import ProgramEngine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.zero3 import GatheredModel, zero3_init
 from megatron.engine.engine import Engine
+from megatron.engine.experts import register_experts
 from megatron.engine.loss_terms import LossTerms
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
@@ -31,6 +33,7 @@ from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.layers.attention_kernels import CoreAttention, attention_of
 from megatron.model.layers.compiled_blocks import Compiler
+from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.layer_input import INTEGERS, LayerInput
 from megatron.model.layers.layer_list import Layer, SequentialModel, Step
 from megatron.model.layers.ulysses import UlyssesAttention
@@ -39,6 +42,7 @@ from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.optimizer.muon import Muon
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sequence_parallel import mark_replicated_gradients
+from megatron.tensor_parallel.sharding import is_expert
 
 
 @contextlib.contextmanager
@@ -93,6 +97,8 @@ def build_engine(
     """
     terms = LossTerms(compiler.compile_loss(loss) if compiler else loss, loss_terms)
     watching: dict[str, Any] = {
+        "auxiliary": auxiliary,
+        "sequence_parallel": parallel.sequence_parallel,
         "timers": timers or Timers(),
         "counts_zeros": counts_zeros,
         "num_padding": num_padding,
@@ -119,17 +125,18 @@ def build_engine(
         model = SequentialModel(steps, recomputation=recomputation(recompute))
     _prepare(model, groups, parallel, compiler)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
-    return DataParallelEngine(engine, groups, terms, auxiliary, **watching)
+    return DataParallelEngine(engine, groups, terms, **watching)
 
 
 def _prepare(
     model: nn.Module, groups: Groups, parallel: ParallelPlan, compiler: Compiler | None
 ) -> None:
-    """Compile the transformer layers, and mark gradients of which tensor-parallel ranks have parts."""
+    """Compile the transformer layers, and mark the gradients that other ranks have parts of."""
     if compiler:
         compiler.compile_blocks(model)
     if parallel.sequence_parallel:
         mark_replicated_gradients(model, groups.tensor)
+    register_experts(model, groups)
 
 
 def _with_full_activations(
@@ -179,7 +186,9 @@ def _deepspeed(
     # DeepSpeed asks for the norm only when there is a limit, and takes no limit for one of 1.0.
     limit = config["gradient_clipping"] or math.inf
     # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
-    with contextlib.redirect_stdout(io.StringIO()):
+    divides_experts = any(map(is_expert, model.parameters()))
+    own = with_experts(MixtureOfExperts if divides_experts else None)
+    with contextlib.redirect_stdout(io.StringIO()), own:
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,

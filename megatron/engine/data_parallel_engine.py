@@ -10,7 +10,6 @@ from torch import Tensor
 from megatron.engine.deepspeed.skip_nonfinite import min_loss_scale_error
 from megatron.engine.engine import Engine
 from megatron.engine.loss_terms import LossTerms
-from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
@@ -27,17 +26,10 @@ class DataParallelEngine(Engine):
         engine: Any,
         groups: Groups,
         loss: LossTerms,
-        auxiliary: AuxiliaryLoss | None = None,
         **watching: Any,
     ):
         super().__init__(engine, groups, terms=loss, **watching)
-        self._loss, self._auxiliary = loss, auxiliary
-        self._auxiliary_loss: float | None = None
-
-    @property
-    def auxiliary_loss(self) -> float | None:
-        """Mean of what experts added to the last step's loss; None without experts."""
-        return self._auxiliary_loss
+        self._loss = loss
 
     def set_global_batch_size(self, samples: int) -> None:
         """Take so many samples per step, over all replicas, from the next step on."""
@@ -53,10 +45,8 @@ class DataParallelEngine(Engine):
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         self._engine.module.train()
-        losses, terms = [], []
+        losses = []
         num_micro_batches = self._engine.gradient_accumulation_steps()
-        if self._auxiliary:
-            self._auxiliary.scale = self.loss_scale / num_micro_batches
         self._begin_step([num_micro_batches - 1])
         for number in range(num_micro_batches):
             with self._timers.part("batch-generator"):
@@ -68,16 +58,12 @@ class DataParallelEngine(Engine):
             with self._timers.part("backward-compute"):
                 self._engine.backward(loss)
             losses.append(loss.detach())
-            if self._auxiliary:
-                terms.append(self._auxiliary.take())
             if number == num_micro_batches - 1:
-                means = [self._mean(values) for values in (losses, terms) if values]
-                self._scalars.expect(*means)
+                self._scalars.expect(self._mean(losses))
             with self._timers.part("optimizer"):
                 self._engine.step()
-        mean, *auxiliary = self._scalars.take()
-        if auxiliary:
-            self._auxiliary_loss = float(auxiliary[0])
+        self._finish_step()
+        (mean,) = self._scalars.take()
         return mean
 
     @torch.no_grad()

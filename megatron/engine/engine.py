@@ -37,6 +37,7 @@ from megatron.engine.deepspeed.patches.checkpoint_files import (
     files_by_name,
     log_failed_script_copies,
 )
+from megatron.engine.deepspeed.patches.experts import without_expert_files
 from megatron.engine.deepspeed.patches.grad_norm import (
     read_norm_once,
     replace_fp32_clipping,
@@ -57,13 +58,14 @@ from megatron.engine.deepspeed.recompute import (
 from megatron.engine.deepspeed.skip_nonfinite import SkipNonfinite, is_finite
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
+from megatron.engine.experts import ExpertBalance, save_experts
 from megatron.engine.loss_terms import LossTerms
+from megatron.model.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import (
     all_reduce_partial_gradients,
     all_reduce_parts,
-    full_name,
     shard_of,
     summed_over,
 )
@@ -114,9 +116,15 @@ class Engine(ABC):
         counts_zeros: bool,
         num_padding: int,
         terms: LossTerms,
+        auxiliary: AuxiliaryLoss | None = None,
+        sequence_parallel: bool = False,
     ):
         self._engine = engine
         self._terms = terms
+        self._balance = auxiliary and ExpertBalance(
+            engine.module, groups, auxiliary, sequence_parallel=sequence_parallel
+        )
+        self._expert_load: ExpertLoad | None = None
         self._groups = groups
         self._timers = timers
         self._files = engine.checkpoint_engine = StateFiles()
@@ -158,7 +166,7 @@ class Engine(ABC):
         group = self._groups.model
         everyones: list[Any] = [None] * dist.get_world_size(group)
         parameters = self.module.named_parameters()
-        own = {full_name(name, p): shard.dim for name, p in parameters if (shard := shard_of(p))}
+        own = {name: shard.dim for name, p in parameters if (shard := shard_of(p))}
         dist.all_gather_object(everyones, own, group=group)
         return dict(sorted(pair for dims in everyones for pair in dims.items()))
 
@@ -174,9 +182,9 @@ class Engine(ABC):
         return float(norm) if is_finite(norm) else math.inf
 
     @property
-    def auxiliary_loss(self) -> float | None:
-        """Mean of what experts added to the last step's loss; None without experts."""
-        return None
+    def expert_load(self) -> ExpertLoad | None:
+        """Loads of the experts in the last step, and what they added to its loss; None without experts."""
+        return self._expert_load
 
     @property
     def num_zeros(self) -> float | None:
@@ -280,10 +288,12 @@ class Engine(ABC):
         self._wait_for_weights()
         self._files.write = write
         client_state = {**client_state, OPTIMIZER_NAMES: names_of_states(self._engine)}
-        with contextlib.nullcontext() if optimizer else self._no_optimizer():
+        without_optimizer = contextlib.nullcontext() if optimizer else self._no_optimizer()
+        with without_optimizer, without_expert_files(self._engine):
             self._engine.save_checkpoint(
                 str(directory), tag=tag, client_state=client_state, save_latest=False
             )
+            save_experts(self._engine, self._groups, directory / tag, write)
         if streams:
             write(stream_states(), self._streams_file(directory / tag))
 
@@ -429,10 +439,19 @@ class Engine(ABC):
         Args:
             last_gradients: numbers of the passes that complete gradients, among those that add to them.
         """
+        if self._balance:
+            self._balance.begin_step(self.loss_scale / self._engine.gradient_accumulation_steps())
         if self._gather:
             self._gather.begin_forward()
         if self._reduction:
             self._reduction.expect(last_gradients)
+
+    def _finish_step(self) -> None:
+        """Collect the loads of the experts after a step."""
+        if self._balance:
+            self._expert_load = self._balance.finish_step(
+                self._engine.gradient_accumulation_steps(), self._engine.device
+            )
 
     def _wait_for_weights(self) -> None:
         """Wait for the weights of the last step, which may still be on their way."""

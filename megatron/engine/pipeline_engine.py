@@ -37,7 +37,9 @@ class PipelineEngine(Engine):
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         grid = self._engine.module.grid(self._engine.micro_batches)
         self._begin_step(grid.last_gradients(self._groups.stage))
-        return self._engine.train_batch(data_iter=self._unnamed(batches))
+        loss: Tensor = self._engine.train_batch(data_iter=self._unnamed(batches))
+        self._finish_step()
+        return loss
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""

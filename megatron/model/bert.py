@@ -19,8 +19,8 @@ from megatron.model.layers.embedding import (
     tied_logits,
     vocabulary_bias,
 )
+from megatron.model.layers.experts import MixtureBuilder
 from megatron.model.layers.layer_list import Layer, Step, Tie
-from megatron.model.layers.mlp import MixtureBuilder
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel

@@ -12,8 +12,8 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.bert import ReplicatedLinear, encoder_layers, on_first_token
 from megatron.model.gpt import decoder_layers, take_tokens, to_float32
 from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.experts import MixtureBuilder
 from megatron.model.layers.layer_list import Layer, Step
-from megatron.model.layers.mlp import MixtureBuilder
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import gather_sequence
 from megatron.tensor_parallel.rng import RngTracker

@@ -12,9 +12,9 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.layers.experts import MixtureBuilder
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
-from megatron.model.layers.mlp import MixtureBuilder
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.broadcast import Batch

@@ -2,13 +2,13 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from megatron.tensor_parallel.linear import DOWN, UP
-from megatron.tensor_parallel.sharding import Shard, full_name, shard_of
+from megatron.tensor_parallel.sharding import Shard, expert_share_of, shard_of
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard
 _TABLE = "word_embeddings.weight"
@@ -46,9 +46,10 @@ def initialise(
     Bengio 2010, equation 16, for xavier.
     """
     residual_std = std / math.sqrt(2 * num_layers)
-    for name, parameter in model.named_parameters():
+    matrices = (each for named in model.named_parameters() for each in _matrices(*named))
+    for name, number, parameter in matrices:
         if parameter.dim() == 2:
-            key = f"{seed}:{full_name(name, parameter)}"
+            key = f"{seed}:{name}{number}"
             rows, columns = _whole_shape(parameter)
             drawn = vocab_size if vocab_size and name.endswith(_TABLE) else rows
             if name.endswith(UP):
@@ -61,6 +62,21 @@ def initialise(
                 _fill(parameter, key, residual_std if name.endswith(_RESIDUAL) else std, _normal)
             if drawn < rows:
                 _clear_rows(parameter, drawn)
+
+
+def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """Yield a matrix, or those of all experts of this rank with their numbers among all experts."""
+    if parameter.dim() < 3:
+        # Biases of experts are one tensor with a row for each.
+        if not (parameter.dim() == 2 and name.endswith(".bias")):
+            yield name, "", parameter
+        return
+    shard, first = shard_of(parameter), expert_share_of(parameter).index * len(parameter)
+    for number, matrix in enumerate(parameter.detach().unbind(0)):
+        own = nn.Parameter(matrix, requires_grad=False)
+        if shard:
+            own.shard = Shard(shard.dim - 1, shard.index, shard.count)  # type: ignore[attr-defined]
+        yield name, f":{first + number}", own
 
 
 @torch.no_grad()

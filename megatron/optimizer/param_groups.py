@@ -43,7 +43,8 @@ def param_groups(
             `orthogonal`.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = {name for name, p in trained if _dimensions(p) > 1}
+    # Of the biases of experts, a tensor has those of all.
+    matrices = {name for name, p in trained if _dimensions(p) > 1 and not name.endswith(".bias")}
     layers = {name for name in matrices if muon and "embeddings" not in name}
     sets = [
         (layers, 1.0, {"orthogonal": True}),

@@ -287,13 +287,24 @@ class Activations:
         return self.tokens * features * self._bytes // self._tensor
 
     def _mixture(self) -> int:
-        """Return the activations of experts: the dispatched tokens, and the dispatch mask."""
-        spec, capacity = self.plan.model, self.plan.experts.train_capacity
-        places = spec.experts_per_token * capacity
-        sent = places * (self._mlp() + 2 * self.tokens * spec.hidden_size * self._bytes)
-        # [tokens, experts, places per expert], as weights in 32 bits and as truth values.
-        table = 5 * self.tokens**2 * places
-        return int(sent + table) + (self._mlp() if spec.residual_experts else 0)
+        """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits.
+
+        Each expert is taken to get an even share of the tokens.
+        """
+        spec, experts = self.plan.model, self.plan.experts
+        capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
+        choices = spec.experts_per_token * capacity
+        own = self._mlp() * spec.expert_width // spec.ffn_hidden_size
+        exchanged = 2 if self.plan.parallel.expert > 1 else 0
+        rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
+        router = 4 * self.tokens * (spec.hidden_size + 2 * max(spec.num_experts))
+        shared = self._mlp() * spec.shared_expert_ffn_hidden_size // spec.ffn_hidden_size
+        return (
+            int(choices * (own + rows))
+            + router
+            + shared
+            + (self._mlp() if spec.residual_experts else 0)
+        )
 
     @property
     def _tensor(self) -> int:

@@ -1,6 +1,6 @@
 """Weights that one rank holds, by part of the network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron.config.network.model_spec import ModelSpec
 
@@ -55,7 +55,11 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     routing = experts * width
     if spec.residual_experts:
         routing += mlp + 2 * width + 2
-    return Weights(divided // tensor + replicated + routing, experts // expert * mlp)
+    if shared := spec.shared_expert_ffn_hidden_size:
+        routing += _mlp_weights(replace(spec, ffn_hidden_size=shared), tensor)
+        routing += width if spec.shared_expert_gate else 0
+    own = _mlp_weights(replace(spec, ffn_hidden_size=spec.expert_width), tensor)
+    return Weights(divided // tensor + replicated + routing, experts // expert * own)
 
 
 def _retro_weights(spec: ModelSpec, number: int, *, plain: int, divided: int) -> int:

@@ -128,6 +128,26 @@ class AllToAll(torch.autograd.Function):
         return _all_to_all(grads[0], ctx.gather, ctx.scatter, ctx.group), None, None, None
 
 
+class ExchangeRows(torch.autograd.Function):
+    """All-to-all of rows with uneven splits: tokens to the ranks of their experts, or back.
+
+    Communication: one all-to-all of x forward, one of its gradient backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        """Return the rows that all ranks send to this one, in the order of the ranks."""
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchanged(x, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradients of the rows that this rank has sent."""
+        return _exchanged(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Concatenate all ranks' `x` along `dim`, without autograd."""
     return start_all_gather(x, dim, group)()
@@ -188,6 +208,12 @@ def _all_to_all(x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) 
     return received.movedim(0, gather).flatten(gather, gather + 1)
 
 
+def _exchanged(x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    result = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(result, x.contiguous(), received, sent, group=group)
+    return result
+
+
 def scatter_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Leave a tensor-parallel region with this rank's slice of the sequence dimension `dim`."""
     return ScatterSequence.apply(x, dim, group)
@@ -201,3 +227,10 @@ def gather_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 def all_to_all(x: Tensor, *, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:
     """Return `x` full along dimension `gather` and sharded along `scatter` instead."""
     return AllToAll.apply(x, scatter, gather, group)
+
+
+def exchange_rows(
+    x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    """Send `sent[r]` rows of `x` to each rank r, and return `received[r]` rows of each."""
+    return ExchangeRows.apply(x, sent, received, group)

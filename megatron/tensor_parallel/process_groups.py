@@ -21,6 +21,8 @@ class Groups:
         data: data-parallel ranks: the same shard of the model and of the sequence.
         data_and_sequence: all ranks with the same shard of the model.
         model: the ranks of one replica (tensor and pipeline parallel).
+        expert: the replicas that divide the experts of a layer; None if each has all.
+        expert_data: all ranks with the same shard of the same experts; None likewise.
     """
 
     topology: Topology
@@ -30,6 +32,8 @@ class Groups:
     data: dist.ProcessGroup
     data_and_sequence: dist.ProcessGroup
     model: dist.ProcessGroup
+    expert: dist.ProcessGroup | None = None
+    expert_data: dist.ProcessGroup | None = None
 
     @property
     def stage(self) -> int:
@@ -58,6 +62,7 @@ def build_groups(topology: Topology) -> Groups:
     Communication: creates one process group per set of ranks.
     """
     rank = dist.get_rank()
+    divides = topology.expert > 1
     return Groups(
         topology=topology,
         rank=rank,
@@ -66,6 +71,8 @@ def build_groups(topology: Topology) -> Groups:
         data=_own_group(rank, topology.data_groups()),
         data_and_sequence=_own_group(rank, topology.data_and_sequence_groups()),
         model=_own_group(rank, topology.model_groups()),
+        expert=_own_group(rank, topology.expert_groups()) if divides else None,
+        expert_data=_own_group(rank, topology.expert_data_groups()) if divides else None,
     )
 
 

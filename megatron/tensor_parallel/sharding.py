@@ -1,6 +1,5 @@
 """Marks on parameters: tensor-parallel shard, expert, partial gradient; exact division."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -102,40 +101,37 @@ def shard_of(parameter: nn.Parameter) -> Shard | None:
     return getattr(parameter, "shard", None)
 
 
-_NUMBER = re.compile(r"(?<=\.deepspeed_experts\.)\d+(?=\.)")
-
-
 @dataclass(frozen=True)
 class ExpertShare:
-    """Expert of a parameter (mixture of experts), and the size of the expert-parallel group.
+    """Rows of a parameter's full tensor that this rank has: share `index` of `replicas` equal ones.
 
-    Expert-parallel groups are neighbouring replicas, from the first one on.
+    Rows are experts (mixture of experts). Expert-parallel groups are neighbouring replicas, from the
+    first one on.
     """
 
-    number: int
+    index: int
     replicas: int
 
 
 def mark_expert(parameter: nn.Parameter, share: ExpertShare) -> None:
-    """Mark `parameter` as part of an expert."""
+    """Mark `parameter` as that of experts which expert-parallel ranks divide."""
     parameter.expert_share = share  # type: ignore[attr-defined]
+
+
+def expert_share_of(parameter: nn.Parameter) -> ExpertShare:
+    """Return which experts of `parameter` this rank has: all if they are not divided."""
+    share: ExpertShare = getattr(parameter, "expert_share", ExpertShare(0, 1))
+    return share
 
 
 def replicas_that_differ(parameter: nn.Parameter) -> int:
     """Return how many neighbouring replicas have different values of `parameter`: 1, or the expert-parallel size."""
-    share: ExpertShare | None = getattr(parameter, "expert_share", None)
-    return share.replicas if share else 1
+    return expert_share_of(parameter).replicas
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
-    """Whether `parameter` is part of an expert."""
+    """Whether `parameter` is that of experts which expert-parallel ranks divide."""
     return hasattr(parameter, "expert_share")
-
-
-def full_name(name: str, parameter: nn.Parameter) -> str:
-    """Return the name of `parameter` with the global number of its expert."""
-    share: ExpertShare | None = getattr(parameter, "expert_share", None)
-    return _NUMBER.sub(str(share.number), name) if share else name
 
 
 def layout_of(layer: Any) -> str:

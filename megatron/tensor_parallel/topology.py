@@ -12,12 +12,16 @@ class Topology:
     Tensor-parallel neighbours are adjacent ranks, so they share a node and its fast links; those
     that divide a sample's sequence come next. Without the latter the order is that of DeepSpeed's
     PipeModelDataParallelTopology.
+
+    Args:
+        expert: neighbouring replicas that divide the experts of a layer.
     """
 
     pipeline: int
     data: int
     tensor: int
     sequence: int = 1
+    expert: int = 1
 
     def rank(self, *, pipeline: int, data: int, tensor: int, sequence: int = 0) -> int:
         """Return the global rank at these coordinates."""
@@ -50,6 +54,15 @@ class Topology:
     def data_groups(self) -> list[list[int]]:
         """List the data-parallel groups."""
         return self._sets("data")
+
+    def expert_groups(self) -> list[list[int]]:
+        """List the sets of ranks that divide the experts of a layer."""
+        size = self.expert
+        return [g[i : i + size] for g in self.data_groups() for i in range(0, self.data, size)]
+
+    def expert_data_groups(self) -> list[list[int]]:
+        """List the sets of ranks with the same shard of the same experts."""
+        return [g[i :: self.expert] for g in self.data_groups() for i in range(self.expert)]
 
     def data_and_sequence_groups(self) -> list[list[int]]:
         """List the sets of ranks with the same shard of the model."""

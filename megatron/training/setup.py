@@ -182,6 +182,7 @@ def build_process_groups(plan: Plan) -> Groups:
             data=parallel.data,
             sequence=parallel.sequence,
             tensor=parallel.tensor,
+            expert=parallel.expert,
         )
     )
 
@@ -230,7 +231,7 @@ def build_engine(
     batch_fields = tuple(objective.batch_fields(plan.masks))
     is_frozen = bool(model.lora_rank) or plan.optimizer.biases_only
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
-    auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
+    auxiliary = AuxiliaryLoss(model.num_experts) if model.num_experts else None
     with heeding_compile_locks(compiled_extensions()):
         return build.build_engine(
             _layers(plan, groups, objective, kernels, batch_fields, auxiliary),
@@ -297,9 +298,7 @@ def _layers(
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
         sequence_parallel=parallel.sequence_parallel,
     )
-    mixture = auxiliary and mixture_builder(
-        plan.experts, groups, replicas=parallel.expert, auxiliary=auxiliary
-    )
+    mixture = auxiliary and mixture_builder(plan.experts, groups, auxiliary=auxiliary)
     chunk_tokens = plan.kernels.loss_chunk_tokens
     return objective.layers(
         plan.model,

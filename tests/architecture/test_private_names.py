@@ -25,6 +25,8 @@ ELSEWHERE = {
     "tensor_parallel/rendezvous.py": {"_C", "_distributed_c10d"},
     # The kernel that scaled_dot_product_attention would take has no public name.
     "fused_kernels/attention_choice.py": {"_fused_sdp_choice"},
+    # What `bfloat16()` and `to()` of a module call; there is no public form.
+    "model/layers/router.py": {"_apply"},
     # Of the standard library and others.
     "common/process_pool.py": {"_exit"},
     "training/process/launch.py": {"_exit"},

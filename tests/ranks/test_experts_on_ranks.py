@@ -29,7 +29,7 @@ from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.tensor_parallel.sharding import full_name, shard_of
+from megatron.tensor_parallel.sharding import expert_share_of, shard_of
 from megatron.tensor_parallel.topology import Topology
 
 FLAGS = [
@@ -56,18 +56,24 @@ def engine_of(*flags, device="cpu"):
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, *flags, world_size=2, device=device)
     parallel = plan.parallel
-    groups = build_groups(Topology(pipeline=1, data=parallel.data, tensor=parallel.tensor))
+    groups = build_groups(
+        Topology(
+            pipeline=parallel.pipeline,
+            data=parallel.data,
+            tensor=parallel.tensor,
+            expert=parallel.expert,
+        )
+    )
     rng = start_streams(groups, seed=5, activation_checkpointing={})
-    auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient)
+    auxiliary = AuxiliaryLoss(plan.model.num_experts)
     engine = build_engine(
         gpt_steps(
             plan.model,
             group=groups.tensor,
             rng=rng,
             mixed=plan.precision.is_mixed,
-            build_mixture=mixture_builder(
-                plan.experts, groups, replicas=parallel.expert, auxiliary=auxiliary
-            ),
+            build_mixture=mixture_builder(plan.experts, groups, auxiliary=auxiliary),
+            sequence_parallel=parallel.sequence_parallel,
         ),
         loss=next_token_loss(groups.tensor),
         groups=groups,
@@ -121,7 +127,8 @@ def weights_norm(model):
 
 def require_same_weights(engine, model, **tolerance):
     for name, p in engine.module.named_parameters():
-        whole, shard = model.get_parameter(full_name(name, p)), shard_of(p)
+        share, shard = expert_share_of(p), shard_of(p)
+        whole = model.get_parameter(name).chunk(share.replicas)[share.index]
         expected = whole if shard is None else whole.chunk(shard.count, shard.dim)[shard.index]
         # Keys' biases have no gradient but rounding errors, which adam blows up.
         if not name.endswith("query_key_value.bias"):
@@ -139,7 +146,7 @@ def require_same_path(rank, *flags):
         mine = range(first + each * (rank % replicas), first + each * (rank % replicas + 1))
         loss = float(engine.train_batch(iter([micro_batch(n) for n in mine])))
         expected = plain.step(range(first, first + replicas * each))
-        found = loss, engine.auxiliary_loss, engine.grad_norm
+        found = loss, engine.expert_load.loss, engine.grad_norm
         assert found == pytest.approx(expected[:3], rel=1e-3), (flags, step, found, expected)
         # Those of the 16 keys' biases are rounding errors, which may be zero or not.
         assert engine.num_zeros == pytest.approx(expected[3], abs=16), (flags, step)
@@ -168,6 +175,20 @@ def experts_divided_over_tensor_ranks_step_like_plain_torch(rank):
     require_same_path(rank, *DIVIDED, "--topk", "2", "--checkpoint-activations")
 
 
+def experts_step_alike_where_tensor_ranks_divide_the_sequence(rank):
+    divided = [*DIVIDED, "--sequence-parallel", "--seq-length", "6"]
+    core = ["--moe-token-dispatcher-type", "alltoall", "--moe-shared-expert-intermediate-size", "6"]
+    require_same_path(rank, *divided, *core, "--topk", "2", "--disable-bias-linear", "--swiglu")
+    require_same_path(rank, *divided, "--topk", "1", "--zero-stage", "1")
+
+
+def experts_step_alike_in_pipelines(rank):
+    stages = ["--pipeline-model-parallel-size", "2", "--global-batch-size", "8"]
+    for zero in range(2):
+        require_same_path(rank, *stages, "--zero-stage", str(zero), "--topk", "2")
+    require_same_path(rank, *stages, "--topk", "1", "--checkpoint-activations")
+
+
 def sixteen_bits_find_the_same_norms(rank):
     get_accelerator().is_fp16_supported = lambda: True
     for flags, device in (
@@ -182,7 +203,7 @@ def sixteen_bits_find_the_same_norms(rank):
         mine = range(each * (rank % replicas), each * (rank % replicas + 1))
         loss = float(engine.train_batch(iter([micro_batch(n) for n in mine])))
         expected = plain.step(range(replicas * each))
-        found = loss, engine.auxiliary_loss, engine.grad_norm
+        found = loss, engine.expert_load.loss, engine.grad_norm
         assert found == pytest.approx(expected[:3], rel=0.03), flags
 
 
@@ -190,6 +211,8 @@ CHECKS = [
     shared_experts_step_like_plain_torch_at_every_stage,
     experts_of_one_replica_step_like_plain_torch,
     experts_divided_over_tensor_ranks_step_like_plain_torch,
+    experts_step_alike_where_tensor_ranks_divide_the_sequence,
+    experts_step_alike_in_pipelines,
     sixteen_bits_find_the_same_norms,
 ]
 

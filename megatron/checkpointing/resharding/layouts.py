@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import Manifest, damage
-from megatron.checkpointing.parameter_names import ParameterNames
+from megatron.checkpointing.parameter_names import (
+    ParameterNames,
+    expert_file,
+    is_buffer,
+    is_of_experts,
+)
 from megatron.checkpointing.resharding.sharded_tensor import (
     OPTIMIZER_NAMES,
     FullCheckpoint,
@@ -35,6 +40,7 @@ _MAIN = "mp_rank_{rank:02d}_model_states.pt"
 _MAIN_OF_STAGE_3 = "zero_pp_rank_{replica}_mp_rank_{rank:02d}_model_states.pt"
 _STATE = "optimizer_state_dict"
 _SPANS = "param_slice_mappings"
+_OLD_EXPERTS = re.compile(r"layer_\d+_expert_\d+_")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 
 Key = str | int
@@ -81,10 +87,16 @@ def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -
     Raises:
         CheckpointError: files are missing, damaged, or not as DeepSpeed lays them out.
     """
+    if any(_OLD_EXPERTS.match(record.name) for record in manifest.files):
+        raise CheckpointError(
+            f"{folder} has a file for each expert, as versions with DeepSpeed's layers of experts "
+            f"saved them; go on with the version that saved it: {manifest.versions.get('megatron')}"
+        )
     files = _Files(folder, {record.name for record in manifest.files})
     parallel = manifest.plan["parallel"]
     return ShardedIndex(
         tensor=parallel["tensor"],
+        expert=parallel.get("expert", 1),
         parameters={
             name: replace(entry, dim=manifest.partition_dims.get(name))
             for name, entry in files.in_layout(
@@ -146,12 +158,14 @@ class ShardedIndex:
 
     Args:
         tensor: tensor-parallel ranks of the run that saved it.
+        expert: neighbouring replicas that divided the experts of a layer.
         progress: counters, and the attributes of the loss scaler.
     """
 
     tensor: int
     parameters: Mapping[str, _Parameter]
     progress: tuple[Mapping[str, int], Mapping[str, Any]]
+    expert: int = 1
 
     def checkpoint(self, folder: Path) -> FullCheckpoint:
         """Return the checkpoint in `folder`; a file is opened when elements in it are needed."""
@@ -171,6 +185,8 @@ class ShardedIndex:
     def _parameter(self, files: "_Files", name: str, entry: _Parameter) -> ParameterState:
         shape = list(entry.shape)
         numel, count = math.prod(shape), 1 if entry.dim is None else self.tensor
+        shares = self.expert if is_of_experts(name) else 1
+        shape[0] *= shares
         if entry.dim is not None:
             shape[entry.dim] *= count
 
@@ -183,16 +199,25 @@ class ShardedIndex:
                     partition=place.partition or numel,
                     read=partial(
                         files.slice_of,
-                        place,
+                        _of_share(place, name, share, rank=entry.stage * self.tensor + tensor),
                         name,
                         numel,
+                        share=share,
+                        shares=shares,
                         tensor=tensor,
                         rank=entry.stage * self.tensor + tensor,
                     ),
                 )
+                for share in range(shares)
                 for tensor in range(count)
             ]
-            return ShardedTensor(shape=tuple(shape), dim=entry.dim, shards=shards, stored=shape[0])
+            return ShardedTensor(
+                shape=tuple(shape),
+                dim=entry.dim,
+                shards=shards,
+                stored=shape[0],
+                stacks=shares,
+            )
 
         return ParameterState(
             weight=joined(entry.weight),
@@ -222,20 +247,32 @@ class _Files:
         return self._read[name]
 
     def slice_of(
-        self, place: _Place, name: str, numel: int, replica: int, low: int, high: int, **ranks: int
+        self,
+        place: _Place,
+        name: str,
+        numel: int,
+        replica: int,
+        low: int,
+        high: int,
+        *,
+        share: int,
+        shares: int,
+        **ranks: int,
     ) -> Tensor:
         """Return elements `low` to `high` of a replica's partition, or of an undivided tensor.
 
         Args:
             name: of the parameter.
             numel: of its shard.
+            replica: among those that have the same experts.
+            share: which experts, of `shares` parts of them.
 
         Raises:
             CheckpointError: the file does not hold them.
         """
 
         def cut() -> Tensor:
-            content = self.read(place.file.format(replica=replica, **ranks))
+            content = self.read(place.file.format(replica=share + replica * shares, **ranks))
             if place.spans:
                 _require_span(_at(content, place.spans), place, name, numel, replica)
             flat: Tensor = _at(content, place.keys).reshape(-1)
@@ -272,6 +309,15 @@ class _Files:
         """Return the number of replicas that have optimizer states."""
         found = [match for name in self.names if (match := _OPTIMIZER_FILE.fullmatch(name))]
         return 1 + max(int(match[2]) for match in found)
+
+
+def _of_share(place: _Place, name: str, share: int, *, rank: int) -> _Place:
+    """Return where the experts of a further replica lie, of which DeepSpeed writes the partitions."""
+    if not share or place.partition:
+        return place
+    is_state = place.keys[0] == "optimizer"
+    keys = ("optimizer", name, place.keys[-1]) if is_state else ("module", name)
+    return replace(place, file=expert_file(share, rank), keys=keys)
 
 
 def _at(content: Any, keys: Sequence[Key]) -> Any:
@@ -409,7 +455,11 @@ def _zero_3(files: _Files, *, optimizer: bool) -> dict[str, _Parameter]:
     """
     file, count = files.optimizer_file(0), files.num_replicas()
     main = files.read(_MAIN_OF_STAGE_3.format(replica=0, rank=0))
-    found = {}
+    found = {
+        name: _of_network(0, _MAIN_OF_STAGE_3.replace("{replica}", "0"), ("module", name), buffer)
+        for name, buffer in main["module"].items()
+        if is_buffer(name)
+    }
     for name, shape in (main["frozen_param_shapes"] or {}).items():
         fragment = main["frozen_param_fragments"][name]
         weight = _Place(

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.tensor_parallel.sharding import Shard
+from megatron.tensor_parallel.sharding import ExpertShare, Shard
 
 OPTIMIZER_NAMES = "optimizer_names"
 """Key of a saved state with the parameter names of the optimizer's numbered states."""
 
 BUFFER_BYTES = 64 << 20
 """Default size of the buffer used while a tensor is filled."""
+
+_ALL = ExpertShare(0, 1)
 
 _COPIES = 2  # of a block in memory: the shards and the rows joined from them
 
@@ -86,6 +88,7 @@ class ShardedTensor:
         shape: full shape, at least one dimension.
         stored: rows in the shards; further rows of `shape` are zeros.
         copies_last: further rows are copies of the last stored row instead.
+        stacks: parts of the rows (experts), of which each has its own shards, one after the other.
 
     Raises:
         ValueError: the shards have too few elements.
@@ -96,9 +99,10 @@ class ShardedTensor:
     shards: Sequence[FlatShard | StoredShard]
     stored: int
     copies_last: bool = False
+    stacks: int = 1
 
     def __post_init__(self) -> None:
-        parts = 1 if self.dim is None else len(self.shards)
+        parts = self.stacks if self.dim is None else len(self.shards)
         wanted = self.stored * self.width // parts
         for number, shard in enumerate(self.shards):
             if shard.numel < wanted:
@@ -121,6 +125,8 @@ class ShardedTensor:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Join rows `start` to `stop` of the full tensor: [stop - start, ...]."""
+        if self.stacks > 1:
+            return torch.cat([*self._rows_of_stacks(start, stop)])
         if stop > self.stored:
             first = min(start, self.stored - 1)
             block = self.rows(first, self.stored)
@@ -140,6 +146,14 @@ class ShardedTensor:
                 parts.append(shard.flat(low * self.width, high * self.width))
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         return flat.view(-1, *self.shape[1:])
+
+    def _rows_of_stacks(self, start: int, stop: int) -> Iterator[Tensor]:
+        height, each = self.stored // self.stacks, len(self.shards) // self.stacks
+        shape = (height, *self.shape[1:])
+        for number in range(start // height, -(-stop // height)):
+            above, own = number * height, self.shards[number * each : (number + 1) * each]
+            stack = replace(self, shape=shape, shards=own, stored=height, stacks=1)
+            yield stack.rows(max(start - above, 0), min(stop - above, height))
 
     def all(self) -> Tensor:
         """Join the full tensor."""
@@ -233,6 +247,7 @@ def fill_from(
     shape: Sequence[int],
     start: int = 0,
     *,
+    share: ExpertShare = _ALL,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> None:
     """Fill `target` with elements of one shard of `tensor`.
@@ -244,16 +259,17 @@ def fill_from(
         shard: which one; None for the full tensor.
         shape: of the shard.
         start: offset of `target` in the flat shard.
+        share: experts of the shard, rows of the full tensor.
 
     Raises:
         ValueError: the shapes do not match.
     """
     dim, index, count = (shard.dim, shard.index, shard.count) if shard else (0, 0, 1)
-    if (expected := full_shape(shape, shard)) != tensor.shape:
+    if (expected := full_shape(shape, shard, share)) != tensor.shape:
         raise ValueError(f"its shape is {list(tensor.shape)} instead of {list(expected)}")
     width, stop = math.prod(shape[1:]), start + target.numel()
-    columns = tensor.shape[1] // count if dim == 1 else None
-    above = index * shape[0] if dim == 0 else 0
+    columns = tensor.shape[1] // count if dim == 1 and count > 1 else None
+    above = (share.index + (index if dim == 0 else 0)) * shape[0]
     height = max(1, buffer_bytes // max(1, _COPIES * tensor.width * tensor.element_size))
 
     def cut(row: int, end: int) -> Tensor:
@@ -271,9 +287,11 @@ def fill_from(
         )
 
 
-def full_shape(shape: Sequence[int], shard: Shard | None) -> tuple[int, ...]:
+def full_shape(
+    shape: Sequence[int], shard: Shard | None, share: ExpertShare = _ALL
+) -> tuple[int, ...]:
     """Return the full shape of a tensor whose shards have `shape`."""
-    expected = list(shape)
+    expected = [share.replicas * shape[0], *shape[1:]]
     if shard:
         expected[shard.dim] *= shard.count
     return tuple(expected)

@@ -113,54 +113,32 @@ MODEL_LEGACY = (
     Legacy("--retro-return-doc-ids", "training does not read document ids"),
 )
 
-_DISPATCH = "DeepSpeed's all-to-all dispatches tokens to experts; nothing to choose"
-_BALANCE = "there is one load-balancing loss, that of --moe-loss-coeff; leave this flag out"
+_GROUPED = "experts are computed in grouped products, and exchange tokens with uneven all-to-alls"
 _STUDENTS = "distillation into students is not built; train the smaller network by itself"
 
 EXPERT_LEGACY = (
-    Legacy("--create-moe-param-group", "experts always have parameter groups of their own"),
+    Legacy(
+        "--create-moe-param-group",
+        "experts have parameter groups of their own where they need them",
+    ),
     Legacy(
         "--enable-expert-tensor-parallelism",
         "experts are divided over the tensor-parallel ranks like every layer",
     ),
-    Legacy("--moe-grouped-gemm", _DISPATCH),
-    Legacy("--moe-permute-fusion", _DISPATCH),
-    Legacy("--use-tutel", _DISPATCH),
-    Legacy("--moe-token-dispatcher-type", _DISPATCH, takes=1),
+    Legacy("--moe-permute-fusion", _GROUPED),
+    Legacy("--moe-use-legacy-grouped-gemm", _GROUPED),
+    Legacy("--moe-shared-expert-overlap", "shared experts are computed behind the others"),
+    Legacy("--moe-per-layer-logging", "the log has the sums of all layers, and of loads the worst"),
+    Legacy("--use-tutel", _GROUPED),
     Legacy("--moe-router-dtype", "the router computes in 32 bits in every run", takes=1),
     Legacy(
         "--moe-pad-expert-input-to-capacity",
-        "the inputs of experts are always padded to their capacity",
+        "the inputs of experts are as long as the tokens that they get; padding changes no result",
     ),
     Legacy(
         "--expert-tensor-parallel-size",
         "experts are divided over the tensor-parallel ranks like every layer; leave this flag out",
         takes=1,
-        refused=True,
-    ),
-    Legacy(
-        "--moe-ffn-hidden-size",
-        "--ffn-hidden-size sets the width of experts; leave this flag out",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
-        "--moe-shared-expert-intermediate-size",
-        "write --mlp-type residual for an MLP that every token passes through",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
-        "--moe-input-jitter-eps",
-        "write --noisy-gate-policy Jitter, whose noise is 1%",
-        takes=1,
-        refused=True,
-    ),
-    Legacy("--moe-z-loss-coeff", _BALANCE, takes=1, refused=True),
-    Legacy("--moe-router-load-balancing-type", _BALANCE, takes=1, refused=True),
-    Legacy(
-        "--moe-router-pre-softmax",
-        "the weights of two or more experts are scaled to 1 together; leave this flag out",
         refused=True,
     ),
     Legacy("--num-experts-switch", "write --num-experts instead", takes=1, refused=True),

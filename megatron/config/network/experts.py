@@ -1,13 +1,10 @@
-"""Mixture of experts (MoE): flags, the layers that have experts, routing, and checks."""
+"""Mixture of experts (MoE): flags, the layers that have experts, router and routing."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
-from megatron.config.optimization.optimizer import OptimizerConfig, plan_optimizer
-from megatron.config.parallelism.deepspeed_json import value_at
-from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.flags import Spelling
 
 
@@ -20,14 +17,60 @@ class ExpertConfig:
     with 1 has an ordinary MLP."""
 
     expert_interval: int | None = None
-    """Every N-th layer is an MoE layer (default: 2, unless --moe-layer-freq is given)."""
+    """Every N-th layer is an MoE layer (default: 2, or 1 with a flag of Megatron-LM, unless
+    --moe-layer-freq is given)."""
 
     moe_layer_freq: str | None = None
     """Which layers have experts, as in Megatron-LM: N for the first layer and every Nth
     after it, or a list with a 1 or 0 for each layer, such as [0]*1+[1]*11."""
 
-    topk: Annotated[int, Spelling("--topk", ("--moe-router-topk",))] = 1
-    """Experts that a token passes through."""
+    topk: Annotated[int | None, Spelling("--topk", ("--moe-router-topk",))] = None
+    """Experts that a token passes through (default: 1; 2 with a flag of Megatron-LM)."""
+
+    moe_ffn_hidden_size: int | None = None
+    """Width of an expert (default: --ffn-hidden-size). Many narrow experts are called fine-grained."""
+
+    moe_shared_expert_intermediate_size: int | None = None
+    """Width of shared experts in total: an MLP beside the experts that every token passes through."""
+
+    moe_shared_expert_gate: bool = False
+    """Multiply the output of the shared experts by a sigmoid of a learned product with the token."""
+
+    moe_grouped_gemm: bool = False
+    """Use the defaults of Megatron-LM: no capacity, no random choices. Experts are computed in
+    grouped products in any case."""
+
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] | None = None
+    """Use the defaults of Megatron-LM, as --moe-grouped-gemm does. Tokens are exchanged in
+    all-to-alls with uneven splits, whatever the type."""
+
+    moe_router_score_function: Literal["softmax", "sigmoid"] | None = None
+    """Router scores: a softmax over the experts (default), or a sigmoid of each."""
+
+    moe_router_pre_softmax: bool = False
+    """Weigh the chosen experts by their scores among all experts, instead of scaling these to a sum of 1."""
+
+    moe_router_topk_scaling_factor: float | None = None
+    """Factor of the weights of the chosen experts."""
+
+    moe_router_num_groups: int | None = None
+    """Divide the experts into so many groups, of which a token uses --moe-router-group-topk."""
+
+    moe_router_group_topk: int | None = None
+    """Groups of experts that a token uses."""
+
+    moe_router_enable_expert_bias: bool = False
+    """Balance without an auxiliary loss: choose experts by their scores plus a bias, which each
+    step raises for idle experts and lowers for busy ones. Needs sigmoid scores."""
+
+    moe_router_bias_update_rate: float = 1e-3
+    """Step by which the bias of --moe-router-enable-expert-bias changes."""
+
+    moe_router_load_balancing_type: (
+        Literal["aux_loss", "seq_aux_loss", "sinkhorn", "none"] | None
+    ) = None
+    """Auxiliary loss of a micro-batch (default) or of each sequence; sinkhorn chooses evenly
+    without a loss; none."""
 
     mlp_type: Literal["standard", "residual"] = "standard"
     """With residual, every token passes through an ordinary MLP too, and a learned weight mixes
@@ -39,8 +82,9 @@ class ExpertConfig:
     """Expert-parallel size: replicas that share the experts of a layer, each keeping its part."""
 
     moe_train_capacity_factor: float | None = None
-    """Capacity of an expert in training, relative to an even share of the tokens (default: 1). Tokens
-    over the capacity skip the experts on the residual stream."""
+    """Capacity of an expert in training, relative to an even share of the tokens (default: 1; no
+    limit with a flag of Megatron-LM). Tokens over the capacity skip the experts on the residual
+    stream."""
 
     moe_eval_capacity_factor: float | None = None
     """The same in evaluation."""
@@ -54,17 +98,66 @@ class ExpertConfig:
     moe_token_dropping: Annotated[bool, Spelling("--disable-moe-token-dropping")] = True
     """Drop the tokens over an expert's capacity."""
 
-    moe_loss_coeff: Annotated[float, Spelling("--moe-loss-coeff", ("--moe-aux-loss-coeff",))] = 0.1
-    """Weight of the load-balancing (auxiliary) loss."""
+    moe_token_drop_policy: Literal["probs", "position"] | None = None
+    """Which tokens over the capacity are dropped: those of least weight, or the last ones (default:
+    position for two experts per token, probs for more; for one at random in training)."""
+
+    moe_loss_coeff: Annotated[
+        float | None, Spelling("--moe-loss-coeff", ("--moe-aux-loss-coeff",))
+    ] = None
+    """Weight of the load-balancing (auxiliary) loss (default: 0.1; 0 with a flag of Megatron-LM)."""
+
+    moe_z_loss_coeff: float | None = None
+    """Weight of the router's z-loss, which keeps its logits small."""
 
     moe_top2_2nd_expert_sampling: Annotated[
         bool, Spelling("--disable-moe-top2-2nd-expert-sampling")
     ] = True
-    """Draw the second of two experts by its weight in training, instead of taking the best."""
+    """Draw the second of two experts by its weight in training, instead of taking the best (default:
+    off with a flag of Megatron-LM)."""
 
     noisy_gate_policy: Literal["None", "Jitter", "RSample"] = "None"
     """Noise of the router in training: Jitter multiplies its input by up to 1%, RSample
     draws the one expert by its weight."""
+
+    moe_input_jitter_eps: float | None = None
+    """Multiply the router's input by 1 plus or minus up to this in training."""
+
+
+def is_megatron_lm(experts: ExpertConfig) -> bool:
+    """Whether a flag is given that of the two systems only Megatron-LM has."""
+    return (
+        experts.moe_grouped_gemm
+        or experts.moe_token_dispatcher_type is not None
+        or experts.moe_router_load_balancing_type is not None
+        or experts.moe_router_score_function is not None
+        or experts.moe_router_pre_softmax
+        or experts.moe_router_num_groups is not None
+        or experts.moe_router_enable_expert_bias
+    )
+
+
+def balancing_of(experts: ExpertConfig) -> str:
+    """How experts are kept evenly busy: aux_loss, seq_aux_loss, sinkhorn or none."""
+    return experts.moe_router_load_balancing_type or "aux_loss"
+
+
+def experts_per_token(experts: ExpertConfig) -> int:
+    """Experts that a token passes through."""
+    default = 2 if is_megatron_lm(experts) else 1
+    return default if experts.topk is None else experts.topk
+
+
+def drops_tokens(experts: ExpertConfig) -> bool:
+    """Whether experts have a capacity."""
+    factors = (
+        experts.moe_train_capacity_factor,
+        experts.moe_eval_capacity_factor,
+        experts.moe_expert_capacity_factor,
+    )
+    if not experts.moe_token_dropping:
+        return False
+    return not is_megatron_lm(experts) or any(factor is not None for factor in factors)
 
 
 def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
@@ -97,7 +190,7 @@ def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]
 def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
     """Return a boolean for each layer: whether it is an MoE layer."""
     if experts.moe_layer_freq is None:
-        interval = experts.expert_interval or 2
+        interval = experts.expert_interval or (1 if is_megatron_lm(experts) else 2)
         return [number % interval == 0 for number in range(1, num_layers + 1)]
     given = experts.moe_layer_freq
     pattern = pattern_of(given)
@@ -111,180 +204,51 @@ def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
     return [bool(each) for each in pattern]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertPlan:
-    """MoE routing, resolved. The experts themselves are a part of ModelSpec."""
-
-    train_capacity: float  # tokens per expert, relative to an even share
-    eval_capacity: float  # likewise
-    min_capacity: int  # tokens
-    drops_tokens: bool
-    samples_second: bool  # of two experts
-    noise: str  # none, jitter or rsample
-    loss_coefficient: float
+def expert_fields(experts: ExpertConfig, num_experts: tuple[int, ...]) -> dict[str, Any]:
+    """Return experts, shared experts and router as fields of ModelSpec; {} without experts."""
+    if not num_experts:
+        return {}
+    sinkhorn = balancing_of(experts) == "sinkhorn"
+    alone = experts_per_token(experts) == 1
+    score = experts.moe_router_score_function or ("sigmoid" if sinkhorn and alone else "softmax")
+    # One weight alone would be scaled to 1, and the router would not learn.
+    unscaled = experts.moe_router_pre_softmax or alone or sinkhorn
+    return {
+        "num_experts": num_experts,
+        "experts_per_token": experts_per_token(experts),
+        "residual_experts": experts.mlp_type == "residual",
+        "expert_ffn_hidden_size": experts.moe_ffn_hidden_size or 0,
+        "shared_expert_ffn_hidden_size": experts.moe_shared_expert_intermediate_size or 0,
+        "shared_expert_gate": experts.moe_shared_expert_gate,
+        "router_score": score,
+        "router_normalises": not unscaled,
+        "router_scale": experts.moe_router_topk_scaling_factor or 1.0,
+        "router_bias": experts.moe_router_enable_expert_bias,
+        "router_groups": experts.moe_router_num_groups or 0,
+        "router_groups_per_token": experts.moe_router_group_topk or 0,
+    }
 
 
 def plan_experts(experts: ExpertConfig) -> ExpertPlan:
-    """Return the decided routing."""
+    """Return the resolved routing."""
     both = experts.moe_expert_capacity_factor or 1.0
+    default = 0.0 if is_megatron_lm(experts) else 0.1
+    given = experts.moe_loss_coeff
+    has_loss = balancing_of(experts) in ("aux_loss", "seq_aux_loss")
+    jitter = 0.01 if experts.noisy_gate_policy == "Jitter" else 0.0
+    policies = {1: "random", 2: "position"}
     return ExpertPlan(
         train_capacity=experts.moe_train_capacity_factor or both,
         eval_capacity=experts.moe_eval_capacity_factor or both,
         min_capacity=experts.moe_min_capacity,
-        drops_tokens=experts.moe_token_dropping,
-        samples_second=experts.moe_top2_2nd_expert_sampling,
-        noise=experts.noisy_gate_policy.lower(),
-        loss_coefficient=experts.moe_loss_coeff,
+        drops_tokens=drops_tokens(experts),
+        drop_policy=experts.moe_token_drop_policy
+        or policies.get(experts_per_token(experts), "probs"),
+        samples_second=experts.moe_top2_2nd_expert_sampling and not is_megatron_lm(experts),
+        samples_first=experts.noisy_gate_policy == "RSample",
+        jitter=experts.moe_input_jitter_eps or jitter,
+        balancing=balancing_of(experts),
+        loss_coefficient=(default if given is None else given) if has_loss else 0.0,
+        z_loss_coefficient=experts.moe_z_loss_coeff or 0.0,
+        bias_rate=experts.moe_router_bias_update_rate,
     )
-
-
-def expert_problems(
-    experts: ExpertConfig,
-    parallel: ParallelConfig,
-    optimizer: OptimizerConfig,
-    user: Mapping[str, Any],
-    *,
-    num_layers: int,
-    has_biases: bool,
-    dtype: str,
-    zero_stage: int,
-    data: int,
-    tokens: int,
-) -> Iterator[str]:
-    """Yield what does not fit together, and what DeepSpeed refuses or gets wrong.
-
-    Args:
-        user: DeepSpeed's JSON.
-        has_biases: whether the MLPs have any.
-        data: number of replicas.
-        tokens: the fewest that a replica sees at once.
-    """
-    wrong = [*_number_problems(experts)]
-    try:
-        counts = {*experts_of_layers(experts, num_layers)} - {1}
-    except ValueError as error:
-        wrong.append(str(error))
-    if wrong:
-        yield from wrong
-        return
-    if not counts:
-        if experts.moe_expert_parallel_size > 1:
-            yield (
-                f"--moe-expert-parallel-size {experts.moe_expert_parallel_size} needs layers with "
-                "experts: give --num-experts (and --expert-interval 1 for experts in every layer)"
-            )
-        return
-    yield from _routing_problems(experts, min(counts), tokens=tokens)
-    yield from _layout_problems(experts, parallel, sorted(counts), data=data)
-    yield from _zero_problems(user, zero_stage)
-    if (
-        dtype == "bf16"
-        and zero_stage == 1
-        and parallel.tensor_model_parallel_size > 1
-        and has_biases
-    ):
-        yield (
-            "experts in bf16 at ZeRO stage 1 over tensor-parallel ranks: DeepSpeed would count the "
-            "experts' biases several times in the gradient's norm; write --zero-stage 2, or "
-            "--disable-bias-linear"
-        )
-    if plan_optimizer(optimizer, on_cpu=False).name == "muon":
-        yield "--optimizer muon does not know experts: write --optimizer adam"
-    if optimizer.bitfit and not has_biases and zero_stage:
-        yield "--bitfit with --disable-bias-linear leaves nothing of the experts to train"
-
-
-def _number_problems(experts: ExpertConfig) -> Iterator[str]:
-    for flag, number in (
-        *(("--num-experts", count) for count in experts.num_experts or ()),
-        ("--expert-interval", experts.expert_interval),
-        ("--topk", experts.topk),
-        ("--moe-expert-parallel-size", experts.moe_expert_parallel_size),
-        ("--moe-min-capacity", experts.moe_min_capacity),
-    ):
-        if number is not None and number < 1:
-            yield f"{flag} {number} must be at least 1"
-    for flag, factor in (
-        ("--moe-train-capacity-factor", experts.moe_train_capacity_factor),
-        ("--moe-eval-capacity-factor", experts.moe_eval_capacity_factor),
-        ("--moe-expert-capacity-factor", experts.moe_expert_capacity_factor),
-    ):
-        if factor is not None and factor <= 0:
-            yield (
-                f"{flag} {factor} must be more than 0; --disable-moe-token-dropping takes the limit away"
-            )
-        if factor is not None and not experts.moe_token_dropping:
-            yield f"{flag} has no meaning with --disable-moe-token-dropping: leave one of them out"
-    one_by_one = (experts.moe_train_capacity_factor, experts.moe_eval_capacity_factor)
-    if experts.moe_expert_capacity_factor is not None and one_by_one != (None, None):
-        yield (
-            "--moe-expert-capacity-factor is that of training and evaluation at once: leave it out, "
-            "or the others"
-        )
-    if experts.moe_loss_coeff < 0:
-        yield f"--moe-loss-coeff {experts.moe_loss_coeff} must be at least 0"
-    if experts.expert_interval is not None and experts.moe_layer_freq is not None:
-        yield "--expert-interval and --moe-layer-freq both set which layers have experts: leave one out"
-
-
-def _routing_problems(experts: ExpertConfig, fewest: int, *, tokens: int) -> Iterator[str]:
-    if experts.topk > fewest:
-        yield f"--topk {experts.topk} is more than the {fewest} experts of a layer"
-    if experts.topk == 1 and experts.moe_min_capacity > tokens:
-        yield (
-            f"--moe-min-capacity {experts.moe_min_capacity} is more than the {tokens} tokens of a "
-            "micro-batch: lower it"
-        )
-    if experts.noisy_gate_policy == "RSample" and experts.topk > 1:
-        yield (
-            f"--noisy-gate-policy RSample draws one expert, and --topk is {experts.topk}: write "
-            "Jitter, or --topk 1"
-        )
-
-
-def _layout_problems(
-    experts: ExpertConfig, parallel: ParallelConfig, counts: list[int], *, data: int
-) -> Iterator[str]:
-    size = experts.moe_expert_parallel_size
-    for count in counts:
-        if count % size:
-            yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
-    if data % size:
-        yield (
-            f"--moe-expert-parallel-size {size} does not divide the {data} replicas: experts are "
-            "shared by groups of that size"
-        )
-    if parallel.pipeline_model_parallel_size > 1:
-        yield (
-            "experts do not work in a pipeline: DeepSpeed would save each stage in one piece, and no other "
-            "layout could open them; write --pipeline-model-parallel-size 1, and divide the layers "
-            "with --tensor-model-parallel-size or the experts with --moe-expert-parallel-size"
-        )
-    if parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1:
-        yield (
-            "experts do not work with --sequence-parallel: DeepSpeed's router expects every token on "
-            "every tensor-parallel rank; leave the flag out"
-        )
-    if parallel.ds_sequence_parallel_size > 1:
-        yield (
-            "experts do not work with --ds-sequence-parallel-size "
-            f"{parallel.ds_sequence_parallel_size}: complete replicas share them; write 1"
-        )
-
-
-def _zero_problems(user: Mapping[str, Any], stage: int) -> Iterator[str]:
-    """Yield what DeepSpeed's own assertions would stop, and what it would get wrong."""
-    if stage == 3:
-        yield "ZeRO stage 3 does not divide DeepSpeed's experts: write --zero-stage 2"
-    for key, least in (("reduce_scatter", 1), ("contiguous_gradients", 2)):
-        given = value_at(user, f"zero_optimization.{key}")
-        if given is False and stage >= least:
-            yield (
-                f"zero_optimization.{key} of the JSON is false, and experts at ZeRO stage {stage} "
-                "need it: take the key out"
-            )
-    if value_at(user, "use_data_before_expert_parallelism"):
-        yield (
-            "use_data_before_expert_parallelism of the JSON: neighbouring replicas share experts "
-            "here; take the key out"
-        )

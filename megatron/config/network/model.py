@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.experts import ExpertConfig, experts_of_layers
+from megatron.config.network.experts import ExpertConfig, expert_fields, experts_of_layers
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_targets
 from megatron.config.network.model_spec import Architecture, ModelSpec
@@ -239,7 +239,6 @@ def resolve_model(
         norms_embedding: whether another flag implies --embed-layernorm.
         binary_head: whether BERT has a pooler and a head for the order of segments.
     """
-    num_experts = experts_of_layers(experts, model.num_layers)
     return ModelSpec(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -268,9 +267,7 @@ def resolve_model(
         hidden_dropout=model.hidden_dropout,
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         init_std=model.init_method_std,
-        num_experts=num_experts,
-        experts_per_token=experts.topk if num_experts else 1,
-        residual_experts=bool(num_experts) and experts.mlp_type == "residual",
+        **expert_fields(experts, experts_of_layers(experts, model.num_layers)),
         **_lora_fields(lora),
         architecture=architecture,
         num_token_types=2 if binary_head else 0,

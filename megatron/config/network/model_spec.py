@@ -57,6 +57,15 @@ class ModelSpec:
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
     experts_per_token: int = 1
     residual_experts: bool = False  # beside the experts there is an MLP for every token
+    expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
+    shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
+    shared_expert_gate: bool = False  # factor of their output for each token
+    router_score: str = "softmax"  # or sigmoid
+    router_normalises: bool = False  # weights of the chosen experts to a sum of 1
+    router_scale: float = 1.0  # factor of these weights
+    router_bias: bool = False  # experts are chosen by their scores plus a bias
+    router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
+    router_groups_per_token: int = 0
     full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
     scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
@@ -203,6 +212,11 @@ class ModelSpec:
         """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP."""
         return self.num_experts[number - 1] if self.num_experts else 1
 
+    @property
+    def expert_width(self) -> int:
+        """Inner features of an expert, before a gate halves them or not."""
+        return self.expert_ffn_hidden_size or self.ffn_hidden_size
+
     def window_of(self, number: int) -> int:
         """Return the window of the layer `number`, from 1 on; 0 for no limit."""
         return 0 if number in self.full_attention_layers else self.window
@@ -237,8 +251,9 @@ class ModelSpec:
             self.num_layers * self._attention_weights
             + attention
             + sum(
-                (self.experts_per_token if experts else 1) * self._mlp_weights
-                + self._routing_weights(experts)
+                self.experts_per_token * self._expert_weights + self._routing_weights(experts)
+                if experts
+                else self._mlp_weights
                 for experts in self._experts
             )
         )
@@ -317,10 +332,33 @@ class ModelSpec:
         counts = self.num_experts or (1,) * self.num_layers
         return [count if count > 1 else 0 for count in counts]
 
+    @property
+    def _expert_weights(self) -> int:
+        """Weights of the two matrices of an expert."""
+        return self._mlp_weights // self.ffn_hidden_size * self.expert_width
+
     def _routing_weights(self, experts: int) -> int:
-        """Weights of the matrices beside `experts` experts: the router, and the residual MLP."""
+        """Weights of the matrices beside `experts` experts: the router, and the MLP of every token."""
         residual = self._mlp_weights + 2 * self.hidden_size if self.residual_experts else 0
-        return experts * self.hidden_size + residual if experts else 0
+        width = self.shared_expert_ffn_hidden_size
+        shared = self._mlp_weights // self.ffn_hidden_size * width
+        gate = self.hidden_size if self.shared_expert_gate else 0
+        return experts * self.hidden_size + residual + shared + gate
+
+    def _mixture_parameters(self, experts: int, counted: int) -> int:
+        """Weights of a layer's experts, of which `counted` count, and of what is beside them."""
+        gates = 2 if self.is_gated else 1
+        biases = counted * (gates * self.expert_width + self.hidden_size)
+        if self.residual_experts:
+            biases += self._inner_width + self.hidden_size
+        if self.shared_expert_ffn_hidden_size:
+            biases += gates * self.shared_expert_ffn_hidden_size + self.hidden_size
+        return (
+            counted * self._expert_weights
+            + self._routing_weights(experts)
+            + (biases if self.linear_bias else 0)
+            + (2 if self.residual_experts else 0)
+        )
 
     def _layer_parameters(self, mlps: Sequence[int]) -> int:
         """Return the weights of all layers and the final norm, with so many MLPs in each layer."""
@@ -328,7 +366,6 @@ class ModelSpec:
         bias = self._inner_width + width if self.linear_bias else 0
         attention = self._attention_parameters
         norms = self.norms_per_layer * self._norm_parameters(width)
-        mixing = bias + 2 if self.residual_experts else 0
         mlp = self._mlp_weights + bias
         cross = attention + norms - self._norm_parameters(width)
         decoder = self.num_decoder_layers * (attention + norms + mlp + cross)
@@ -341,9 +378,7 @@ class ModelSpec:
             + sum(
                 attention
                 + norms
-                + count * mlp
-                + self._routing_weights(experts)
-                + (mixing if experts else 0)
+                + (self._mixture_parameters(experts, count) if experts else count * mlp)
                 for count, experts in zip(mlps, self._experts, strict=True)
             )
         )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.checkpointing.parameter_names import is_of_vocabulary
+from megatron.checkpointing.parameter_names import is_buffer, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     ParameterState,
@@ -20,7 +20,7 @@ from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed.patches.master_weights import copy_to_weights, master_weight
 from megatron.model.retro import is_retriever
 from megatron.tensor_parallel.linear import is_adapter
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import expert_share_of, shard_of
 
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -120,16 +120,17 @@ def load_full(
 
 def _parameters_to_fill(
     module: nn.Module, stored: Collection[str], *, new_head: bool
-) -> dict[str, nn.Parameter]:
-    """Return the parameters by name, without those that go on with their initial weights."""
+) -> dict[str, Any]:
+    """Return the parameters and the biases of routers by name, without those that go on with their initial weights."""
     names = dict(module.named_parameters())
+    buffers = {name: buffer for name, buffer in module.named_buffers() if is_buffer(name)}
     for is_added in (is_adapter, is_retriever):
         if not any(map(is_added, stored)):
             # Of a network without adapters or retrieval.
             names = {name: p for name, p in names.items() if not is_added(name)}
     if new_head:
         names = {name: p for name, p in names.items() if not _is_of_head(name, stored)}
-    return names
+    return names | buffers
 
 
 def _is_of_head(name: str, stored: Container[str]) -> bool:
@@ -190,6 +191,13 @@ def _of_stage_3(
                 "it without offload_optimizer once, save, and go on from there"
             )
     for name, parameter in parameters.items():
+        if is_buffer(name):
+            own = parameter.view(-1)
+            yield (
+                name,
+                Fragment(parameter, tuple(parameter.shape), 0, own, None, slice(0, own.numel())),
+            )
+            continue
         shape = tuple(parameter.ds_shape)  # type: ignore[attr-defined]
         size = parameter.ds_tensor.ds_numel  # type: ignore[attr-defined]
         start = size * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
@@ -207,8 +215,15 @@ def _of_stage_3(
 
 
 def _fill(target: Tensor, whole: ShardedTensor, fragment: Fragment, buffer_bytes: int) -> None:
-    shard = shard_of(fragment.parameter)
-    fill_from(target, whole, shard, fragment.shape, fragment.start, buffer_bytes=buffer_bytes)
+    fill_from(
+        target,
+        whole,
+        shard_of(fragment.parameter),
+        fragment.shape,
+        fragment.start,
+        share=expert_share_of(fragment.parameter),
+        buffer_bytes=buffer_bytes,
+    )
 
 
 def _fill_states(

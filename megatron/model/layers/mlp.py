@@ -1,11 +1,8 @@
 """The MLP with its inner features divided over the tensor-parallel ranks."""
 
-from typing import Protocol
-
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.activations import activation_of
@@ -70,43 +67,6 @@ class ParallelMLP(nn.Module):
         bias_f = None if self.dense_h_to_4h.adds_bias else self.dense_h_to_4h.bias
         inner_sbf = self.activate(inner_sbf, bias_f)
         return self.dense_4h_to_h(inner_sbf), self.dense_4h_to_h.bias
-
-
-class MixtureBuilder(Protocol):
-    """Builds the mixture of experts (MoE) that replaces the MLP of a layer."""
-
-    def __call__(
-        self, spec: ModelSpec, *, number: int, group: dist.ProcessGroup, kernels: Kernels
-    ) -> nn.Module:
-        """Return the experts of the layer `number`; called like a ParallelMLP."""
-        ...
-
-
-def build_mlp(
-    spec: ModelSpec,
-    *,
-    number: int,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    kernels: Kernels,
-    build_mixture: MixtureBuilder | None,
-    sequence_parallel: bool = False,
-) -> nn.Module:
-    """Return the MLP of the layer `number`, or its experts.
-
-    Raises:
-        ConfigError: it has experts, and `build_mixture` is None.
-    """
-    if spec.experts_of(number) == 1:
-        return ParallelMLP(
-            spec, group=group, rng=rng, kernels=kernels, sequence_parallel=sequence_parallel
-        )
-    if build_mixture is None:
-        raise ConfigError(
-            "a network with experts runs in DeepSpeed's engine alone: train or evaluate it with "
-            "pretrain_gpt.py (--eval-only for its losses)"
-        )
-    return build_mixture(spec, number=number, group=group, kernels=kernels)
 
 
 def adapter_of(spec: ModelSpec, name: str, rng: RngTracker) -> Adapter | None:

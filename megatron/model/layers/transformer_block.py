@@ -7,9 +7,9 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention import ParallelAttention, ParallelCrossAttention
 from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.experts import MixtureBuilder, build_mlp
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block
-from megatron.model.layers.mlp import MixtureBuilder, build_mlp
 from megatron.model.layers.norms import fuses_sum, norm_layer, residual_and_norm
 from megatron.model.layers.positions import RelativePositions
 from megatron.tensor_parallel.rng import RngTracker

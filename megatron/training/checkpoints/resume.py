@@ -129,7 +129,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     other = manifest.plan["downstream"]["task"] if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:
         raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan, other))
-    if not (changes or universal or any(adds) or new_head):
+    # DeepSpeed would load the experts of the first replica on all.
+    by_name = universal or any(adds) or new_head or plan.parallel.expert > 1
+    if not (changes or by_name):
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
             folder.parent,

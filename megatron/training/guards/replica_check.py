@@ -11,7 +11,7 @@ from torch import Tensor
 from megatron.common.errors import TrainingError
 from megatron.engine.engine import Engine
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import full_name, shard_of
+from megatron.tensor_parallel.sharding import expert_share_of, shard_of
 from megatron.training.loop.collectives import from_rank_0, post
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -69,7 +69,8 @@ class ReplicaCheck(Hook):
             if hasattr(parameter, "ds_id"):
                 continue
             shard = self._groups.tensor_rank if shard_of(parameter) else "all"
-            yield (full_name(name, parameter), shard), fingerprint(parameter.detach())
+            experts = expert_share_of(parameter).index
+            yield (name, (shard, experts)), fingerprint(parameter.detach())
         groups = self._groups
         part = groups.tensor_rank if self._streams_per_tensor_rank else "all"
         drawing = (groups.stage, groups.data_rank, groups.sequence_rank, part)

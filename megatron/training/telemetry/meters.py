@@ -6,11 +6,13 @@ from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingPlan
 from megatron.engine.engine import Engine
+from megatron.model.moe_aux_loss import ExpertLoad
 from megatron.training.loop.loop import Meter
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.memory import worst_memory
 
 MOE_LOSS = "moe loss"
+BUSIEST, LOAD_ENTROPY, DROPPED = "moe max load", "moe load entropy", "moe dropped"
 NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH = "num zeros", "params norm", "curriculum seqlen"
 ENERGY, CO2 = "energy (kWh)", "CO2 (kg)"
 
@@ -34,7 +36,7 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     if engine.has_loss_terms:
         meters.append(lambda state: engine.pop_loss_terms())
     if plan.model.num_experts:
-        meters.append(lambda state: {MOE_LOSS: engine.auxiliary_loss or 0.0})
+        meters.append(lambda state: _expert_measures(engine.expert_load))
     if plan.logging.num_zeros:
         meters.append(lambda state: {NUM_ZEROS: engine.num_zeros or 0.0})
     if plan.logging.params_norm:
@@ -44,6 +46,18 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     if plan.logging.timing_level:
         meters.append(_times(engine.pop_timers, plan.logging.interval))
     return meters
+
+
+def _expert_measures(load: ExpertLoad | None) -> Mapping[str, float]:
+    """Return what is logged of mixtures of experts after a step."""
+    if load is None:
+        return {}
+    return {
+        MOE_LOSS: load.loss,
+        BUSIEST: load.busiest(),
+        LOAD_ENTROPY: load.entropy(),
+        DROPPED: load.dropped,
+    }
 
 
 def _at_log_lines(measure: Callable[[], Mapping[str, float]], interval: int) -> Meter:

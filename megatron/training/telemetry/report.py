@@ -24,8 +24,11 @@ from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.forecast import forecast_line
 from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.telemetry.meters import (
+    BUSIEST,
     CO2,
+    DROPPED,
     ENERGY,
+    LOAD_ENTROPY,
     MOE_LOSS,
     NUM_ZEROS,
     PARAMS_NORM,
@@ -37,7 +40,10 @@ from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS
 
 log = logging.getLogger(__name__)
 
-_AFTER_LOSS = {SOP_LOSS: ".6E", MOE_LOSS: ".6E", UNMASKED: ".2%"}
+_AFTER_LOSS = {
+    **{SOP_LOSS: ".6E", MOE_LOSS: ".6E", BUSIEST: ".2f", LOAD_ENTROPY: ".3f", DROPPED: ".2%"},
+    UNMASKED: ".2%",
+}
 _BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
 MFU, HFU = "MFU", "HFU"
 _AFTER_SPEED = {

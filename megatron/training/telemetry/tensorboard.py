@@ -10,6 +10,9 @@ from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.telemetry.meters import (
+    BUSIEST,
+    DROPPED,
+    LOAD_ENTROPY,
     MOE_LOSS,
     NUM_ZEROS,
     PARAMS_NORM,
@@ -103,6 +106,9 @@ class TensorBoard(Hook):
         for name in (SOP_LOSS, MOE_LOSS):
             if name in step.measures:
                 self._over_all(f"lm-loss-training/{name}", step.measures[name], state)
+        for name in (BUSIEST, LOAD_ENTROPY, DROPPED):
+            if name in step.measures:
+                self._over_all(f"experts/{name}", step.measures[name], state)
         if logging.learning_rate:
             self._over_all("learning-rate/learning-rate", step.lr, state)
         if logging.batch_size:

@@ -33,6 +33,7 @@ def test_the_network_is_told_by_its_flags():
         "model.init",
         "model.num_experts",
         "model.residual_experts",
+        "model.router_normalises",
         "model.qkv_layout",
         "model.own_flags",
         "model.mlp_layout",

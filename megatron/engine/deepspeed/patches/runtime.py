@@ -5,7 +5,7 @@ for DeepSpeed 0.19 and torch 2.13; tests/unit/engine/test_patches.py fails for a
 installed release has no more.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -14,8 +14,6 @@ import deepspeed
 import deepspeed.ops
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.moe import mappings
-from torch import Tensor
 
 
 def skip_operator_lookup() -> None:
@@ -55,11 +53,3 @@ def set_collective_timeout(timeout: timedelta) -> None:
 def default_store() -> Any:
     """Return the key-value store through which the ranks of this run met (`_get_default_store`)."""
     return dist.distributed_c10d._get_default_store()
-
-
-def replace_token_gather(gather: Callable[..., Tensor]) -> None:
-    """All-gather the tokens of experts with `gather(x, dim)` (`mappings._gather_tokens`).
-
-    DeepSpeed gathers into a flat tensor, which gloo refuses.
-    """
-    mappings._gather_tokens = gather

@@ -51,6 +51,9 @@ def test_flags_of_both_systems_mean_the_same():
     ]
     assert plans[0] == plans[1]
     assert plans[0].experts.loss_coefficient == 0.01
+    core = tiny_plan("--num-experts", "4", "--moe-token-dispatcher-type", "alltoall")
+    assert (core.model.num_experts, core.model.experts_per_token) == ((4, 4), 2)
+    assert (core.experts.drops_tokens, core.experts.loss_coefficient) == (False, 0.0)
     assert (plans[0].parallel.expert, plans[0].model.experts_per_token) == (2, 2)
 
 
@@ -65,7 +68,13 @@ def test_flags_of_both_systems_mean_the_same():
         ("--num-experts 4 --moe-layer-freq [1]*99999999", "is neither"),
         ("--num-experts 4 --expert-interval 3", "none of the 2 layers would have experts"),
         ("--num-experts 4 --expert-interval 1 --moe-layer-freq 1", "leave one out"),
-        ("--num-experts 4 --moe-min-capacity 13", "more than the 12 tokens of a micro-batch"),
+        (
+            "--num-experts 4 --moe-router-enable-expert-bias",
+            "write --moe-router-score-function sigmoid",
+        ),
+        ("--num-experts 4 --moe-grouped-gemm --moe-token-drop-policy probs", "needs a capacity"),
+        ("--num-experts 4 --moe-router-num-groups 2", "go together: give both"),
+        ("--num-experts 4 --moe-shared-expert-gate", "needs --moe-shared-expert-intermediate-size"),
         ("--num-experts 4 --moe-train-capacity-factor 0", "must be more than 0"),
         (
             "--num-experts 4 --disable-moe-token-dropping --moe-eval-capacity-factor 2",
@@ -80,16 +89,17 @@ def test_flags_of_both_systems_mean_the_same():
         ("--num-experts 3 --moe-expert-parallel-size 2", "3 is not a multiple of"),
         ("--num-experts 6 --moe-expert-parallel-size 3", "3 does not divide the 2 replicas"),
         ("--moe-expert-parallel-size 2", "needs layers with experts: give --num-experts"),
-        ("--num-experts 4 --pipeline-model-parallel-size 2", "do not work in a pipeline"),
-        ("--num-experts 4 --zero-stage 3", "write --zero-stage 2"),
+        (
+            "--num-experts 4 --moe-expert-parallel-size 2 --zero-stage 3",
+            "write --zero-stage 2, or --moe-expert-parallel-size 1",
+        ),
+        (
+            "--num-experts 4 --moe-expert-parallel-size 2 --pipeline-model-parallel-size 2",
+            "replicas do not divide experts in a pipeline",
+        ),
         ("--num-experts 4 --optimizer muon", "muon does not know experts"),
         ("--num-experts 4 --bitfit --disable-bias-linear --zero-stage 1", "leaves nothing"),
-        ("--num-experts 4 --bf16 --tensor-model-parallel-size 2", "or --disable-bias-linear"),
-        (
-            "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel",
-            "leave the flag out",
-        ),
-        ("--num-experts 4 --ds-sequence-parallel-size 2", "complete replicas share them; write 1"),
+        ("--num-experts 4 --ds-sequence-parallel-size 2", "need all experts on each rank"),
         (
             "--num-experts 4 --moe-expert-parallel-size 2 --slow-rank-factor 2",
             "as all 2 replicas do at --moe-expert-parallel-size 2",
@@ -112,7 +122,9 @@ def test_what_does_not_go_together_is_told(line, message):
 def test_what_experts_need_of_the_json_is_told(block, message, tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(block))
-    found = problems(f"--num-experts 4 --deepspeed_config {file}", world_size=2)
+    found = problems(
+        f"--num-experts 4 --moe-expert-parallel-size 2 --deepspeed_config {file}", world_size=2
+    )
     assert any(message in problem for problem in found), found
 
 
@@ -123,6 +135,8 @@ def test_what_fits_is_not_refused():
         "--num-experts 4 --moe-expert-parallel-size 2 --zero-stage 2 --topk 4",
         "--num-experts 4 --noisy-gate-policy RSample --moe-min-capacity 12",
         "--num-experts 4 --slow-rank-factor 2",
+        "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel",
+        "--num-experts 4 --zero-stage 3",
     ):
         assert tiny_plan(*line.split(), world_size=2).model.num_experts == (1, 4)
 
@@ -134,6 +148,12 @@ def test_what_fits_is_not_refused():
         {"num_experts": (4, 2), "residual_experts": True},
         {"num_experts": (4, 4), "residual_experts": True, "linear_bias": False},
         {"num_experts": (4, 4), "activation": "swiglu"},
+        {
+            "num_experts": (4, 4),
+            "expert_ffn_hidden_size": 6,
+            "shared_expert_ffn_hidden_size": 12,
+            "shared_expert_gate": True,
+        },
     ],
     ids=str,
 )
@@ -151,10 +171,9 @@ def test_the_count_is_that_of_the_module(group, changes):
     counts = {name: p.numel() for name, p in model.named_parameters()}
     assert spec.num_parameters == sum(counts.values())
     idle = sum(
-        count
-        for name, count in counts.items()
-        if "deepspeed_experts" in name
-        and int(name.split("deepspeed_experts.")[1].split(".")[0]) >= spec.experts_per_token
+        p[spec.experts_per_token :].numel()
+        for name, p in model.named_parameters()
+        if ".experts." in name
     )
     without = sum(count for name, count in counts.items() if "embed" not in name)
     assert spec.num_parameters_without_embeddings == without

@@ -1,0 +1,225 @@
+"""Mixture of experts (MoE): checks of the flags, the layout and DeepSpeed's JSON."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from megatron.config.network.experts import (
+    ExpertConfig,
+    balancing_of,
+    drops_tokens,
+    experts_of_layers,
+    experts_per_token,
+)
+from megatron.config.optimization.optimizer import OptimizerConfig, plan_optimizer
+from megatron.config.parallelism.deepspeed_json import value_at
+from megatron.config.parallelism.layout import ParallelConfig
+
+
+def expert_problems(
+    experts: ExpertConfig,
+    parallel: ParallelConfig,
+    optimizer: OptimizerConfig,
+    user: Mapping[str, Any],
+    *,
+    num_layers: int,
+    has_biases: bool,
+    dtype: str,
+    zero_stage: int,
+    data: int,
+) -> Iterator[str]:
+    """Yield what does not fit together, and what DeepSpeed refuses or gets wrong.
+
+    Args:
+        user: DeepSpeed's JSON.
+        has_biases: whether the MLPs have any.
+        data: number of replicas.
+    """
+    wrong = [*_number_problems(experts)]
+    try:
+        counts = {*experts_of_layers(experts, num_layers)} - {1}
+    except ValueError as error:
+        wrong.append(str(error))
+    if wrong:
+        yield from wrong
+        return
+    if not counts:
+        if experts.moe_expert_parallel_size > 1:
+            yield (
+                f"--moe-expert-parallel-size {experts.moe_expert_parallel_size} needs layers with "
+                "experts: give --num-experts (and --expert-interval 1 for experts in every layer)"
+            )
+        return
+    yield from _routing_problems(experts, min(counts))
+    yield from _layout_problems(experts, parallel, sorted(counts), data=data)
+    if experts.moe_expert_parallel_size > 1:
+        yield from _divided_problems(parallel, user, zero_stage)
+        if dtype == "bf16" and zero_stage == 1:
+            yield from _bf16_problems(parallel, has_biases)
+    if plan_optimizer(optimizer, on_cpu=False).name == "muon":
+        yield "--optimizer muon does not know experts: write --optimizer adam"
+    if optimizer.bitfit and not has_biases and zero_stage:
+        yield "--bitfit with --disable-bias-linear leaves nothing of the experts to train"
+
+
+def _number_problems(experts: ExpertConfig) -> Iterator[str]:
+    for flag, number in (
+        *(("--num-experts", count) for count in experts.num_experts or ()),
+        ("--expert-interval", experts.expert_interval),
+        ("--topk", experts.topk),
+        ("--moe-ffn-hidden-size", experts.moe_ffn_hidden_size),
+        ("--moe-shared-expert-intermediate-size", experts.moe_shared_expert_intermediate_size),
+        ("--moe-router-num-groups", experts.moe_router_num_groups),
+        ("--moe-router-group-topk", experts.moe_router_group_topk),
+        ("--moe-expert-parallel-size", experts.moe_expert_parallel_size),
+        ("--moe-min-capacity", experts.moe_min_capacity),
+    ):
+        if number is not None and number < 1:
+            yield f"{flag} {number} must be at least 1"
+    for flag, factor in (
+        ("--moe-train-capacity-factor", experts.moe_train_capacity_factor),
+        ("--moe-eval-capacity-factor", experts.moe_eval_capacity_factor),
+        ("--moe-expert-capacity-factor", experts.moe_expert_capacity_factor),
+    ):
+        if factor is not None and factor <= 0:
+            yield (
+                f"{flag} {factor} must be more than 0; --disable-moe-token-dropping takes the limit away"
+            )
+        if factor is not None and not experts.moe_token_dropping:
+            yield f"{flag} has no meaning with --disable-moe-token-dropping: leave one of them out"
+    one_by_one = (experts.moe_train_capacity_factor, experts.moe_eval_capacity_factor)
+    if experts.moe_expert_capacity_factor is not None and one_by_one != (None, None):
+        yield (
+            "--moe-expert-capacity-factor is that of training and evaluation at once: leave it out, "
+            "or the others"
+        )
+    for flag, least in (
+        ("--moe-loss-coeff", experts.moe_loss_coeff),
+        ("--moe-z-loss-coeff", experts.moe_z_loss_coeff),
+        ("--moe-router-bias-update-rate", experts.moe_router_bias_update_rate),
+    ):
+        if least is not None and least < 0:
+            yield f"{flag} {least} must be at least 0"
+    scale, jitter = experts.moe_router_topk_scaling_factor, experts.moe_input_jitter_eps
+    if scale is not None and scale <= 0:
+        yield f"--moe-router-topk-scaling-factor {scale} must be more than 0"
+    if jitter is not None and not 0 < jitter < 1:
+        yield f"--moe-input-jitter-eps {jitter} must be between 0 and 1"
+    if jitter is not None and experts.noisy_gate_policy != "None":
+        yield "--moe-input-jitter-eps and --noisy-gate-policy are both noise of the router: leave one out"
+    if experts.expert_interval is not None and experts.moe_layer_freq is not None:
+        yield "--expert-interval and --moe-layer-freq both set which layers have experts: leave one out"
+
+
+def _routing_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
+    chosen = experts_per_token(experts)
+    if chosen > fewest:
+        yield f"--topk {chosen} is more than the {fewest} experts of a layer"
+    if experts.moe_token_drop_policy and not drops_tokens(experts):
+        yield (
+            f"--moe-token-drop-policy {experts.moe_token_drop_policy} needs a capacity: give "
+            "--moe-expert-capacity-factor, or leave it out"
+        )
+    if experts.noisy_gate_policy == "RSample" and chosen > 1:
+        yield (
+            f"--noisy-gate-policy RSample draws one expert, and --topk is {chosen}: write "
+            "Jitter, or --topk 1"
+        )
+    sinkhorn = balancing_of(experts) == "sinkhorn"
+    if experts.moe_router_enable_expert_bias and experts.moe_router_score_function != "sigmoid":
+        yield (
+            "--moe-router-enable-expert-bias needs scores between 0 and 1 of each expert: write "
+            "--moe-router-score-function sigmoid"
+        )
+    if sinkhorn and (experts.moe_router_enable_expert_bias or experts.moe_router_num_groups):
+        yield (
+            "--moe-router-load-balancing-type sinkhorn chooses experts itself: leave "
+            "--moe-router-enable-expert-bias and --moe-router-num-groups out"
+        )
+    if balancing_of(experts) in ("sinkhorn", "none") and experts.moe_loss_coeff:
+        yield (
+            f"--moe-router-load-balancing-type {balancing_of(experts)} has no auxiliary loss: leave "
+            "--moe-loss-coeff out"
+        )
+    if experts.moe_shared_expert_gate and not experts.moe_shared_expert_intermediate_size:
+        yield "--moe-shared-expert-gate needs --moe-shared-expert-intermediate-size"
+    if experts.mlp_type == "residual" and experts.moe_shared_expert_intermediate_size:
+        yield (
+            "--mlp-type residual and --moe-shared-expert-intermediate-size both add an MLP for "
+            "every token: leave one out"
+        )
+    yield from _group_problems(experts, fewest)
+
+
+def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
+    """Yield what is wrong with groups of experts, of which a token uses some."""
+    groups, used = experts.moe_router_num_groups, experts.moe_router_group_topk
+    if (groups is None) != (used is None):
+        yield "--moe-router-num-groups and --moe-router-group-topk go together: give both"
+    if groups is None or used is None:
+        return
+    chosen = experts_per_token(experts)
+    if fewest % groups:
+        yield f"--moe-router-num-groups {groups} does not divide --num-experts {fewest}"
+    elif used > groups or chosen > used * (fewest // groups) or chosen % used:
+        yield (
+            f"--moe-router-group-topk {used} does not fit: it is at most the {groups} groups, divides "
+            f"--moe-router-topk {chosen}, and so many groups have at least as many experts"
+        )
+
+
+def _layout_problems(
+    experts: ExpertConfig, parallel: ParallelConfig, counts: list[int], *, data: int
+) -> Iterator[str]:
+    size = experts.moe_expert_parallel_size
+    for count in counts:
+        if count % size:
+            yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
+    if data % size:
+        yield (
+            f"--moe-expert-parallel-size {size} does not divide the {data} replicas: experts are "
+            "shared by groups of that size"
+        )
+    sequence = parallel.ds_sequence_parallel_size
+    if sequence > 1 and (size > 1 or drops_tokens(experts)):
+        yield (
+            f"experts with --ds-sequence-parallel-size {sequence} need all experts on each rank and "
+            "no capacity: write --moe-expert-parallel-size 1 and --disable-moe-token-dropping"
+        )
+
+
+def _bf16_problems(parallel: ParallelConfig, has_biases: bool) -> Iterator[str]:
+    if parallel.tensor_model_parallel_size > 1 and has_biases:
+        yield (
+            "--moe-expert-parallel-size in bf16 at ZeRO stage 1 over tensor-parallel ranks: DeepSpeed "
+            "would count the experts' biases several times in the gradient's norm; write "
+            "--zero-stage 2, or --disable-bias-linear"
+        )
+
+
+def _divided_problems(
+    parallel: ParallelConfig, user: Mapping[str, Any], stage: int
+) -> Iterator[str]:
+    """Yield what DeepSpeed does not do with experts that replicas divide, or would get wrong."""
+    if stage == 3:
+        yield (
+            "ZeRO stage 3 does not take experts that replicas divide: write --zero-stage 2, or "
+            "--moe-expert-parallel-size 1, with which it partitions them like other weights"
+        )
+    if parallel.pipeline_model_parallel_size > 1:
+        yield (
+            "replicas do not divide experts in a pipeline: write --moe-expert-parallel-size 1, or "
+            "--pipeline-model-parallel-size 1, and divide the layers with "
+            "--tensor-model-parallel-size"
+        )
+    for key, least in (("reduce_scatter", 1), ("contiguous_gradients", 2)):
+        given = value_at(user, f"zero_optimization.{key}")
+        if given is False and stage >= least:
+            yield (
+                f"zero_optimization.{key} of the JSON is false, and experts at ZeRO stage {stage} "
+                "need it: take the key out"
+            )
+    if value_at(user, "use_data_before_expert_parallelism"):
+        yield (
+            "use_data_before_expert_parallelism of the JSON: neighbouring replicas share experts "
+            "here; take the key out"
+        )

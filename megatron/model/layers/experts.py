@@ -1,0 +1,330 @@
+"""Mixture of experts (MoE): drop-less token choice with grouped products and expert parallelism."""
+
+import math
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.config.network.expert_plan import ExpertPlan
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.activations import activation_of
+from megatron.model.layers.mlp import ParallelMLP
+from megatron.model.layers.router import Router, Routing, count_choices
+from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.collectives import (
+    all_gather,
+    copy_to_tensor_parallel,
+    exchange_rows,
+    gather_sequence,
+    reduce_from_tensor_parallel,
+    scatter_sequence,
+)
+from megatron.tensor_parallel.grouped_linear import GroupedLinear, Segments
+from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
+from megatron.tensor_parallel.sharding import ExpertShare, exact_quotient
+
+_ALONE = OrdinaryStream()
+
+
+class Experts(nn.Module):
+    """The MLPs of this rank's experts, computed together; each tensor-parallel rank has a part of all.
+
+    Args:
+        spec: the network.
+        number: the layer's, from 1 on.
+        group: the tensor-parallel ranks.
+        expert_group: the ranks that divide the experts; None if this rank has all.
+        kernels: what computes the activation.
+
+    Shapes: x [rows, h] -> this rank's term of [rows, h].
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        number: int,
+        group: dist.ProcessGroup,
+        expert_group: dist.ProcessGroup | None,
+        kernels: Kernels,
+    ):
+        super().__init__()
+        ranks = expert_group.size() if expert_group else 1
+        self.activate = activation_of(spec.activation, kernels, spec.own_flags)
+        width = spec.expert_width
+        form: dict[str, Any] = {
+            "group": group,
+            "num_experts": exact_quotient(spec.experts_of(number), ranks, "num_experts"),
+            "share": ExpertShare(expert_group.rank(), ranks) if expert_group else None,
+            "has_bias": spec.linear_bias,
+        }
+        gates = 2 if spec.is_gated else 1
+        self.dense_h_to_4h = GroupedLinear(spec.hidden_size, gates * width, narrows=False, **form)
+        self.dense_4h_to_h = GroupedLinear(spec.hidden_size, width, narrows=True, **form)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Return the outputs of rows that are sorted by expert, `counts` of each."""
+        segments = Segments(counts)
+        inner = self.activate(self.dense_h_to_4h(x, segments), None)
+        y: Tensor = self.dense_4h_to_h(inner, segments)
+        return y
+
+
+class MixtureOfExperts(nn.Module):
+    """Sum of the outputs of each token's experts, times the router's weights.
+
+    Each replica routes its own tokens; those that share experts exchange them, as many as there
+    are. Experts are divided over the tensor-parallel ranks like an ordinary MLP. An expert with a
+    capacity drops the tokens over it: they pass on the residual stream. Beside the experts there
+    may be an MLP for every token: shared experts, with or without a gate, or a residual MLP, which
+    a learned weight mixes with the experts.
+
+    Args:
+        spec: the network.
+        number: the layer's, from 1 on.
+        group: the tensor-parallel ranks.
+        rng: the stream that differs between them.
+        kernels: what computes the activation.
+        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+        plan: how tokens are routed in training; None for inference, which drops none.
+        expert_group: the replicas that divide the experts of a layer; None if each has all.
+        sequence_group: the ranks that divide a sample's sequence throughout; None for one rank.
+        auxiliary: takes the balancing losses and the loads; None for inference.
+
+    Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], None).
+    Communication: that of a ParallelMLP over `group`, and one all-reduce of the weights' gradient;
+        over `expert_group` one all-to-all of a number per expert, and two of tokens forward and
+        backward.
+    Source: arXiv:2211.15841 for grouped products; arXiv:2401.06066 for shared and fine-grained
+        experts; arXiv:2201.05596 for the residual form.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        number: int,
+        group: dist.ProcessGroup,
+        rng: RngTracker = _ALONE,
+        kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
+        plan: ExpertPlan | None = None,
+        expert_group: dist.ProcessGroup | None = None,
+        sequence_group: dist.ProcessGroup | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
+    ):
+        super().__init__()
+        self.spec, self.number, self.plan = spec, number, plan
+        self.num_experts = spec.experts_of(number)  # also read by DeepSpeed
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self._expert_group, self._auxiliary = expert_group, auxiliary
+        divided = sequence_group is not None and sequence_group.size() > 1
+        self.router = Router(
+            spec,
+            number=number,
+            plan=plan,
+            token_groups=[
+                *([group] if sequence_parallel else []),
+                *([sequence_group] if sequence_group and divided else []),
+            ],
+            copies=sequence_group.size() if sequence_group and divided else 1,
+            auxiliary=auxiliary,
+        )
+        self.experts = Experts(
+            spec, number=number, group=group, expert_group=expert_group, kernels=kernels
+        )
+        parts: dict[str, Any] = {
+            "group": group,
+            "rng": rng,
+            "kernels": kernels,
+            "sequence_parallel": sequence_parallel,
+        }
+        if spec.shared_expert_ffn_hidden_size:
+            shared = replace(spec, ffn_hidden_size=spec.shared_expert_ffn_hidden_size)
+            self.shared_experts = ParallelMLP(shared, **parts)
+        if spec.shared_expert_gate:
+            self.shared_expert_gate = nn.Linear(spec.hidden_size, 1, bias=False)
+        if spec.residual_experts:
+            self.residual_mlp = ParallelMLP(spec, **parts)
+            self.coefficient = nn.Linear(spec.hidden_size, 2)
+            nn.init.zeros_(self.coefficient.bias)
+
+    def forward(self, x_sbh: Tensor) -> tuple[Tensor, None]:
+        """Return the output; no bias is left to the caller."""
+        y_sbh = self._routed(x_sbh)
+        if self.spec.shared_expert_ffn_hidden_size:
+            shared_sbh = _with_bias(self.shared_experts, x_sbh)
+            if self.spec.shared_expert_gate:
+                shared_sbh = self.shared_expert_gate(x_sbh).sigmoid() * shared_sbh
+            y_sbh = y_sbh + shared_sbh
+        if self.spec.residual_experts:
+            mix_sb2 = self.coefficient(x_sbh).softmax(-1)
+            all_sbh = _with_bias(self.residual_mlp, x_sbh)
+            y_sbh = y_sbh * mix_sb2[..., :1] + all_sbh * mix_sb2[..., 1:]
+        return y_sbh, None
+
+    def _routed(self, x_sbh: Tensor) -> Tensor:
+        """Return the sum of the chosen experts' outputs."""
+        routing = self.router(x_sbh)
+        if self.sequence_parallel:
+            routing = _gather(routing, x_sbh.shape[:2], self.group)
+            x_sbh = gather_sequence(x_sbh, 0, self.group)
+        else:
+            # Each rank has a term of the outputs, and so a term of the weights' gradient.
+            weights = copy_to_tensor_parallel(routing.weights, self.group)
+            routing = replace(routing, weights=weights)
+            x_sbh = copy_to_tensor_parallel(x_sbh, self.group)
+        y_sbh = self._mixed(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
+        if self.sequence_parallel:
+            return scatter_sequence(y_sbh, 0, self.group)
+        return reduce_from_tensor_parallel(y_sbh, self.group)
+
+    def _mixed(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return this tensor-parallel rank's term for tokens [tokens, h]."""
+        tokens, k = routing.experts.shape
+        order, counts, weights = self._sorted(routing)
+        rows = self._computed(_TakeTokens.apply(x, order, k), counts)
+        # Rows of dropped choices stay zero.
+        outputs = rows.new_zeros(tokens * k, x.size(1)).index_copy(0, order, rows)
+        mixed = torch.bmm(weights.to(x.dtype)[:, None], outputs.view(tokens, k, -1))
+        return mixed.squeeze(1)
+
+    def _sorted(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the choices sorted by expert, how many each expert has, and the weights."""
+        experts, plan = routing.experts.flatten(), self.plan
+        counts = count_choices(experts, self.num_experts)
+        if plan is None or not plan.drops_tokens:
+            return experts.argsort(stable=True), counts, routing.weights
+        by_priority = routing.priority.flatten().argsort(stable=True)
+        order = by_priority[experts[by_priority].argsort(stable=True)]
+        starts = counts.cumsum(0) - counts
+        position = torch.arange(len(order), device=order.device) - starts[experts[order]]
+        capacity = self._capacity(plan, len(routing.experts))
+        kept = order[position < capacity]
+        if self._auxiliary and torch.is_grad_enabled():
+            none = routing.weights.new_zeros(())
+            self._auxiliary.add(
+                self.number,
+                assigned=torch.zeros_like(counts),
+                # Tensor-parallel ranks that divide the sequence each add their part.
+                dropped=none + (len(order) - len(kept)) / self._copies,
+                loss=none,
+            )
+        is_kept = torch.zeros_like(order, dtype=torch.bool).index_fill(0, kept, True)
+        return kept, counts.clamp(max=capacity), self._rescaled(routing.weights, is_kept)
+
+    @property
+    def _copies(self) -> int:
+        """How many ranks add the same number of dropped tokens."""
+        return self.group.size() if self.sequence_parallel else 1
+
+    def _capacity(self, plan: ExpertPlan, tokens: int) -> int:
+        factor = plan.train_capacity if self.training else plan.eval_capacity
+        share = tokens * self.spec.experts_per_token / self.num_experts
+        return max(math.ceil(share * factor), plan.min_capacity)
+
+    def _rescaled(self, weights: Tensor, is_kept: Tensor) -> Tensor:
+        """Scale the weights of a token to the sum that they had before others were dropped."""
+        if not self.spec.router_normalises:
+            return weights
+        left = weights * is_kept.view_as(weights)
+        return left / left.sum(-1, keepdim=True).clamp(min=1e-9) * self.spec.router_scale
+
+    def _computed(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the experts' outputs for rows sorted by expert, wherever the experts are."""
+        group = self._expert_group
+        if group is None:
+            y: Tensor = self.experts(rows, counts)
+            return y
+        received_counts = torch.empty_like(counts)
+        dist.all_to_all_single(received_counts, counts, group=group)
+        by_rank = torch.stack([counts, received_counts]).view(2, group.size(), -1)
+        sent, received = by_rank.sum(-1).tolist()
+        arrived = exchange_rows(rows, sent, received, group)
+        # From each rank its rows sorted by expert; here all rows of one expert come together.
+        of_ranks = by_rank[1]
+        local = torch.arange(of_ranks.size(1), device=rows.device).repeat(group.size())
+        experts = local.repeat_interleave(of_ranks.flatten(), output_size=len(arrived))
+        order = experts.argsort(stable=True)
+        outputs = self.experts(_TakeTokens.apply(arrived, order, 1), of_ranks.sum(0))
+        back = torch.empty_like(outputs).index_copy(0, order, outputs)
+        return exchange_rows(back, received, sent, group)
+
+
+class MixtureBuilder(Protocol):
+    """Builds the mixture of experts (MoE) that replaces the MLP of a layer."""
+
+    def __call__(
+        self,
+        spec: ModelSpec,
+        *,
+        number: int,
+        group: dist.ProcessGroup,
+        rng: RngTracker,
+        kernels: Kernels,
+        sequence_parallel: bool,
+    ) -> nn.Module:
+        """Return the experts of the layer `number`; called like a ParallelMLP."""
+        ...
+
+
+def build_mlp(
+    spec: ModelSpec,
+    *,
+    number: int,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    kernels: Kernels,
+    build_mixture: MixtureBuilder | None,
+    sequence_parallel: bool = False,
+) -> nn.Module:
+    """Return the MLP of the layer `number`, or its experts.
+
+    Args:
+        build_mixture: builds the experts; None for those of inference, which have no capacity.
+    """
+    parts: dict[str, Any] = {
+        "group": group,
+        "rng": rng,
+        "kernels": kernels,
+        "sequence_parallel": sequence_parallel,
+    }
+    if spec.experts_of(number) == 1:
+        return ParallelMLP(spec, **parts)
+    return (build_mixture or MixtureOfExperts)(spec, number=number, **parts)
+
+
+class _TakeTokens(torch.autograd.Function):
+    """Copy the tokens of the choices in `order`; backward adds up the gradients of a token in order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.k, ctx.tokens = k, len(x)
+        return x.index_select(0, order // k)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        (grad,) = grads
+        of_choices = grad.new_zeros(ctx.tokens * ctx.k, grad.size(1)).index_copy(0, order, grad)
+        return of_choices.view(ctx.tokens, ctx.k, -1).sum(1), None, None
+
+
+def _gather(routing: Routing, shape: torch.Size, group: dist.ProcessGroup) -> Routing:
+    """Join the routing of tokens that tensor-parallel ranks divide: [s / t, b] of each."""
+
+    def full(x: Tensor) -> Tensor:
+        return all_gather(x.view(*shape, -1), 0, group).flatten(0, 1)
+
+    weights_sbk = gather_sequence(routing.weights.view(*shape, -1), 0, group)
+    return Routing(full(routing.experts), weights_sbk.flatten(0, 1), full(routing.priority))
+
+
+def _with_bias(mlp: ParallelMLP, x_sbh: Tensor) -> Tensor:
+    y_sbh, bias = mlp(x_sbh)
+    return y_sbh if bias is None else y_sbh + bias

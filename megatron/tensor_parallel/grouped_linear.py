@@ -1,0 +1,121 @@
+"""Grouped products: the rows of a tensor multiplied by a matrix for each group of rows (experts)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.tensor_parallel.sharding import (
+    ExpertShare,
+    exact_quotient,
+    mark_expert,
+    mark_partial_gradient,
+    mark_sharded,
+)
+
+_ALIGNMENT = 8
+"""Elements of 16 bits to which the rows of matrices are aligned for the grouped kernel."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Consecutive groups of rows.
+
+    Args:
+        counts: rows of each group, on the device.
+    """
+
+    counts: Tensor
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """Index behind the last row of each group."""
+        return self.counts.cumsum(0).to(torch.int32)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Rows of each group, on the host, which waits for the device."""
+        sizes: list[int] = self.counts.tolist()
+        return sizes
+
+
+def grouped_product(x: Tensor, weight_gkn: Tensor, segments: Segments) -> Tensor:
+    """Multiply each group's rows of `x` by its matrix: one kernel on GPUs, a loop elsewhere.
+
+    Shapes: x [rows, k], weight [groups, k, n] -> [rows, n].
+    """
+    if _has_kernel(x, weight_gkn):
+        return F.grouped_mm(x, weight_gkn, offs=segments.ends)
+    matrices = weight_gkn.unbind(0)
+    parts = [rows @ matrix for rows, matrix in zip(x.split(segments.sizes), matrices, strict=True)]
+    return torch.cat(parts)
+
+
+def _has_kernel(x: Tensor, weight_gkn: Tensor) -> bool:
+    aligned = all(size % _ALIGNMENT == 0 for size in weight_gkn.shape[1:])
+    return x.is_cuda and x.dtype == torch.bfloat16 and aligned
+
+
+class GroupedLinear(nn.Module):
+    """A linear layer of each expert, its inner features divided over the tensor-parallel ranks.
+
+    The weight is [experts, inner features, outer features] for layers that widen and that narrow,
+    so ranks have rows of every matrix, and experts are rows of the full tensor.
+
+    Args:
+        outer: features outside of the experts, the same on every rank.
+        inner: features inside, over all ranks; a multiple of the group's size.
+        group: the tensor-parallel ranks.
+        share: the experts of this rank among all.
+        num_experts: of this rank.
+        narrows: whether x has the inner features. Its result is then this rank's term of a sum.
+        has_bias: whether there is a bias. One behind the inner features is replicated, and each
+            rank adds its part of it.
+
+    Shapes: x [rows, outer] -> y [rows, inner / t], t the group's size, or the reverse.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        outer: int,
+        inner: int,
+        *,
+        group: dist.ProcessGroup,
+        num_experts: int,
+        share: ExpertShare | None,
+        narrows: bool,
+        has_bias: bool,
+    ):
+        super().__init__()
+        self.narrows, self.group = narrows, group
+        local = exact_quotient(inner, group.size(), "inner features")
+        weight = nn.Parameter(torch.empty(num_experts, local, outer))
+        self.weight = mark_sharded(weight, 1, group)
+        bias = nn.Parameter(torch.zeros(num_experts, outer if narrows else local))
+        if not has_bias:
+            self.register_parameter("bias", None)
+        elif narrows:
+            self.bias = mark_partial_gradient(bias, group)
+        else:
+            self.bias = mark_sharded(bias, 1, group)
+        if share:
+            for parameter in self.parameters():
+                mark_expert(parameter, share)
+
+    def forward(self, x: Tensor, segments: Segments) -> Tensor:
+        """Return the products of the rows of each expert."""
+        weight = self.weight if self.narrows else self.weight.mT
+        y = grouped_product(x, weight, segments)
+        if self.bias is None:
+            return y
+        bias = self.bias / self.group.size() if self.narrows else self.bias
+        return y + bias.repeat_interleave(segments.counts, 0, output_size=len(y))
+
+    def extra_repr(self) -> str:
+        """Return whether there is a bias, and the parallel layout."""
+        return f"bias={self.bias is not None}, tensor_parallel={self.group.size()}"
