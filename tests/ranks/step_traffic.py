@@ -185,8 +185,10 @@ class Step:
         for (axis, kind), found in sorted(rows.items()):
             size = sum(each.num_bytes for each in found)
             early = sum(each.num_bytes for each in found if each.started < self.products)
+            # How many tokens an expert gets hangs on rounding.
+            amount = f"{size} bytes | " if axis != "experts" else ""
             yield (
-                f"{axis} {kind} | {len(found)} calls | {size} bytes | "
+                f"{axis} {kind} | {len(found)} calls | {amount}"
                 f"{100 * early / size:.0f}% before the last product | "
                 f"{100 * hidden_share(found):.0f}% beside one"
             )

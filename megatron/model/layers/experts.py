@@ -311,8 +311,10 @@ class _TakeTokens(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (order,) = ctx.saved_tensors
         (grad,) = grads
-        of_choices = grad.new_zeros(ctx.tokens * ctx.k, grad.size(1)).index_copy(0, order, grad)
-        return of_choices.view(ctx.tokens, ctx.k, -1).sum(1), None, None
+        width = grad.size(1)
+        of_choices = grad.new_zeros(ctx.tokens * ctx.k, width).index_copy(0, order, grad)
+        # A rank may have got no token at all.
+        return of_choices.view(ctx.tokens, ctx.k, width).sum(1), None, None
 
 
 def _gather(routing: Routing, shape: torch.Size, group: dist.ProcessGroup) -> Routing:
