@@ -32,7 +32,8 @@ def engine_of(*flags: str, compile_backend: str = "inductor") -> tuple[Engine, P
     """
     distributed.start("gloo")
     flags = ("--init-method-std", "0.3", "--lr", "0.05", *flags)
-    plan = tiny_plan(*flags, world_size=dist.get_world_size())
+    device = "cuda" if "--fp16" in flags else "cpu"  # a plan for CPUs refuses it
+    plan = tiny_plan(*flags, world_size=dist.get_world_size(), device=device)
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
     engine = build_engine(plan, groups, GPT(), kernels, compile_backend=compile_backend)

@@ -82,12 +82,14 @@ def adapters_train_alone_and_alike_over_all_layouts(rank):
 
 
 CHUNKS = "--loss-chunk-tokens", "7"
+INTERLEAVED = PIPELINE, "2", "--num-virtual-stages-per-pipeline-rank", "2"
 ZERO_BUBBLE = "--enable-zbh1-pipeline"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1"),
     Layout(NETWORK, TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--sequence-parallel", *CHUNKS),
     Layout(NETWORK, PIPELINE, "4", "--checkpoint-activations"),
+    Layout(NETWORK, *INTERLEAVED, "--checkpoint-activations"),
     Layout(NETWORK, PIPELINE, "2", "--zero-stage", "1", network=["--bert-no-binary-head"]),
     Layout(NETWORK, "--ds-sequence-parallel-size", "2"),
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "3", *CHUNKS),

@@ -5,15 +5,17 @@ from dataclasses import asdict
 import pytest
 import torch
 import torch.distributed as dist
-from engines import batches_of, engine_of
+from engines import DOCUMENTS, batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 from test_reshape_on_ranks import numbers, require_equal, saved, shared_folder, two_steps
+from torch.testing import assert_close
 
 from megatron.checkpointing.compare import layout_changes
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
+from megatron.engine.deepspeed.patches.runtime import any_dtype
 from megatron.planner.pipeline_schedule import program_of
 
 FLAGS = (
@@ -88,6 +90,44 @@ def recomputed_steps_on_four_ranks_are_those_of_1f1b(rank):
 def tensor_parallel_steps_are_those_of_1f1b(rank):
     flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
     steps_are_those_of_1f1b(*flags, schedules=(CHUNKS, (*ZERO_BUBBLE, *CHUNKS)))
+
+
+def fp16_steps_are_those_of_1f1b(rank):
+    """The dynamic loss scale refuses the first steps of all schedules alike."""
+    with any_dtype():
+        for stage in ("0", "1"):
+            steps_are_those_of_1f1b(
+                "--fp16", "--zero-stage", stage, schedules=(CHUNKS, ZERO_BUBBLE)
+            )
+
+
+def adapters_and_documents_take_the_steps_of_1f1b(rank):
+    adapters = ("--lora-rank", "2", "--lora-target-modules", "all-linear")
+    steps_are_those_of_1f1b(
+        *(*adapters, *DOCUMENTS, "--recompute-granularity", "selective"),
+        schedules=(CHUNKS,),
+    )
+
+
+def an_infinite_gradient_of_one_rank_refuses_the_step_on_all(rank):
+    for flags in ((), BF16):
+        for schedule in (CHUNKS, ZERO_BUBBLE):
+            engine, plan, groups = engine_of(*FLAGS, *flags, *schedule)
+            batches = batches_of(plan, groups)
+            before = {name: p.detach().clone() for name, p in engine.module.named_parameters()}
+            spoilt = max(name for name in before if before[name].dim() == 1)
+            hook = None
+            if rank == 3:
+                weight = dict(engine.module.named_parameters())[spoilt]
+                hook = weight.register_hook(lambda grad: torch.full_like(grad, torch.inf))
+            engine.train_batch(batches)
+            assert (engine.skipped_steps, engine.grad_norm) == (1, torch.inf)
+            assert_close(dict(engine.module.named_parameters()), before, rtol=0, atol=0)
+            if hook:
+                hook.remove()
+            assert float(engine.train_batch(batches)) < torch.inf
+            assert engine.skipped_steps == 1
+            assert engine.grad_norm < torch.inf
 
 
 def gradients_of_every_chunk_are_reduced_beside_backward(rank):
@@ -181,6 +221,9 @@ CHECKS = [
     dropout_and_clipping_are_those_of_1f1b,
     recomputed_steps_on_four_ranks_are_those_of_1f1b,
     tensor_parallel_steps_are_those_of_1f1b,
+    fp16_steps_are_those_of_1f1b,
+    adapters_and_documents_take_the_steps_of_1f1b,
+    an_infinite_gradient_of_one_rank_refuses_the_step_on_all,
     gradients_of_every_chunk_are_reduced_beside_backward,
     weight_passes_run_as_scheduled_and_complete_the_gradients_that_are_reduced,
     checkpoints_of_either_schedule_go_on_in_the_other,

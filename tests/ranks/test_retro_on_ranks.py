@@ -66,6 +66,7 @@ CHECKS = [
     # The encoder is on the second stage, and no layer of the last attends to neighbors.
     Layout(NETWORK, PIPELINE, "4", "--checkpoint-activations", "--zero-stage", "1"),
     Layout(NETWORK, PIPELINE, "4", "--zero-stage", "0", "--pp-partition-method", "uniform"),
+    Layout(NETWORK, PIPELINE, "2", "--num-virtual-stages-per-pipeline-rank", "2"),
     Layout(NETWORK, "--fp16", "--initial-loss-scale", "256", PIPELINE, "2"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--sequence-parallel", "--checkpoint-activations"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--checkpoint-activations", network=LORA),
