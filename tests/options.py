@@ -310,6 +310,10 @@ PARALLEL = {
     "pipeline_model_parallel_size": Turned("--pipeline-model-parallel-size 2", "shapes", ranks=2),
     "sequence_parallel": Turned("--sequence-parallel", "kept", on=_TENSOR, ranks=2),
     "ds_sequence_parallel_size": Turned("--ds-sequence-parallel-size 2", "batches", ranks=2),
+    "context_parallel_size": Turned("--context-parallel-size 2", "batches", ranks=2),
+    "cp_comm_type": Turned(
+        "--cp-comm-type a2a", "batches", on="--context-parallel-size 2", ranks=2
+    ),
     "num_layers_per_virtual_pipeline_stage": Turned(
         "--num-layers-per-virtual-pipeline-stage 1", "shapes", on=_STAGES, ranks=2
     ),

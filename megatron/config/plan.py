@@ -57,6 +57,7 @@ from megatron.config.parallelism.layout import (
     parallel_notices,
     plan_parallel,
     replica_size,
+    uses_ring,
 )
 from megatron.config.parallelism.precision import (
     PrecisionPlan,
@@ -377,7 +378,7 @@ def _plan_data(
 
 def _notices(valid: Validated, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
     config = valid.config
-    yield from parallel_notices(config.parallel)
+    yield from parallel_notices(config.parallel, seq_length=config.model.seq_length)
     if declaration_of(valid.objective).kind != LABELLED:  # which saves after every epoch
         yield from checkpoint_notices(config.checkpoint)
     yield from precision_notices(config.precision, valid.deepspeed)
@@ -386,6 +387,7 @@ def _notices(valid: Validated, padded_vocab_size: int, objective: ObjectivePlan)
         plan_recompute(config.recompute, num_layers=1, pipeline=1),
         attention=plan_kernels(config.kernels, config.model, config.precision).attention,
         device=valid.device,
+        ring=uses_ring(config.parallel),
     )
     if "optimizer" in valid.deepspeed:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

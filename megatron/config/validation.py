@@ -42,15 +42,22 @@ from megatron.config.parallelism.deepspeed_json import (
     step_twins,
     value_at,
 )
-from megatron.config.parallelism.kernels import compile_problems, kernels_problems
+from megatron.config.parallelism.kernels import (
+    compile_problems,
+    kernels_problems,
+    ring_kernels_problems,
+)
 from megatron.config.parallelism.layout import (
     interleaving_problems,
+    padded_length,
     parallel_problems,
     plan_parallel,
     replica_size,
+    sequence_flags,
     sequence_parts,
     sequence_problems,
     split_backward_problems,
+    uses_ring,
     world_size_problems,
 )
 from megatron.config.parallelism.precision import (
@@ -305,6 +312,8 @@ def _kernels_problems(
             and not value_at(user, "bf16.immediate_grad_update", True),
         },
     )
+    if uses_ring(config.parallel):
+        yield from ring_kernels_problems(config.kernels, config.parallel)
     yield from precision_problems(config.precision, device=device)
     yield from fp8_problems(
         config.precision,
@@ -529,11 +538,18 @@ def _objective_problems(
         num_files=len(config.downstream.valid_data or ()),
         has_folder=bool(config.checkpoint.save or config.checkpoint.load),
     )
-    sequence = config.parallel.ds_sequence_parallel_size
     # Heads on each token, of which a GPT's loss takes the last.
     on_tokens = declared.kind == LABELLED and declared.architecture == "gpt" or task in TEXT_TASKS
-    if on_tokens and sequence > 1:
-        yield f"--ds-sequence-parallel-size {sequence}: --task {task} needs full sequences; write 1"
+    for flag, ranks in sequence_flags(config.parallel).items():
+        if on_tokens and ranks > 1:
+            yield f"{flag} {ranks}: --task {task} needs full sequences; write 1"
+    length = config.model.seq_length
+    if objective != "gpt" and padded_length(config.parallel, length) > length:
+        yield (
+            f"--context-parallel-size {config.parallel.context_parallel_size}: --seq-length {length} "
+            f"is not a multiple of 2 * {config.parallel.context_parallel_size}; samples of the "
+            f"objective {objective} cannot be padded"
+        )
     yield from instruction_problems(config.instruct, kind=declared.kind, split=config.data.split)
     yield from _architecture_problems(config, declared.architecture, declared.kind)
     if config.plugins.dataset and declared.kind != "documents":

@@ -31,11 +31,12 @@ from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
-from megatron.model.layers.attention_kernels import CoreAttention, attention_of
+from megatron.model.layers.attention_kernels import Attend, CoreAttention, attention_of
 from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.layer_input import INTEGERS, LayerInput
 from megatron.model.layers.layer_list import Layer, SequentialModel, Step
+from megatron.model.layers.ring_attention import RingAttention
 from megatron.model.layers.ulysses import UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
@@ -118,6 +119,8 @@ def build_engine(
         )
         _prepare(model, groups, parallel, compiler)
         config = _with_full_activations(config, steps, always=parallel.has_own_schedule)
+        # Here DeepSpeed counts the ranks that divide a sample as replicas.
+        config = config | {"train_batch_size": config["train_batch_size"] * parallel.sequence}
         with pipeline_engine(ProgramEngine) if parallel.has_own_schedule else nullcontext():
             engine = _deepspeed(model, None, initialise, build_optimizer, config)
         return PipelineEngine(engine, groups, terms=terms, **watching)
@@ -162,11 +165,15 @@ def core_attention(
     parallel: ParallelPlan,
     recompute: RecomputePlan,
 ) -> CoreAttention:
-    """Build the core attention of every layer: with selective recompute and Ulysses if planned."""
-    attend = attention_of(spec, kernels)
+    """Build the core attention of every layer: with selective recompute, Ulysses or ring if planned."""
+    attend: Attend
+    if parallel.ring:
+        attend = RingAttention(groups.sequence, flash=kernels.attention in ("sdpa", "flash"))
+    else:
+        attend = attention_of(spec, kernels)
     if recompute.granularity == "selective":
         attend = recomputed_attention(attend)
-    if parallel.sequence > 1:
+    if parallel.sequence > 1 and not parallel.ring:
         attend = UlyssesAttention(attend, groups.sequence)
     return lambda number: attend
 

@@ -32,6 +32,10 @@ class PipelineEngine(Engine):
             self._engine.reset_activation_shape()
             self._seq_length = tokens
 
+    def set_global_batch_size(self, samples: int) -> None:
+        """Take steps of so many samples; DeepSpeed counts ranks that divide a sample as replicas."""
+        super().set_global_batch_size(samples * self._groups.topology.sequence)
+
     @min_loss_scale_error()
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""

@@ -88,7 +88,10 @@ def pipeline_module(
             bounds=split_bounds(_names(steps), topology.pipeline, split_rank) if split_rank else (),
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
-                num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
+                num_pp=topology.pipeline,
+                # Ranks that divide a sample have the same weights and reduce their gradients too.
+                num_dp=topology.data * topology.sequence,
+                num_mp=topology.tensor,
             ),
             loss_fn=_of_batch(loss, batch_fields),
             partition_method=partition_method,
@@ -105,7 +108,7 @@ def _log_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolog
     """
     rank = dist.get_rank()
     weights = torch.zeros(topology.pipeline, dtype=torch.int64)
-    if topology.data_rank_of(rank) == 0:
+    if topology.data_rank_of(rank) == topology.sequence_rank_of(rank) == 0:
         for parameter in module.parameters():
             if shard_of(parameter) is not None or topology.tensor_rank_of(rank) == 0:
                 weights[topology.stage_of(rank)] += parameter.numel()

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend
 from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import NARROWEST_FLEX_HEAD, KernelsPlan
+from megatron.fused_kernels.attention_blocks import Scoring
 
 _BACKENDS = {
     SDPBackend.CUDNN_ATTENTION: "cuDNN",
@@ -42,6 +43,7 @@ class AttentionWork:
         heads: of a rank.
         groups: query groups of a rank: keys and values.
         has_spans: whether batches limit what tokens see: documents, prefixes, padding.
+        ring: whether it is ring attention.
     """
 
     spec: ModelSpec
@@ -51,6 +53,7 @@ class AttentionWork:
     heads: int
     groups: int
     has_spans: bool
+    ring: bool = False
 
     def dense(self) -> Iterator[str]:
         """Yield what needs masks or biases of s x s in `sdpa`, or scores written out."""
@@ -78,6 +81,8 @@ def choose_attention(
         ConfigError: --attention-impl flex, where it cannot run or is not deterministic as demanded.
     """
     name, note = plan.attention, ""
+    if work.ring:
+        return name, f"ring: {_ring_blocks(name, work)}"
     missing = no_triton if plan.source != "reference" else None
     if name == "flex" and (why := missing or _not_deterministic(work)):
         raise ConfigError(f"--attention-impl flex: {why}; leave it out to let the run choose")
@@ -92,6 +97,22 @@ def choose_attention(
         newer = _activate_newer_flash(work) if not dense else ""
         return name, f"{sdpa_backend(work)}{newer}{note}"
     return name, f"{_NOTES.get(name, 'a plugin')}{note}"
+
+
+def _ring_blocks(name: str, work: AttentionWork) -> str:
+    """Return what computes the blocks of ring attention."""
+    scoring = Scoring(
+        scale=1.0,
+        softcap=work.spec.attention_softcap,
+        slopes_a=torch.ones(1) if work.spec.position_embedding == "alibi" else None,
+        dropout=work.spec.attention_dropout,
+        flash=name in ("sdpa", "flash"),
+    )
+    if scoring.takes_flash(work.spec.head_dim, work.dtype, work.device):
+        return (
+            "FlashAttention; scores of blocks at the edge of documents and windows are written out"
+        )
+    return "scores of a block are written out in 32 bits"
 
 
 def _limits_flash(work: AttentionWork) -> bool:

@@ -67,6 +67,7 @@ class Workload:
         positions: tokens of a micro-batch.
         tensor: ranks that share a layer.
         has_spans: whether batches limit what tokens see: documents, prefixes, padding.
+        ring: whether ranks attend to each other's tokens by ring attention.
     """
 
     spec: ModelSpec
@@ -75,6 +76,7 @@ class Workload:
     tensor: int
     device: torch.device
     has_spans: bool = False
+    ring: bool = False
 
     def of_attention(self) -> AttentionWork:
         """Return the work of attention on one rank."""
@@ -86,6 +88,7 @@ class Workload:
             heads=self.spec.num_attention_heads // self.tensor,
             groups=self.spec.num_query_groups // self.tensor,
             has_spans=self.has_spans,
+            ring=self.ring,
         )
 
 

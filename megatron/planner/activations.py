@@ -34,7 +34,10 @@ class Activations:
     @cached_property
     def tokens(self) -> int:
         """Tokens of a micro-batch that one rank sees inside attention's and the MLP's matrices."""
-        return self.rows * self.plan.model.seq_length // self._sequence
+        spec, parallel = self.plan.model, self.plan.parallel
+        if parallel.ring:  # two chunks, the last one padded
+            return self.rows * 2 * -(-spec.seq_length // (2 * parallel.sequence))
+        return self.rows * spec.seq_length // parallel.sequence
 
     @cached_property
     def outside(self) -> int:
@@ -215,10 +218,11 @@ class Activations:
         spec, width = self.plan.model, self._bytes
         queries = spec.num_attention_heads * spec.head_dim
         keys = spec.num_query_groups * spec.head_dim
-        if self.device == "cpu":
+        ring = self.plan.parallel.ring
+        if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
         # Ulysses keeps the mixed values before and behind their exchange.
-        outputs = queries * (2 if self._sequence > 1 else 1)
+        outputs = queries * (2 if self._sequence > 1 and not ring else 1)
         features = queries + 2 * keys + outputs
         if spec.layers_read_positions:
             features += queries + keys
@@ -233,7 +237,7 @@ class Activations:
     def masks(self, numbers: Iterable[int]) -> int:
         """Return the bytes of the attention masks that the layers `numbers` share."""
         spec = self.plan.model
-        if self.plan.kernels.attention != "sdpa":
+        if self.plan.kernels.attention != "sdpa" or self.plan.parallel.ring:
             return 0
         slopes, documents = spec.position_embedding == "alibi", self.plan.masks.isolate_documents
         layers = [*numbers]
@@ -253,6 +257,8 @@ class Activations:
     def _core(self) -> int:
         """Return the activations of the core of attention."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
+        if self.plan.parallel.ring:
+            return 4 * self.tokens * spec.num_attention_heads // self._tensor  # log-sum-exps
         features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
         heads = spec.num_attention_heads // (self._tensor * self._sequence)
         square = spec.seq_length**2

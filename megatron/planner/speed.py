@@ -106,7 +106,11 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
         beside = 0.0  # a pass of their own has these products
     inside = node if near else network
     micro_batch = computed + _exposed_s(one.tensor, inside, backward=beside)
-    micro_batch += _exposed_s(one.sequence, inside)
+    # The volumes that are not exposed are those of ring attention.
+    attention = slowdown * times.attention / (3 + again)
+    micro_batch += _exposed_s(
+        one.sequence, inside, forward=(1 + again) * attention, backward=2 * attention
+    )
     outside, passes = node if small else network, sent.data_passes
     between = _exposed_s(sent.pipeline, outside) + _exposed_s(
         sent.data, outside, forward=passes * forward, backward=passes * (computed - forward)

@@ -30,7 +30,7 @@ def run_lines(plan: Plan) -> Iterator[str]:
         f"layout: {parallel.world_size} processes = tp {parallel.tensor} * pp {parallel.pipeline}"
         f"{f' ({parallel.chunks} chunks each)' if parallel.chunks > 1 else ''}"
         f"{' (zero bubble)' if parallel.splits_backward else ''} * "
-        f"sp {parallel.sequence} * dp {parallel.data} | ZeRO stage {parallel.zero_stage} | "
+        f"{'cp' if parallel.ring else 'sp'} {parallel.sequence} * dp {parallel.data} | ZeRO stage {parallel.zero_stage} | "
         f"{plan.precision.dtype} | recompute {plan.recompute.granularity}"
     )
     number = batch.num_micro_batches(batch.global_batch_size)

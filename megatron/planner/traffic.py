@@ -74,8 +74,16 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     full = activations.tokens * spec.hidden_size * width
     passes = 2 + plan.recompute.share
     exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
-    exchanged *= 2 * spec.num_attention_heads + 2 * spec.num_query_groups
     layers = len(stage.layers)
+    if parallel.ring:
+        # Keys and values forward; backward they and their gradients.
+        around = number * layers * exchanged * 2 * spec.num_query_groups * (parallel.sequence - 1)
+        again = passes - 1 + (plan.recompute.granularity == "selective")
+        sequence = Volume(forward=around * again, backward=2 * around)
+    else:
+        heads = 2 * spec.num_attention_heads + 2 * spec.num_query_groups
+        exposed = number * layers * passes * heads * exchanged * _ring(parallel.sequence)
+        sequence = Volume(exposed=exposed)
     # Tensor-parallel ranks send a part each; in schedules of our own only if the sequence is divided.
     whole = parallel.has_own_schedule and not parallel.sequence_parallel
     parts = 1 if whole else parallel.tensor
@@ -84,7 +92,7 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
         pipeline=Volume(exposed=number * _messages(plan, stage) * full / parts),
         data=_data(plan, stage, number),
         data_passes=number if parallel.zero_stage > 1 else 1,
-        sequence=Volume(exposed=number * layers * passes * exchanged * _ring(parallel.sequence)),
+        sequence=sequence,
     )
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.topology import Topology, zigzag_chunks
 
 Batch = dict[str, Tensor]
 """A micro-batch: tensors by the names of their fields."""
@@ -83,16 +84,38 @@ def broadcast_batch(
     return {name: views[name] for name in fields}
 
 
-def sequence_shard(batch: Batch, fields: Fields, index: int, count: int) -> Batch:
-    """Return shard `index` of `count` of the sequences: a slice of each field with an s."""
-    if count == 1:
+def sequence_shard(batch: Batch, fields: Fields, groups: Groups) -> Batch:
+    """Return this rank's share of the sequences: a part of each field with an s.
+
+    With the chunks of ring attention, sequences that cannot be divided evenly are padded with zeros:
+    tokens that no other sees, and that do not count in the loss.
+    """
+    topology, rank = groups.topology, groups.sequence_rank
+    if topology.sequence == 1:
         return batch
-    return {
-        name: tensor.chunk(count, fields[name].shape.index("s"))[index].contiguous()
-        if "s" in fields[name].shape
-        else tensor
-        for name, tensor in batch.items()
-    }
+    parts = {}
+    for name, tensor in batch.items():
+        shape = fields[name].shape
+        if topology.zigzag and (dims := [shape.find(mark) for mark in "sS" if mark in shape]):
+            tensor = _padded(tensor, dims[0], 2 * topology.sequence)
+        if "s" in shape:
+            tensor = _share(tensor, shape.index("s"), rank, topology).contiguous()
+        parts[name] = tensor
+    return parts
+
+
+def _padded(x: Tensor, dim: int, multiple: int) -> Tensor:
+    """Return `x` with zeros behind it along `dim`, up to a multiple."""
+    padding = list(x.shape)
+    padding[dim] = -x.size(dim) % multiple
+    return torch.cat([x, x.new_zeros(padding)], dim) if padding[dim] else x
+
+
+def _share(x: Tensor, dim: int, rank: int, topology: Topology) -> Tensor:
+    if not topology.zigzag:
+        return x.chunk(topology.sequence, dim)[rank]
+    chunks = x.chunk(2 * topology.sequence, dim)
+    return torch.cat([chunks[i] for i in zigzag_chunks(rank, topology.sequence)], dim)
 
 
 def _num_bytes(fields: Fields, letters: Mapping[str, int]) -> int:

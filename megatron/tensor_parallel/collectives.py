@@ -1,6 +1,6 @@
 """Collectives with a backward: all-reduce, reduce-scatter, all-gather, all-to-all of tensor parallelism."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -177,6 +177,31 @@ def start_reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
     own = full.new_empty(full.size(0) // group.size(), *full.shape[1:])
     wait = _started(own, lambda **how: dist.reduce_scatter_single(own, full, group=group, **how))
     return lambda: _moved_from_front(wait(), dim)
+
+
+def start_ring(sent: Sequence[Tensor], group: dist.ProcessGroup) -> Callable[[], list[Tensor]]:
+    """Start to send contiguous tensors to the next rank and to receive those of the one before.
+
+    The first rank is next to the last. The function that is returned waits, and returns what was
+    received. Every rank sends as many tensors of the same shapes; without autograd.
+    """
+    if not sent:
+        return lambda: []
+    ranks, rank = group.size(), group.rank()
+    received = [torch.empty_like(x) for x in sent]
+    operations = [
+        dist.P2POp(call, x, group=group, group_peer=(rank + step) % ranks, tag=tag)
+        for tag, pair in enumerate(zip(sent, received, strict=True))
+        for call, x, step in zip((dist.isend, dist.irecv), pair, (1, -1), strict=True)
+    ]
+    works = dist.batch_isend_irecv(operations)
+
+    def wait() -> list[Tensor]:
+        for work in works:
+            work.wait()
+        return received
+
+    return wait
 
 
 def _started(result: Tensor, call: Callable[..., Any]) -> Wait:

@@ -4,6 +4,15 @@ from dataclasses import dataclass
 from itertools import product
 
 
+def zigzag_chunks(rank: int, ranks: int) -> tuple[int, int]:
+    """Return which two of 2 * `ranks` chunks of a sequence a rank has, so that causal work is even.
+
+    >>> [zigzag_chunks(rank, 3) for rank in range(3)]
+    [(0, 5), (1, 4), (2, 3)]
+    """
+    return rank, 2 * ranks - 1 - rank
+
+
 @dataclass(frozen=True)
 class Topology:
     """A grid of ranks, in the order of the axes pipeline, data, sequence, tensor; the last is fastest.
@@ -15,6 +24,8 @@ class Topology:
 
     Args:
         expert: neighbouring replicas that divide the experts of a layer.
+        zigzag: whether a sequence is divided into chunks of `zigzag_chunks`, for ring attention,
+            rather than into one slice for each rank.
     """
 
     pipeline: int
@@ -22,6 +33,7 @@ class Topology:
     tensor: int
     sequence: int = 1
     expert: int = 1
+    zigzag: bool = False
 
     def rank(self, *, pipeline: int, data: int, tensor: int, sequence: int = 0) -> int:
         """Return the global rank at these coordinates."""

@@ -183,6 +183,7 @@ def build_process_groups(plan: Plan) -> Groups:
             sequence=parallel.sequence,
             tensor=parallel.tensor,
             expert=parallel.expert,
+            zigzag=parallel.ring,
         )
     )
 
@@ -200,6 +201,7 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
         tensor=plan.parallel.tensor,
         device=device,
         has_spans=_has_spans(plan),
+        ring=plan.parallel.ring,
     )
     return choose_kernels(plan.kernels, work)
 

@@ -27,6 +27,11 @@ ELSEWHERE = {
     "fused_kernels/attention_choice.py": {"_fused_sdp_choice"},
     # What `bfloat16()` and `to()` of a module call; there is no public form.
     "model/layers/router.py": {"_apply"},
+    # FlashAttention with its log-sum-exp, and backward from that of all blocks, have no public form.
+    "fused_kernels/attention_blocks.py": {
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+    },
     # Of the standard library and others.
     "common/process_pool.py": {"_exit"},
     "training/process/launch.py": {"_exit"},

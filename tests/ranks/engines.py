@@ -49,9 +49,7 @@ def batches_of(plan: Plan, groups: Groups) -> Iterator[Batch]:
             rows = torch.randint(11, (plan.batch.micro_batch_size, length), generator=generator)
             if data_rank == groups.data_rank:
                 whole = gpt_batch(rows, plan.masks, EOD)
-                yield sequence_shard(
-                    whole, SPAN_FIELDS, groups.sequence_rank, groups.topology.sequence
-                )
+                yield sequence_shard(whole, SPAN_FIELDS, groups)
 
 
 def trained(

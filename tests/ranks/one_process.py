@@ -104,8 +104,7 @@ class Network:
         def own() -> Iterator[dict[str, torch.Tensor]]:
             for number, batch in enumerate(self.micro_batches()):
                 if number % groups.topology.data == groups.data_rank:
-                    sequence = groups.sequence_rank, groups.topology.sequence
-                    yield sequence_shard(batch, self.fields, *sequence)
+                    yield sequence_shard(batch, self.fields, groups)
 
         batches, steps = own(), []
         for _ in range(self.steps):

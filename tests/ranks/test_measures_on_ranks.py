@@ -67,9 +67,7 @@ def measure(*flags):
     assert engine.params_norm() == pytest.approx(norm_of_the_whole(plan), rel=1e-6)
     engine.set_lr(0.0)
     engine.set_seq_length(6 - UNSEEN_POSITIONS)
-    part = sequence_shard(
-        micro_batch(), CAUSAL_FIELDS, groups.sequence_rank, groups.topology.sequence
-    )
+    part = sequence_shard(micro_batch(), CAUSAL_FIELDS, groups)
     engine.train_batch(repeat(part))
     assert engine.num_zeros == UNSEEN_POSITIONS * WIDTH
 

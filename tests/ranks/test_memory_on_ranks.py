@@ -129,6 +129,15 @@ def ulysses(rank: int) -> None:
     agrees("--ds-sequence-parallel-size", "2", "--normalization", "RMSNorm")
 
 
+def ring(rank: int) -> None:
+    flags = ("--group-query-attention", "--num-query-groups", "2", "--normalization", "RMSNorm")
+    agrees("--context-parallel-size", "2", "--position-embedding-type", "rotary", *flags)
+
+
+def ring_in_bf16(rank: int) -> None:
+    agrees("--context-parallel-size", "2", "--bf16", "--reset-attention-mask", *BOTH)
+
+
 def pipeline(rank: int) -> None:
     agrees("--pipeline-model-parallel-size", "2", *BOTH)
 
@@ -184,6 +193,8 @@ CHECKS = [
     gemma,
     divided_sequence,
     ulysses,
+    ring,
+    ring_in_bf16,
     pipeline,
     pipeline_in_bf16,
     zero_bubble_with_chunks,

@@ -1,17 +1,26 @@
-"""Sequence parallelism, Ulysses, and losses in chunks of tokens against the same runs without."""
+"""Sequence parallelism, Ulysses, ring attention, losses in chunks of tokens: equal to runs without."""
+
+from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
 from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from tiny import GEMMA
 from torch.testing import assert_close
 
+from megatron.diagnostics.communication import hidden_share, record_communication
+from megatron.model.layers import ring_attention
+from megatron.model.layers.attention_kernels import Mask, Weighing, reference_attention
+from megatron.model.layers.positions import alibi_slopes
+from megatron.model.layers.ring_attention import RingAttention
 from megatron.tensor_parallel.collectives import all_to_all, scatter_sequence
 
 TENSOR = ("--tensor-model-parallel-size", "2")
 BOTH = (*TENSOR, "--sequence-parallel")
 ULYSSES = ("--ds-sequence-parallel-size", "2")
+RING = ("--context-parallel-size", "2")
 NO_DROPOUT = ("--attention-dropout", "0", "--hidden-dropout", "0")
 SGD = (*NO_DROPOUT, "--optimizer", "sgd", "--sgd-momentum", "0.9", "--global-batch-size", "4")
 
@@ -106,10 +115,155 @@ def divided_sequences_train_over_stages_too(rank):
 
 def exchanged_heads_train_with_replicas_and_with_tensor_ranks(rank):
     heads = ("--num-attention-heads", "4", "--zero-stage", "1")
-    for layout in ((), TENSOR):
+    for layout in ((), TENSOR, ("--pipeline-model-parallel-size", "2")):
         found = trained(*SGD, *heads, *layout, *ULYSSES)
         expected = trained(*SGD, *heads, *layout, "--micro-batch-size", "1" if not layout else "2")
         require_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def documents_of(length):
+    """Return spans of packed documents of two samples; one token of each sees nothing."""
+    starts = torch.stack([torch.arange(length) // 5 * 5, torch.arange(length) // 7 * 7])
+    spans = torch.stack([starts, torch.arange(1, length + 1).expand(2, -1)], -1)
+    spans[:, 3] = 0
+    return spans
+
+
+def prefixes_of(length):
+    seen = torch.arange(1, length + 1).expand(2, -1).clamp(min=length // 3)
+    return torch.stack([torch.zeros_like(seen), seen], -1)
+
+
+def ring_attention_is_that_of_one_process(rank):
+    group = dist.group.WORLD
+    ranks, length = group.size(), 24
+    for tile, dtype, mask, how in (
+        (1024, torch.float64, {}, {}),
+        (1024, torch.float32, {}, {"slopes_a": alibi_slopes(4, torch.device("cpu"))}),
+        (2, torch.float64, {"window": 5}, {"softcap": 2.0}),
+        (4, torch.float64, {"spans_bs2": documents_of(length)}, {}),
+        (1024, torch.float64, {"spans_bs2": documents_of(length), "window": 3}, {}),
+        (5, torch.float64, {"spans_bs2": prefixes_of(length)}, {"layer_scaling": 3.0}),
+        (1024, torch.float64, {"causal": False, "spans_bs2": torch.tensor([[[1, 20]]])}, {}),
+        (1024, torch.bfloat16, {}, {}),
+    ):
+        generator = torch.Generator().manual_seed(1)
+        full = [
+            torch.randn(2, heads, length, 8, dtype=torch.float64, generator=generator).to(dtype)
+            for heads in (4, 2, 2, 4)  # query, key, value, gradient
+        ]
+        weighing = Weighing(mask=Mask(**mask), scale=0.6, **how)
+        whole = [x.clone().requires_grad_() for x in full[:3]]
+        expected = reference_attention(*whole, weighing)
+        expected.backward(full[3])
+        chunks = ring_attention.zigzag_chunks(rank, ranks)
+        own = lambda x, n=chunks: torch.cat([x.chunk(2 * ranks, 2)[i] for i in n], 2)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring_attention, "TILE", tile)
+            parts = [own(x).requires_grad_() for x in full[:3]]
+            ring = RingAttention(group, flash=True)
+            found = ring(*parts, Weighing(mask=Mask(**mask), scale=0.6, **how))
+        found.backward(own(full[3]))
+        tolerance = {} if dtype != torch.bfloat16 else {"rtol": 5e-2, "atol": 5e-2}
+        assert_close(found, own(expected), **tolerance)
+        for part, x in zip(parts, whole, strict=True):
+            assert_close(part.grad, own(x.grad), **tolerance)
+
+
+def ring_attention_trains_as_whole_sequences(rank):
+    even = ("--seq-length", "8", "--max-position-embeddings", "8")
+    grouped = ("--num-attention-heads", "2", "--group-query-attention", "--num-query-groups", "1")
+    for flags in (
+        # 6 positions, padded to 8
+        ("--zero-stage", "0", "--position-embedding-type", "alibi", *DOCUMENTS),
+        (*even, "--zero-stage", "1", "--recompute-activations"),
+        ("--zero-stage", "2", *grouped, "--position-embedding-type", "rotary", *DOCUMENTS),
+        (*even, "--zero-stage", "3", "--checkpoint-activations", "--window-size", "3", *DOCUMENTS),
+        (*GEMMA, "--zero-stage", "1"),
+    ):
+        found = trained(*SGD, *RING, *flags)
+        require_close(found, trained(*SGD, *flags), rtol=1e-4, atol=1e-5)
+    same = trained(*SGD, *RING, "--cp-comm-type", "a2a", "--zero-stage", "1")
+    require_close(same, trained(*SGD, *ULYSSES, "--zero-stage", "1"), rtol=0, atol=0)
+
+
+def ring_attention_drops_the_same_weights_again(rank):
+    dropping = (*SGD[4:], "--attention-dropout", "0.3", "--hidden-dropout", "0", *RING)
+    again = ("--checkpoint-activations",)
+    for seed in ("1", "2"):
+        flags = (*dropping, "--seed", seed, "--zero-stage", "1")
+        require_close(trained(*flags, *again), trained(*flags), rtol=1e-5, atol=1e-6)
+    group = dist.group.WORLD
+    tensors = torch.randn(4, 2, 4, 12, 8, dtype=torch.float64)
+    x = tensors[:3].clone().requires_grad_()
+    ring = RingAttention(group, flash=True)
+
+    def loss(x):
+        torch.manual_seed(rank)
+        found = ring(*x, Weighing(mask=Mask(), scale=0.5, dropout=0.5))
+        return (found * tensors[3]).sum()
+
+    value = loss(x)
+    before = torch.get_rng_state()
+    value.backward()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(
+        loss(x), ring(*x, Weighing(mask=Mask(), scale=0.5)).mul(tensors[3]).sum()
+    )
+    step = torch.randn(x.shape, dtype=torch.float64) * 1e-5
+    difference = loss(x.detach() + step) - loss(x.detach() - step)
+    both = torch.stack([difference, 2 * (x.grad * step).sum()])
+    dist.all_reduce(both)
+    assert_close(both[0], both[1], rtol=1e-4, atol=1e-9)
+
+
+def transfers_of_the_ring_are_hidden_behind_attention(rank):
+    x = torch.randn(3, 2, 4, 12, 8, requires_grad=True)
+    ring = RingAttention(dist.group.WORLD, flash=True)
+    ranks, size = dist.get_world_size(), x[1:].nbytes
+    with record_communication() as record:
+        found = ring(*x, Weighing(mask=Mask(), scale=0.5))
+        forward = len(record.collectives)
+        found.sum().backward()
+    kinds = Counter(each.kind for each in record.collectives[:forward])
+    assert kinds == {"send": ranks - 1, "receive": ranks - 1}
+    kinds = Counter(each.kind for each in record.collectives[forward:])
+    assert kinds == {"send": 2 * ranks - 2, "receive": 2 * ranks - 2}
+    assert {each.num_bytes for each in record.collectives} == {size}
+    assert hidden_share(record.collectives) == 1.0
+
+
+def ranks_of_the_ring_keep_their_part_alone(rank):
+    x = torch.randn(3, 1, 2, 64, 8, requires_grad=True)
+    ring = RingAttention(dist.group.WORLD, flash=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: kept.append(each) or each, lambda each: each
+    ):
+        ring(*x, Weighing(mask=Mask(), scale=0.5))
+    sizes = Counter(each.numel() for each in kept if each.is_floating_point())
+    assert sizes[x[0].numel()] == 4  # query, key, value and result
+    assert sum(size * count for size, count in sizes.items()) == 4 * x[0].numel() + 64 * 2
+
+
+def ring_attention_trains_with_other_layouts(rank):
+    stages = ("--pipeline-model-parallel-size", "2", "--zero-stage", "1")
+    even = ("--seq-length", "8", "--max-position-embeddings", "8")
+    single = ("--micro-batch-size", "1")
+    for layout in (
+        (),
+        (*single, "--bf16"),
+        (*TENSOR, "--zero-stage", "1", *DOCUMENTS),
+        (*BOTH, "--zero-stage", "1", *even),
+        (*stages, *DOCUMENTS),
+        (*stages, "--enable-zbh1-pipeline", *single),
+        (*stages, *("--num-layers", "4", "--num-layers-per-virtual-pipeline-stage", "1"), *single),
+    ):
+        found = trained(*SGD, *layout, *RING)
+        # Without the ring, its ranks are replicas.
+        expected = trained(*SGD, *layout, *(() if layout else ("--micro-batch-size", "1")))
+        tolerance = 3e-2 if "--bf16" in layout else 1e-4
+        require_close(found, expected, rtol=tolerance, atol=tolerance / 10)
 
 
 def losses_in_chunks_train_as_those_of_all_logits(rank):
@@ -138,6 +292,11 @@ def losses_in_chunks_train_in_16_bits(rank):
 ON_TWO = [
     a_scattered_sequence_is_summed_and_its_gradient_gathered,
     all_to_all_divides_another_dimension,
+    ring_attention_is_that_of_one_process,
+    transfers_of_the_ring_are_hidden_behind_attention,
+    ranks_of_the_ring_keep_their_part_alone,
+    ring_attention_drops_the_same_weights_again,
+    ring_attention_trains_as_whole_sequences,
     divided_sequences_train_as_whole_ones,
     divided_sequences_train_in_16_bits,
     exchanged_heads_train_as_whole_sequences,
@@ -147,6 +306,9 @@ ON_TWO = [
     ranks_that_share_a_sample_drop_other_features_and_weights,
 ]
 ON_FOUR = [
+    ring_attention_is_that_of_one_process,
+    transfers_of_the_ring_are_hidden_behind_attention,
+    ring_attention_trains_with_other_layouts,
     divided_sequences_train_over_stages_too,
     exchanged_heads_train_with_replicas_and_with_tensor_ranks,
 ]

@@ -253,13 +253,27 @@ def another_batch_than_the_declared_one_is_refused(rank):
 
 def a_shard_of_the_sequence_holds_slices_of_the_fields_with_an_s(rank):
     batch = a_batch()
-    shard = sequence_shard(batch, FIELDS, rank, 2)
+    groups = build_groups(Topology(pipeline=1, data=1, tensor=1, sequence=2))
+    shard = sequence_shard(batch, FIELDS, groups)
     here = slice(3 * rank, 3 * rank + 3)
     assert torch.equal(shard["tokens"], batch["tokens"][:, here])
     assert torch.equal(shard["loss_mask"], batch["loss_mask"][:, here])
     assert shard["tokens"].is_contiguous()
     for name in ("is_random", "encoder_tokens", "attention_span"):
         assert shard[name] is batch[name]
+
+
+def a_zigzag_shard_holds_two_chunks_and_what_pads_them(rank):
+    batch = a_batch()
+    groups = build_groups(Topology(pipeline=1, data=1, tensor=1, sequence=2, zigzag=True))
+    shard = sequence_shard(batch, FIELDS, groups)
+    padded = F.pad(batch["tokens"], (0, 2))
+    chunks = [padded[:, 2 * index : 2 * index + 2] for index in ((0, 3), (1, 2))[rank]]
+    assert torch.equal(shard["tokens"], torch.cat(chunks, 1))
+    spans = shard["attention_span"]
+    assert spans.size(1) == 8
+    assert not spans[:, 6:].any()
+    assert shard["encoder_tokens"] is batch["encoder_tokens"]
 
 
 def groups_hold_the_ranks_of_their_axis(rank):
@@ -290,6 +304,7 @@ CHECKS = [
     batches_of_replicas_stay_their_own,
     another_batch_than_the_declared_one_is_refused,
     a_shard_of_the_sequence_holds_slices_of_the_fields_with_an_s,
+    a_zigzag_shard_holds_two_chunks_and_what_pads_them,
     groups_hold_the_ranks_of_their_axis,
 ]
 

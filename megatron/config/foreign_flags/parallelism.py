@@ -9,7 +9,6 @@ _OVERLAP = (
 )
 _GATHER = "in bf16 and at ZeRO stage 3, weights are gathered beside the forward pass in every run"
 _COLLECTIVES = "gradients of tensor-parallel layers are reduced beside products in every run"
-_CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
 _EXACT = "weight gradients are added in the order of micro-batches in every run, as in 1F1B"
@@ -54,8 +53,12 @@ PARALLEL_LEGACY = (
         "products are not cut into pieces to overlap with their collectives; leave this flag out",
         refused=True,
     ),
-    Legacy("--context-parallel-size", _CONTEXT, takes=1, refused=True),
-    Legacy("--cp-comm-type", _CONTEXT, takes="*", refused=True),
+    Legacy(
+        "--hierarchical-context-parallel-sizes",
+        "a sequence is divided in one way; write --context-parallel-size",
+        takes="*",
+        refused=True,
+    ),
     Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size alone decides"),
     Legacy("--ds-sequence-parallel-fpdt", _CHUNKS, refused=True),
     Legacy("--ds-sequence-parallel-fpdt-chunk-size", _CHUNKS, takes=1, refused=True),

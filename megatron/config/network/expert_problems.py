@@ -12,7 +12,7 @@ from megatron.config.network.experts import (
 )
 from megatron.config.optimization.optimizer import OptimizerConfig, plan_optimizer
 from megatron.config.parallelism.deepspeed_json import value_at
-from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
 
 
 def expert_problems(
@@ -179,7 +179,18 @@ def _layout_problems(
             f"--moe-expert-parallel-size {size} does not divide the {data} replicas: experts are "
             "shared by groups of that size"
         )
-    sequence = parallel.ds_sequence_parallel_size
+    if uses_ring(parallel):
+        yield (
+            f"experts do not work with --context-parallel-size {parallel.context_parallel_size}: "
+            "tokens that pad a sample would be routed to them too; write --cp-comm-type a2a"
+        )
+        return
+    sequence, stages = sequence_size(parallel), parallel.pipeline_model_parallel_size
+    if sequence > 1 and stages > 1:
+        yield (
+            f"experts with --pipeline-model-parallel-size {stages} need full sequences: take "
+            f"--ds-sequence-parallel-size {sequence} out, or write one pipeline stage"
+        )
     if sequence > 1 and (size > 1 or drops_tokens(experts)):
         yield (
             f"experts with --ds-sequence-parallel-size {sequence} need all experts on each rank and "

@@ -82,6 +82,7 @@ def unbuilt_flags(
         "--reset-position-ids": masks.reset_position_ids,
         "--reset-attention-mask": masks.reset_attention_mask,
         "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
+        "--context-parallel-size": parallel.context_parallel_size > 1,
     }
 
 

@@ -190,6 +190,19 @@ def compile_problems(
         yield from _cuda_graph_problems(recompute, parallel, device)
 
 
+def ring_kernels_problems(kernels: KernelsConfig, parallel: ParallelConfig) -> Iterator[str]:
+    """Yield which implementations ring attention does not take: it has blocks of its own."""
+    flag = f"--context-parallel-size {parallel.context_parallel_size}"
+    attention = kernels.attention_impl
+    if attention == "flex" or ATTENTIONS.is_own(attention):
+        yield (
+            f"{flag}: ring attention has no blocks by --attention-impl {attention}: leave that out, or "
+            "write --cp-comm-type a2a"
+        )
+    if kernels.compile:
+        yield f"{flag}: --compile does not compile ring attention: leave one of the two out"
+
+
 def _cuda_graph_problems(
     recompute: RecomputeConfig, parallel: ParallelConfig, device: str
 ) -> Iterator[str]:

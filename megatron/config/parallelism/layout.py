@@ -39,6 +39,14 @@ class ParallelConfig:
     """Number of processes that divide every sample's sequence (Ulysses): in attention each takes
     a part of the heads, elsewhere a part of the tokens."""
 
+    context_parallel_size: int = 1
+    """Number of processes that divide every sample's sequence: in attention they pass keys and values
+    around in a ring (--cp-comm-type), so that heads need not be divided."""
+
+    cp_comm_type: list[str] | None = None
+    """How the processes of --context-parallel-size attend to each other's tokens: p2p (ring attention)
+    or a2a (Ulysses, as --ds-sequence-parallel-size); default: p2p."""
+
     num_layers_per_virtual_pipeline_stage: int | None = None
     """Interleave the pipeline schedule: so many transformer layers in each model chunk, of which every
     stage gets num-layers / stages / this number (default: one chunk a stage, 1F1B)."""
@@ -80,7 +88,7 @@ class ParallelPlan:
 
     tensor: int
     pipeline: int
-    sequence: int  # ranks that divide a sample between them (Ulysses)
+    sequence: int  # ranks that divide a sample between them
     data: int
     sequence_parallel: bool  # whether tensor-parallel ranks divide the sequence between regions
     partition_method: str
@@ -89,6 +97,7 @@ class ParallelPlan:
     split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
     splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
+    ring: bool = False  # whether ranks that divide a sample exchange keys, not heads (Ulysses)
 
     @property
     def has_own_schedule(self) -> bool:
@@ -106,14 +115,39 @@ def replica_size(parallel: ParallelConfig) -> int:
     return (
         max(1, parallel.tensor_model_parallel_size)
         * max(1, parallel.pipeline_model_parallel_size)
-        * max(1, parallel.ds_sequence_parallel_size)
+        * sequence_size(parallel)
     )
 
 
+def sequence_flags(parallel: ParallelConfig) -> dict[str, int]:
+    """Return the flags by which processes divide a sample between them."""
+    return {
+        "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size,
+        "--context-parallel-size": parallel.context_parallel_size,
+    }
+
+
+def sequence_size(parallel: ParallelConfig) -> int:
+    """Return the number of processes that divide a sample between them, at least 1."""
+    return max(1, parallel.ds_sequence_parallel_size) * max(1, parallel.context_parallel_size)
+
+
+def uses_ring(parallel: ParallelConfig) -> bool:
+    """Whether these processes pass keys and values around (ring attention)."""
+    return parallel.context_parallel_size > 1 and _communication(parallel) != _ULYSSES
+
+
 def sequence_parts(parallel: ParallelConfig) -> int:
-    """Return the number that the tokens of a sample must be a multiple of."""
+    """Return the number that the tokens of a sample must be a multiple of, lest they are padded."""
     tensor = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
-    return max(1, tensor) * max(1, parallel.ds_sequence_parallel_size)
+    chunks = 2 if uses_ring(parallel) else 1
+    return math.lcm(chunks * sequence_size(parallel), max(1, tensor) * sequence_size(parallel))
+
+
+def padded_length(parallel: ParallelConfig, seq_length: int) -> int:
+    """Return the positions of a sample with those that ring attention pads it with."""
+    multiple = 2 * sequence_size(parallel) if uses_ring(parallel) else 1
+    return -(-seq_length // multiple) * multiple
 
 
 def chunks_of(parallel: ParallelConfig, num_layers: int) -> int:
@@ -136,7 +170,7 @@ def plan_parallel(
     return ParallelPlan(
         tensor=max(1, parallel.tensor_model_parallel_size),
         pipeline=max(1, parallel.pipeline_model_parallel_size),
-        sequence=max(1, parallel.ds_sequence_parallel_size),
+        sequence=sequence_size(parallel),
         data=max(1, world_size // replica_size(parallel)),
         sequence_parallel=(parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1),
         partition_method=parallel.pp_partition_method,
@@ -145,11 +179,21 @@ def plan_parallel(
         split_rank=parallel.pipeline_model_parallel_split_rank or 0,
         chunks=chunks_of(parallel, num_layers),
         splits_backward=parallel.enable_zbh1_pipeline,
+        ring=uses_ring(parallel),
     )
 
 
-def parallel_notices(parallel: ParallelConfig) -> Iterator[str]:
-    """Yield a notice for every flag that has no effect in this layout."""
+def parallel_notices(parallel: ParallelConfig, *, seq_length: int) -> Iterator[str]:
+    """Yield a notice for every flag that has no effect in this layout, and for padded samples."""
+    if parallel.cp_comm_type and parallel.context_parallel_size == 1:
+        yield "--cp-comm-type has no effect with --context-parallel-size 1"
+    padded = padded_length(parallel, seq_length)
+    if padded > seq_length:
+        size = parallel.context_parallel_size
+        yield (
+            f"samples of --seq-length {seq_length} are padded to {padded} positions, a multiple of 2 * "
+            f"--context-parallel-size {size}: {padded - seq_length} of them compute nothing of use"
+        )
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
         yield (
             "--sequence-parallel has no effect with one tensor-parallel rank: it divides the "
@@ -162,11 +206,10 @@ def parallel_problems(
 ) -> Iterator[str]:
     """Yield every reason why `world_size` processes cannot take this layout."""
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-    sequence = parallel.ds_sequence_parallel_size
     sizes = {
         "--tensor-model-parallel-size": tensor,
         "--pipeline-model-parallel-size": pipeline,
-        **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
+        **{flag: size for flag, size in sequence_flags(parallel).items() if size != 1},
     }
     replica = math.prod(sizes.values())
     if not parallel.elastic and (wrong := [*world_size_problems(parallel, world_size)]):
@@ -300,15 +343,24 @@ def sequence_problems(
     Args:
         num_groups: keys and values per token.
     """
-    tensor, sequence = parallel.tensor_model_parallel_size, parallel.ds_sequence_parallel_size
-    if parallel.sequence_parallel and tensor > 1 and seq_length % tensor:
+    tensor, sequence = parallel.tensor_model_parallel_size, sequence_size(parallel)
+    divides = parallel.sequence_parallel and tensor > 1
+    yield from _context_problems(parallel)
+    if divides and seq_length % tensor:
         yield (
             f"--sequence-parallel: --seq-length {seq_length} is not a multiple of "
             f"--tensor-model-parallel-size {tensor}"
         )
-    if sequence <= 1:
+    elif divides and uses_ring(parallel) and seq_length % sequence_parts(parallel):
+        yield (
+            f"--sequence-parallel with --context-parallel-size {sequence}: --seq-length {seq_length} is "
+            f"not a multiple of {sequence_parts(parallel)}, which both can divide"
+        )
+    if sequence <= 1 or uses_ring(parallel):
         return
     flag = f"--ds-sequence-parallel-size {sequence}"
+    if parallel.context_parallel_size > 1:
+        flag = f"--context-parallel-size {sequence} --cp-comm-type {_ULYSSES}"
     if seq_length % sequence:
         yield f"{flag}: --seq-length {seq_length} is not a multiple of it"
     for name, heads in (
@@ -319,16 +371,44 @@ def sequence_problems(
             yield (
                 f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
                 f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
-                "takes full heads"
+                f"takes full heads: write --context-parallel-size {sequence}, which divides none"
             )
             break
     if parallel.sequence_parallel:
-        yield f"{flag} and --sequence-parallel both divide the sequence: take one of them out"
-    if parallel.pipeline_model_parallel_size > 1:
         yield (
-            f"{flag} does not work with --pipeline-model-parallel-size "
-            f"{parallel.pipeline_model_parallel_size}: DeepSpeed's pipeline reduces gradients over "
-            "replicas only, not over the ranks that share a sample; write one pipeline stage"
+            f"{flag} and --sequence-parallel both divide the sequence: take one of them out, or write "
+            f"--context-parallel-size {sequence}"
+        )
+
+
+_RING, _ULYSSES = "p2p", "a2a"
+
+
+def _communication(parallel: ParallelConfig) -> str:
+    """Return what all layers have of --cp-comm-type, which may name the type of each."""
+    return (parallel.cp_comm_type or [_RING])[0]
+
+
+def _context_problems(parallel: ParallelConfig) -> Iterator[str]:
+    """Yield what is wrong with the flags of context parallelism."""
+    types = parallel.cp_comm_type or [_RING]
+    words = f"--cp-comm-type {' '.join(types)}"
+    others = [each for each in types if each not in (_RING, _ULYSSES)]
+    if others:
+        reasons = {
+            "all_gather": "it would keep the keys of all tokens on every rank",
+            "allgather": "it would keep the keys of all tokens on every rank",
+            "a2a+p2p": "a sequence is divided in one way",
+        }
+        why = f" ({reasons[others[0]]})" if others[0] in reasons else ""
+        yield f"{words}: {others[0]} is not supported{why}; write {_RING} or {_ULYSSES}"
+    elif len({*types}) > 1:
+        yield f"{words}: all layers communicate alike; write {_RING} or {_ULYSSES}"
+    if parallel.context_parallel_size > 1 and parallel.ds_sequence_parallel_size > 1:
+        yield (
+            f"--context-parallel-size {parallel.context_parallel_size} and "
+            f"--ds-sequence-parallel-size {parallel.ds_sequence_parallel_size} both divide the "
+            "sequence: take one of them out"
         )
 
 

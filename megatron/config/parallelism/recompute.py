@@ -127,12 +127,21 @@ def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
         yield f"--recompute-granularity full needs {lacks}"
 
 
-def recompute_notices(recompute: RecomputePlan, *, attention: str, device: str) -> Iterator[str]:
+def recompute_notices(
+    recompute: RecomputePlan, *, attention: str, device: str, ring: bool
+) -> Iterator[str]:
     """Yield a notice when selective recomputation costs time and saves next to no memory.
 
     Args:
         attention: the planned implementation.
+        ring: whether it computes the blocks of ring attention.
     """
+    if recompute.granularity == "selective" and ring:
+        yield (
+            "selective recomputation sends keys and values around the ring once more and saves next to no "
+            "memory: ring attention keeps no scores; leave it out, or take --recompute-granularity full"
+        )
+        return
     keeps_no_scores = attention in ("sdpa", "flash", "flex") and device != "cpu"
     if recompute.granularity == "selective" and keeps_no_scores:
         yield (

@@ -79,7 +79,7 @@ def read_batches(
                 read = collated(_cut(read, s), s)
             packed = None if read is None else copies.finish(read)
             full = broadcast_batch(packed, fields, sizes(s), groups, device)
-            yield sequence_shard(full, fields, groups.sequence_rank, groups.topology.sequence)
+            yield sequence_shard(full, fields, groups)
     finally:
         if ahead:
             ahead.close()

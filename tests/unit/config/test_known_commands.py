@@ -193,7 +193,7 @@ def test_a_spelling_of_tutorials_means_what_it_says(flags, path, value, tmp_path
     [
         ("--batch-size 8", "--micro-batch-size"),
         ("--warmup 100", "--lr-warmup-fraction"),
-        ("--context-parallel-size 2", "--ds-sequence-parallel-size"),
+        ("--hierarchical-context-parallel-sizes 2 4", "--context-parallel-size"),
         ("--data-parallel-sharding-strategy optim_grads", "--zero-stage"),
         ("--iterations-to-skip 4 5", "--skip-train-iteration-range"),
         ("--load-tag global_step100", "--ckpt-step with the iteration"),

@@ -359,6 +359,21 @@ def test_hidden_communication_takes_no_time_until_it_is_longer_than_what_hides_i
     assert data.exposed < beside * 1e9 * slow.network_gb_s < data.total
 
 
+def test_traffic_and_time_of_a_ring_of_keys_and_values():
+    flags = ("--context-parallel-size", "2", "--seq-length", "8", "--max-position-embeddings", "8")
+    decided = tiny_plan(*flags, world_size=2)
+    kept = 4 * 2 * 4 * 8  # bytes of the keys of 4 positions, as wide as the hidden size
+    # Two layers; keys and values once forward, they and their gradients backward.
+    assert traffic_of(decided, 1).sequence.total == 2 * 3 * 2 * kept
+    long = ("--seq-length", "65536", "--max-position-embeddings", "65536", "--bf16")
+    long += ("--kv-channels", "128", "--global-batch-size", "2")
+    ring, ulysses = (
+        speed_of(tiny_plan(*long, *flags, world_size=2), A100).step_s
+        for flags in (flags[:2], ("--ds-sequence-parallel-size", "2"))
+    )
+    assert ring < ulysses  # its transfers travel beside attention
+
+
 def test_the_summary_says_what_was_computed():
     decided = bloom()
     text = "\n".join([*run_lines(decided), *memory_lines(decided), *work_lines(decided)])

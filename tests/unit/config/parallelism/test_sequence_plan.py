@@ -6,6 +6,7 @@ from tiny import tiny_plan
 from megatron.common.errors import ConfigError
 
 TENSOR = "--tensor-model-parallel-size 2"
+CONTEXT = "--context-parallel-size 2"
 
 
 def plan_of(line, world_size):
@@ -33,6 +34,36 @@ def test_ranks_that_share_samples_are_no_replicas():
     assert decided.deepspeed["gradient_accumulation_steps"] == 2
 
 
+def test_context_parallelism_is_a_ring_or_ulysses():
+    ring, other, deepspeeds = (
+        plan_of(line, 4).parallel
+        for line in (
+            f"{CONTEXT} --cp-comm-type p2p p2p",
+            f"{CONTEXT} --cp-comm-type a2a",
+            "--ds-sequence-parallel-size 2",
+        )
+    )
+    assert (ring.sequence, ring.data, ring.ring) == (2, 2, True)
+    assert other == deepspeeds
+    assert not other.ring
+
+
+def test_samples_are_padded_with_a_notice():
+    (notice,) = (n for n in plan_of(CONTEXT, 2).notices if "padded" in n)
+    assert "--seq-length 6 are padded to 8 positions" in notice
+    even = plan_of(f"{CONTEXT} --seq-length 8 --max-position-embeddings 8", 2)
+    assert not any("padded" in notice for notice in even.notices)
+    with pytest.raises(ConfigError, match="samples of the objective prefix_lm cannot be padded"):
+        tiny_plan(*CONTEXT.split(), world_size=2, objective="prefix_lm")
+
+
+def test_groups_of_heads_need_not_be_divided_in_a_ring():
+    grouped = "--num-attention-heads 2 --group-query-attention --num-query-groups 1"
+    assert plan_of(f"{grouped} {CONTEXT}", 2).parallel.ring
+    layout = plan_of(f"{TENSOR} --pipeline-model-parallel-size 2 {CONTEXT}", 8).parallel
+    assert (layout.tensor, layout.pipeline, layout.sequence, layout.data) == (2, 2, 2, 1)
+
+
 @pytest.mark.parametrize(
     ("line", "world_size", "output"),
     [
@@ -50,14 +81,18 @@ def test_ranks_that_share_samples_are_no_replicas():
             4,
             "both divide the sequence",
         ),
-        (
-            "--pipeline-model-parallel-size 2 --ds-sequence-parallel-size 2",
-            4,
-            "write one pipeline stage",
-        ),
         ("--ds-sequence-parallel-size 2", 3, "3 processes cannot hold full replicas of 2"),
         ("--ds-sequence-parallel-size 0", 1, "must be at least 1"),
-        ("--context-parallel-size 2", 1, "write --ds-sequence-parallel-size"),
+        ("--context-parallel-size 2", 3, "3 processes cannot hold full replicas of 2"),
+        (f"{CONTEXT} --ds-sequence-parallel-size 2", 4, "both divide the sequence"),
+        (f"{CONTEXT} --cp-comm-type all_gather", 2, "keep the keys of all tokens on every rank"),
+        (f"{CONTEXT} --cp-comm-type p2p a2a", 2, "all layers communicate alike"),
+        (f"{CONTEXT} --cp-comm-type ring", 2, "ring is not supported; write p2p or a2a"),
+        (f"{TENSOR} {CONTEXT} --cp-comm-type a2a", 4, "write --context-parallel-size 2"),
+        (f"{TENSOR} {CONTEXT} --sequence-parallel", 4, "6 is not a multiple of 4, which both"),
+        (f"{CONTEXT} --attention-impl flex --kv-channels 16", 2, "no blocks by --attention-impl"),
+        (f"{CONTEXT} --compile", 2, "does not compile ring attention"),
+        (f"{CONTEXT} --num-experts 2", 2, "experts do not work with --context-parallel-size 2"),
     ],
 )
 def test_layouts_that_do_not_fit_are_told(line, world_size, output):
