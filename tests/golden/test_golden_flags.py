@@ -5,7 +5,7 @@ from runpy import run_path
 from typing import get_type_hints
 
 import pytest
-from golden import HERE, require_golden
+from golden_files import HERE, require_golden
 
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.flags import argparse_form

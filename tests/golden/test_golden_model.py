@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from golden import require_golden
+from golden_files import require_golden
 from networks import gpt_steps
 from tiny import Shards, tiny_spec
 

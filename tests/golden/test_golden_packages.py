@@ -1,7 +1,7 @@
 """The picture of the packages in docs/architecture.md: drawn from the imports."""
 
 from floors import packages_as_mermaid
-from golden import require_golden
+from golden_files import require_golden
 from source import REPOSITORY
 
 

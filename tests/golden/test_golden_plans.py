@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 
-from golden import require_golden
+from golden_files import require_golden
 
 from megatron.config.config import parse_config
 from megatron.config.plan import plan

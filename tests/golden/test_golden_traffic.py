@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from golden import require_golden
+from golden_files import require_golden
 from networks import gpt_steps
 from tiny import Shards, tiny_spec
 from torch.utils._python_dispatch import TorchDispatchMode

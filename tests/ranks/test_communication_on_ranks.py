@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engines import batches_of, engine_of
-from golden.golden import require_golden
+from golden_files import require_golden
 from ranks import outcomes_on_ranks, require_passed
 from step_traffic import (
     SEQUENCE,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "golden"
 
 
 def require_golden(name: str, text: str) -> None:
