@@ -307,8 +307,11 @@ def _newest_foreign(url: str) -> list[str]:
     The folder names the newest one: an iteration of Megatron-LM's, or a folder of DeepSpeed's.
     """
     names = find_files(url)
-    hints = [read_bytes(join(url, name)).decode().strip() for name in _HINTS if name in names]
+    found = [name for name in _HINTS if name in names]
+    hints = [read_bytes(join(url, name)).decode(errors="replace").strip() for name in found]
+    # A damaged hint names no folder, and then all of them are downloaded.
     newest = {folder for hint in hints for folder in (hint, f"iter_{hint:0>7}")}
+    newest &= {name.partition("/")[0] for name in names}
 
     def is_older(name: str) -> bool:
         folder = name.partition("/")[0]

@@ -7,6 +7,7 @@ a SLURM array or on Ray. A run that was stopped continues with the same command.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.recipe import corpus_report_of
 from megatron.data.readers.inputs import STDIN
 from megatron.data.readers.published import training_files
+from megatron.data.token_files.publish import write_errors_name
 
 _OF_TOKENS = (
     *("append_eod", "append_bos", "prepend_space", "empty_documents"),
@@ -60,10 +62,8 @@ def main(argv: Sequence[str]) -> None:
         num_seeds=config.num_seeds,
         evaluations=tuple(zip(config.evaluations[::2], config.evaluations[1::2], strict=True)),
     )
-    make_folders(spec)
     require_same_options(spec, names, tokens)
-    for notice in command.notices:
-        print(notice)
+    make_folders(spec)
     executor = Executor(
         name=config.executor,
         folder=spec.folder,
@@ -72,7 +72,14 @@ def main(argv: Sequence[str]) -> None:
         path=str(Path(__file__).resolve().parents[2]),
     )
     report_path = corpus_report_of(tokens.output_prefix)
-    if not executor.run(corpus_steps(spec, tokens)):
+    steps = corpus_steps(spec, tokens)
+    written = [prefix + end for prefix in tokens.prefixes for end in (".bin", ".idx")]
+    if not all(map(os.path.exists, [*written, report_path])):
+        executor.forget_finished(steps[-2:])
+    if executor.unfinished(steps[-1]):
+        for notice in command.notices:
+            print(notice)
+    if not executor.run(steps):
         print(f"submitted; {report_path} will have the counts")
         return
     report = json.loads(Path(report_path).read_text(encoding="utf-8"))
@@ -107,6 +114,8 @@ def require_same_options(spec: CorpusSpec, filters: Sequence[str], tokens: Prepr
     options = json.loads(json.dumps(options))
     path = spec.folder / "options.json"
     if not path.exists():
+        with write_errors_name(spec.folder):
+            spec.folder.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(options), is_flushed=True)
     before = json.loads(path.read_text(encoding="utf-8"))
     if differ := [name for name in options if options[name] != before.get(name)]:

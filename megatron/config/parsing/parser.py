@@ -31,7 +31,8 @@ def value_in(argv: Sequence[str], option: str) -> str | None:
     for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name == option:
-            found = value if equals else "".join(argv[index + 1 : index + 2]) or None
+            following = "".join(argv[index + 1 : index + 2])
+            found = value if equals else None if following.startswith("--") else following or None
     return found
 
 

@@ -22,7 +22,7 @@ from megatron.common.remote_files import (
     upload,
     url_problems,
 )
-from megatron.data.readers.documents import problem_of
+from megatron.data.readers.documents import listed, problem_of
 from megatron.data.token_files.publish import write_errors_name
 
 Record = dict[str, Any]
@@ -79,8 +79,7 @@ class Line:
             DataError: there is none.
         """
         if key not in record:
-            present = ", ".join(map(repr, record)) or "none"
-            raise DataError(f"{self.location}: no key {key!r}; it has {present}")
+            raise DataError(f"{self.location}: no key {key!r}; it has {listed(record)}")
         if not isinstance(record[key], str):
             value = json.dumps(record[key])[:_EXCERPT_BYTES]
             raise DataError(f"{self.location}: key {key!r} holds {value}, which is not a text")
@@ -195,9 +194,10 @@ class Output:
 
 @contextmanager
 def new_files(*paths: str | Path, inputs: Sequence[str] = ()) -> Iterator[list[Output]]:
-    """Write files that appear under their names at the end: all of them, or after an error none.
+    """Write files that appear under their names when all of them are whole, after an error none.
 
-    Those at URLs are written to temporary files and uploaded at the end.
+    Those at URLs are written to temporary files, then uploaded one after another: if an upload
+    fails, the ones before it stay.
 
     Args:
         inputs: files that are read meanwhile, none of which may be one of `paths`.

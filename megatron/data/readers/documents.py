@@ -1,9 +1,10 @@
 """Documents of a block: one for each line or row that is selected, and the errors of invalid lines."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ from megatron.data.readers.text_formats import BYTE_ORDER_MARK
 _EXCERPT = 80  # characters of a bad line that a message shows
 _PLACE = 20  # and from where it is bad
 _MOST_DIGITS = 1000
+_MOST_NAMES = 10
 _EXPECTED = (
     'each line must be an object such as {"text": "..."}; plain text needs --input-format text, with '
     "--document-separator line, blank-line or file"
@@ -274,11 +276,16 @@ def _from_rows(
     return documents
 
 
-def no_key(key: str, names: Any) -> str:
+def no_key(key: str, names: Collection[str]) -> str:
     """Return that there is no such key, and which there are."""
-    present = ", ".join(map(repr, names)) or "none"
     hint = "; conversations need --conversations" if "messages" in names else ""
-    return f"no key {key!r}; it has {present} (--json-keys names the keys{hint})"
+    return f"no key {key!r}; it has {listed(names)} (--json-keys names the keys{hint})"
+
+
+def listed(names: Collection[str]) -> str:
+    """Return the names for a message: the first ones, and how many more there are."""
+    first = ", ".join(map(repr, islice(names, _MOST_NAMES))) or "none"
+    return f"{first} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else first
 
 
 def _no_text(key: str, value: object) -> str:

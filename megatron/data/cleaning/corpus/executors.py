@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,16 @@ class Executor:
     def unfinished(self, step: Step) -> list[int]:
         """Return the tasks of a step that are not finished."""
         return [task for task in range(step.tasks) if not _marker(self.folder, step, task).exists()]
+
+    def forget_finished(self, steps: Sequence[Step]) -> None:
+        """Let the tasks of these steps run again, for their output was removed.
+
+        Raises:
+            BusyError: another process runs them.
+        """
+        with _locked(self.folder):
+            for step in steps:
+                shutil.rmtree(_marker(self.folder, step, 0).parent, ignore_errors=True)
 
     def _run_here(self, step: Step) -> None:
         tasks = self.unfinished(step)

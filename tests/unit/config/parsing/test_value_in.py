@@ -14,6 +14,7 @@ from megatron.config.parsing.parser import value_in
         ("--load=a", "a"),
         ("--load a --load b", "b"),
         ("--load", None),
+        ("--load --save a", None),
     ],
 )
 def test_the_last_value_counts(line, value):

@@ -281,6 +281,14 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
     assert printed.rstrip().endswith("left: 31")
     assert (tmp_path / "out_text_document.idx").exists()
     clean([*words.split(), "--filters", *FILTERS])  # finished
+    printed = capsys.readouterr().out
+    assert (len(printed.splitlines()), printed.rstrip()[-8:]) == (1, "left: 31")
+    token_files = [tmp_path / f"out_text_document.{end}" for end in ("bin", "idx")]
+    tokens = [path.read_bytes() for path in token_files]
+    for path in token_files:
+        path.unlink()
+    clean([*words.split(), "--filters", *FILTERS])  # whose output was removed
+    assert [path.read_bytes() for path in token_files] == tokens
     assert capsys.readouterr().out.rstrip().endswith("left: 31")
     with pytest.raises(
         ConfigError,
@@ -292,6 +300,10 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
         match="was begun with other options: --append-eod was .* now .*; give the earlier",
     ):
         clean([*words.replace("--append-eod ", "").split(), "--filters", *FILTERS])
+    with pytest.raises(DataError, match="cannot read"):
+        missing = words.replace("prefix out", "prefix missing")
+        clean([*missing.split(), "--evaluations", "lambada", "absent.jsonl"])
+    assert not (tmp_path / "missing.cleaning").exists()
     (tmp_path / "folder").mkdir()
     (tmp_path / "raw.jsonl").rename(tmp_path / "folder" / "train.jsonl")
     of_a_folder = words.replace("raw.jsonl", "folder").replace("prefix out", "prefix other")

@@ -326,6 +326,20 @@ def test_the_newest_checkpoint_of_other_systems_is_downloaded(store, tmp_path, s
     assert {name: (found / name).read_text() for name in names} == expected
 
 
+@pytest.mark.parametrize("hint", [b"global_step99", b"\xff"])
+def test_all_checkpoints_of_a_folder_whose_newest_is_not_known_are_downloaded(
+    store, tmp_path, hint
+):
+    url = f"{BUCKET}/{tmp_path.name}/damaged"
+    names = ("global_step5", "global_step10")
+    for name in names:
+        write_text(f"{url}/{name}/layer_01-model_00-model_states.pt", "layer")
+    (tmp_path / "latest").write_bytes(hint)
+    upload(tmp_path / "latest", f"{url}/latest")
+    found = local_checkpoint(url, tmp_path, foreign=True)
+    assert all((found / name / "layer_01-model_00-model_states.pt").exists() for name in names)
+
+
 def test_a_checkpoint_in_one_file_is_downloaded(store, tmp_path):
     url = f"{BUCKET}/{tmp_path.name}/tagger.nemo"
     write_text(url, "archive")
