@@ -10,7 +10,7 @@ from tiny import VOCAB_SIZE, tiny_config
 from torch import Tensor
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.hugging_face.network import parameters_of
+from megatron.checkpointing.hugging_face.network import parameters_of, weights_of
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import ModelSpec
@@ -30,9 +30,9 @@ def spread_network(spec: ModelSpec, group, *, seed: int = 1) -> SequentialModel:
     initialise(model, seed=seed, std=0.2, num_layers=spec.num_layers)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        for tensor in weights_of(model).values():
+            if tensor.dim() == 1:
+                tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator))
     return model.eval()
 
 

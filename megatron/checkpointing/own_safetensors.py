@@ -5,7 +5,7 @@ from pathlib import Path
 
 from megatron.checkpointing.export import Export
 from megatron.checkpointing.hugging_face.model_folder import write_weights
-from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
+from megatron.checkpointing.parameter_names import ParameterNames, is_buffer, is_of_vocabulary
 from megatron.common.registry import EXPORTERS
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
@@ -34,7 +34,10 @@ def export_to_safetensors(job: Export, folder: Path) -> str:
         if (module := names.module(name))
     )
     dtype = TORCH_DTYPES[job.dtype]
-    write_weights(folder, shapes, tensors, dtype, max_bytes=job.options.max_shard_bytes)
+    exact = {names.module(name) for name in job.checkpoint.parameters if is_buffer(name)}
+    write_weights(
+        folder, shapes, tensors, dtype, max_bytes=job.options.max_shard_bytes, exact=exact
+    )
     text = json.dumps(model, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     return f"safetensors in {job.dtype}"

@@ -25,7 +25,7 @@ from megatron.checkpointing.hugging_face.network import (
     require_parameters,
 )
 from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.parameter_names import is_of_vocabulary
+from megatron.checkpointing.parameter_names import is_buffer, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
@@ -205,7 +205,8 @@ def write_model(
         for part in family.parts(spec)
         for named in _split(part, checkpoint.parameters[part.ours].weight.all(), spec)
     )
-    write_weights(folder, shapes, tensors, TORCH_DTYPES[dtype], max_bytes=max_bytes)
+    exact = {name for part in family.parts(spec) if is_buffer(part.ours) for name in part.theirs}
+    write_weights(folder, shapes, tensors, TORCH_DTYPES[dtype], max_bytes=max_bytes, exact=exact)
 
 
 def _split(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:

@@ -291,14 +291,15 @@ def _plan(run_config: Config, vocab_size: int, objective: ObjectiveName) -> Plan
     return plan(run_config, world_size=1, vocab_size=vocab_size, device=device, objective=objective)
 
 
-def _names_in_files(reader: Reader, family: Family) -> dict[str, str]:
+def _names_in_files(reader: Reader, family: Family, spec: ModelSpec) -> dict[str, str]:
     """Map the architecture's tensor names to those in the files, without constants."""
+    left_out = (family.layers.format(spec.num_layers),) if family.has_prediction_layer else ()
     heads = ("lm_head.", "embed_out.", "cls.", "classifier.", "qa_outputs.", "score.")
     names = {
         name.removeprefix(_LANGUAGE_MODEL): name
         for name in reader.names
         if not name.endswith((*_BUFFERS, _INVERSE_FREQUENCIES))
-        and not name.startswith(_IMAGE_READER)
+        and not name.startswith((*_IMAGE_READER, *left_out))
     }
     return {
         name if name.startswith((family.prefix, *heads)) else f"{family.prefix}{name}": in_files
@@ -312,7 +313,7 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
     Raises:
         CheckpointError: tensors are missing, unexpected or of another shape.
     """
-    named, parts = _names_in_files(reader, family), [*family.parts(spec)]
+    named, parts = _names_in_files(reader, family, spec), [*family.parts(spec)]
     wanted = {name for part in parts for name in part.theirs}
     # Older files contain tied weights twice.
     copies = ["lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight"]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def write_weights(
     dtype: torch.dtype,
     *,
     max_bytes: int,
+    exact: Collection[str] = (),
 ) -> None:
     """Write a state dict to safetensors files of bounded size, with an index if there are several.
 
@@ -66,13 +67,18 @@ def write_weights(
     Args:
         shapes: of all tensors, by name.
         tensors: all of them, preferably in the order of `shapes`.
+        exact: names of tensors that stay in fp32.
         max_bytes: size of a file's tensors; a larger tensor has a file of its own.
 
     Raises:
         ValueError: a tensor is missing, or its name or shape is not in `shapes`.
     """
+    dtypes = {name: torch.float32 if name in exact else dtype for name in shapes}
     split = split_torch_state_dict_into_shards(
-        {name: torch.empty(*shape, dtype=dtype, device="meta") for name, shape in shapes.items()},
+        {
+            name: torch.empty(*shape, dtype=dtypes[name], device="meta")
+            for name, shape in shapes.items()
+        },
         max_shard_size=max_bytes,
     )
     unwritten: dict[str, dict[str, Tensor]] = {file: {} for file in split.filename_to_tensors}
@@ -80,7 +86,9 @@ def write_weights(
         if tensor.shape != shapes.get(name):
             raise ValueError(f"{name} has shape {[*tensor.shape]} instead of {shapes.get(name)}")
         file = split.tensor_to_filename[name]
-        unwritten[file][name] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        unwritten[file][name] = tensor.to(
+            dtypes[name], copy=True, memory_format=torch.contiguous_format
+        )
         if len(unwritten[file]) == len(split.filename_to_tensors[file]):
             save_file(unwritten.pop(file), folder / file, metadata={"format": "pt"})
     if unwritten:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.parameter_names import is_buffer
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
 from megatron.common.version import VERSION
@@ -48,10 +49,16 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
         raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
 
 
-def parameters_of(spec: ModelSpec) -> dict[str, nn.Parameter]:
-    """Return the parameters of a network by name, on the meta device."""
+def parameters_of(spec: ModelSpec) -> dict[str, Tensor]:
+    """Return the parameters of a network and the biases of routers by name, on the meta device."""
     with torch.device("meta"):
-        return dict(_model(spec).named_parameters())
+        return weights_of(_model(spec))
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a network and the biases of its routers by name."""
+    buffers = {name: buffer for name, buffer in model.named_buffers() if is_buffer(name)}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 @torch.no_grad()
@@ -67,9 +74,11 @@ def load_network(
         CheckpointError: the weights do not fit `spec`.
     """
     model = _model(spec)
-    require_parameters(dict(model.named_parameters()), checkpoint)
-    for name, parameter in model.named_parameters():
-        parameter.copy_(checkpoint.parameters[name].weight.all().to(rounded_to))
+    own = weights_of(model)
+    require_parameters(own, checkpoint)
+    for name, tensor in own.items():
+        weight = checkpoint.parameters[name].weight.all()
+        tensor.copy_(weight if is_buffer(name) else weight.to(rounded_to))
     return model.eval()
 
 
@@ -86,7 +95,7 @@ def initial_weight(name: str, shape: tuple[int, ...], std: float) -> Tensor:
     return std * torch.randn(shape, generator=generator)
 
 
-def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheckpoint) -> None:
+def require_parameters(wanted: Mapping[str, Tensor], checkpoint: FullCheckpoint) -> None:
     """Refuse a checkpoint whose parameters differ in name or shape.
 
     Raises:
@@ -130,7 +139,11 @@ def manifest_of_import(
         plan: of that run.
         state: fields of TrainState; default: 0.
     """
-    shards = {name: shard_of(p) for name, p in parameters_of(plan.model).items()}
+    shards = {
+        name: shard_of(p)
+        for name, p in parameters_of(plan.model).items()
+        if isinstance(p, nn.Parameter)
+    }
     return Manifest(
         state={**_INITIAL_STATE, **state},
         plan=asdict(plan),

@@ -115,6 +115,33 @@ class GateUp:
 
 
 @dataclass(frozen=True)
+class ExpertsGateUp:
+    """First matrices of all experts, [experts, interleaved gate and up, h], here; two of each expert there."""
+
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return gate and up of the first expert, then of the second."""
+        return tuple(part for expert in tensor for part in GateUp().to_hugging_face(expert))
+
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Interleave those of each expert."""
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        return torch.stack([GateUp().from_hugging_face(pair) for pair in pairs])
+
+
+@dataclass(frozen=True)
+class ExpertMatrices:
+    """Second matrices of all experts, [experts, width, h], here; one [h, width] of each expert there."""
+
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return each expert's, transposed."""
+        return tuple(expert.T for expert in tensor)
+
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Stack them."""
+        return torch.stack([expert.T for expert in tensors])
+
+
+@dataclass(frozen=True)
 class OffsetByOne:
     """Norm weight minus 1 here (layernorm_1p), the weight in transformers; may round."""
 

@@ -48,7 +48,8 @@ class ExpertConfig:
     """Router scores: a softmax over the experts (default), or a sigmoid of each."""
 
     moe_router_pre_softmax: bool = False
-    """Weigh the chosen experts by their scores among all experts, instead of scaling these to a sum of 1."""
+    """Weigh the chosen experts by their softmax scores among all experts, instead of scaling these to
+    a sum of 1. Sigmoid scores are always scaled."""
 
     moe_router_topk_scaling_factor: float | None = None
     """Factor of the weights of the chosen experts."""
@@ -211,8 +212,9 @@ def expert_fields(experts: ExpertConfig, num_experts: tuple[int, ...]) -> dict[s
     sinkhorn = balancing_of(experts) == "sinkhorn"
     alone = experts_per_token(experts) == 1
     score = experts.moe_router_score_function or ("sigmoid" if sinkhorn and alone else "softmax")
-    # One weight alone would be scaled to 1, and the router would not learn.
-    unscaled = experts.moe_router_pre_softmax or alone or sinkhorn
+    # One weight alone would be scaled to 1, and the router would not learn. Sigmoid scores know no
+    # order of softmax and choice.
+    unscaled = (experts.moe_router_pre_softmax and score == "softmax") or alone or sinkhorn
     return {
         "num_experts": num_experts,
         "experts_per_token": experts_per_token(experts),

@@ -34,7 +34,7 @@ class Modules:
     """Modules of transformers that together hold the elements of one of ours.
 
     Args:
-        names: of these modules.
+        names: of these modules; with {} for the number of an expert, those of all experts.
         mapping: of the elements, for a network.
     """
 
@@ -43,7 +43,8 @@ class Modules:
 
 
 Table = Mapping[str, str | Modules]
-"""Modules of transformers by our module name; a string for one with the same elements."""
+"""Modules of transformers by our module name, or tensors by the name of a tensor that no module of
+theirs names alike; a string for one with the same elements."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,6 +66,8 @@ class Family:
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
         computes: the network that transformers computes with these weights, where it differs.
+        has_prediction_layer: whether files may hold a layer behind the last one, which predicts a
+            later token and is left out.
         absent: modules of `network` that this class does not have; they begin with initial weights.
     """
 
@@ -81,6 +84,7 @@ class Family:
     objective: ObjectiveName = "gpt"
     computes: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
     absent: Collection[str] = ()
+    has_prediction_layer: bool = False
 
     @property
     def prefix(self) -> str:
@@ -134,16 +138,26 @@ class Family:
         if module.startswith("layers."):
             _, number, module = module.split(".", 2)
             table, prefix = self.layer, self.layers.format(number)
+        if f"{module}.{kind}" in table:
+            tensor = f"{prefix}{table[f'{module}.{kind}']}"
+            return prefix, [*table].index(f"{module}.{kind}"), Part(ours, (tensor,))
         if module not in table:
             raise CheckpointError(f"{self.architecture} has no tensor for {ours}")
         theirs = table[module]
-        modules = (theirs,) if isinstance(theirs, str) else theirs.names
+        modules = (theirs,) if isinstance(theirs, str) else _names_of(theirs, spec)
         mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
         is_norm_weight = module.endswith("norm") and kind == "weight"
         if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
             mapping = OffsetByOne()
         part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in modules), mapping)
         return prefix, [*table].index(module), part
+
+
+def _names_of(modules: Modules, spec: ModelSpec) -> tuple[str, ...]:
+    if "{}" not in modules.names[0]:
+        return modules.names
+    numbers = range(max(spec.num_experts))
+    return tuple(name.format(number) for number in numbers for name in modules.names)
 
 
 def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> Any:
@@ -178,6 +192,15 @@ def plain_values(spec: ModelSpec) -> Allowed:
         "attention_softcap": (0.0,),
         "logit_softcap": (0.0,),
         "num_experts": ((),),
+        "residual_experts": (False,),
+        "shared_expert_ffn_hidden_size": (0,),
+        "shared_expert_gate": (False,),
+        "router_score": ("softmax",),
+        "router_normalises": (False,),
+        "router_scale": (1.0,),
+        "router_bias": (False,),
+        "router_groups": (0,),
+        "router_groups_per_token": (0,),
         "num_outputs": (0,),
         "num_choices": (1,),
     }
@@ -219,6 +242,16 @@ _FLAGS = {
     "ffn_hidden_size": "--ffn-hidden-size",
     "hidden_size": "--hidden-size",
     "num_experts": "--num-experts",
+    "experts_per_token": "--topk",
+    "residual_experts": "--mlp-type",
+    "shared_expert_ffn_hidden_size": "--moe-shared-expert-intermediate-size",
+    "shared_expert_gate": "--moe-shared-expert-gate",
+    "router_score": "--moe-router-score-function",
+    "router_normalises": "--moe-router-pre-softmax, --topk",
+    "router_scale": "--moe-router-topk-scaling-factor",
+    "router_bias": "--moe-router-enable-expert-bias",
+    "router_groups": "--moe-router-num-groups",
+    "router_groups_per_token": "--moe-router-group-topk",
     "num_token_types": "--bert-no-binary-head",
     "num_outputs": "--task",
     "num_choices": "--task",

@@ -12,6 +12,13 @@ from megatron.checkpointing.hugging_face.families.megatron_bert import (
     MEGATRON_BERT,
     PRETRAINED_BERTS,
 )
+from megatron.checkpointing.hugging_face.families.mixtures import (
+    DOTS1,
+    GLM4_MOE,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
@@ -19,6 +26,7 @@ from megatron.config.network.model_spec import ModelSpec
 _DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
 
 FAMILIES = (
+    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE),
     *_DECODERS,
     MEGATRON_BERT,
     *PRETRAINED_BERTS,
@@ -32,7 +40,8 @@ _NOT_COMPARED = (
     *("hidden_act", "hidden_activation", "activation_function"),
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
     *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
-    *("id2label", "label2id"),
+    *("id2label", "label2id", "decoder_sparse_step", "mlp_only_layers"),
+    *("partial_rotary_factor", "num_nextn_predict_layers"),
 )
 """Keys whose values may differ in form; the translation to flags handles or refuses them."""
 

@@ -8,15 +8,20 @@ from tiny import VOCAB_SIZE, batch_of
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4MoeConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from megatron.checkpointing.hugging_face.network import load_network, spec_of
@@ -35,6 +40,9 @@ LLAMA = f"{ROTARY} --normalization RMSNorm --norm-epsilon 1e-6 --disable-bias-li
 UNTIED = "--untie-embeddings-and-output-weights"
 STRETCHED = "--use-rope-scaling --rope-scaling-factor 4 --rotary-base 500000"
 GEMMAS = "--scale-embedding --apply-layernorm-1p --sandwich-norm"
+EXPERTS = f"{LLAMA} --swiglu {UNTIED} {GROUPS} --num-experts 4 --moe-router-topk 2"
+SIGMOID = "--moe-router-score-function sigmoid --moe-router-enable-expert-bias"
+SHARED = "--moe-ffn-hidden-size 20 --moe-shared-expert-intermediate-size"
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 
 OURS = {
@@ -117,6 +125,28 @@ OURS = {
         f"{LLAMA} --swiglu --qk-layernorm --attention-bias on {TENSOR}",
     ),
     "gpt-neox tied": ("gpt_neox", f"{ROTARY} {PIPELINE}"),
+    "mixtral": ("mixtral", f"{EXPERTS} --moe-grouped-gemm --moe-ffn-hidden-size 20 {TENSOR}"),
+    "mixtral with a window": ("mixtral", f"{EXPERTS} --moe-grouped-gemm --window-size 6,0"),
+    "qwen2-moe": (
+        "qwen2_moe",
+        f"{EXPERTS} --moe-router-pre-softmax --add-qkv-bias {SHARED} 40 --moe-shared-expert-gate "
+        f"{TENSOR}",
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        f"{EXPERTS} --qk-layernorm --kv-channels 8 --expert-interval 2 --moe-ffn-hidden-size 20 "
+        f"--disable-moe-token-dropping --moe-grouped-gemm --moe-router-topk 3 {TENSOR} {PIPELINE}",
+    ),
+    "deepseek-moe": (
+        "dots1",
+        f"{EXPERTS} --qk-layernorm {SIGMOID} {SHARED} 40 --moe-layer-freq [0,1] {PIPELINE}",
+    ),
+    "deepseek-moe with groups": (
+        "glm4_moe",
+        f"{EXPERTS} --rotary-percent 0.5 --add-qkv-bias {SIGMOID} {SHARED} 20 --num-experts 8 "
+        "--moe-router-topk 4 --moe-router-num-groups 4 --moe-router-group-topk 2 "
+        f"--moe-router-topk-scaling-factor 2.5 {TENSOR}",
+    ),
 }
 
 
@@ -159,6 +189,7 @@ def require_equal(found, expected):
 
 _SMALL = {"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6}
 _GROUPED = {**_SMALL, "intermediate_size": 40, "num_key_value_heads": 2}
+_ROUTED = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 _LLAMA_3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -297,6 +328,48 @@ THEIRS = {
         use_parallel_residual=False,
         rope_parameters={"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
     ),
+    "mixtral": MixtralConfig(
+        **_GROUPED, num_local_experts=3, num_experts_per_tok=2, sliding_window=7
+    ),
+    "qwen2-moe": Qwen2MoeConfig(
+        **_GROUPED,
+        **_ROUTED,
+        num_experts=5,
+        shared_expert_intermediate_size=36,
+        mlp_only_layers=[0],
+    ),
+    "qwen3-moe": Qwen3MoeConfig(
+        **{**_GROUPED, "num_hidden_layers": 4},
+        **_ROUTED,
+        num_experts=5,
+        head_dim=8,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+        attention_bias=True,
+    ),
+    "deepseek-moe": Dots1Config(
+        **_GROUPED,
+        **_ROUTED,
+        n_routed_experts=5,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.5,
+        sliding_window=None,
+    ),
+    "deepseek-moe with groups": Glm4MoeConfig(
+        **{**_GROUPED, "num_hidden_layers": 3},
+        moe_intermediate_size=12,
+        num_experts_per_tok=4,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        head_dim=8,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_nextn_predict_layers=0,
+    ),
     "pythia": GPTNeoXConfig(
         **_SMALL,
         intermediate_size=96,
@@ -311,8 +384,9 @@ def their_model(config, dtype=torch.float32):
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+        routers = (b for name, b in model.named_buffers() if name.endswith("correction_bias"))
+        for tensor in (*model.parameters(), *routers):
+            tensor.add_(0.1 * torch.randn_like(tensor))
     return model.to(dtype)
 
 

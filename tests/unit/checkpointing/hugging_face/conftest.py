@@ -5,6 +5,8 @@ from architectures import SIZES, tool
 from checkpoints import spread_network, write_checkpoint
 from tiny import tiny_plan
 
+from megatron.checkpointing.hugging_face.network import weights_of
+
 
 @pytest.fixture
 def exported(group, tmp_path):
@@ -14,7 +16,7 @@ def exported(group, tmp_path):
         flags = [*SIZES.split(), *flags.split()]
         plan = tiny_plan(*flags, world_size=4)
         model = spread_network(plan.model, group)
-        weights = {name: p.detach() for name, p in model.named_parameters()}
+        weights = {name: w.detach() for name, w in weights_of(model).items()}
         saved = write_checkpoint(tmp_path / "saved", weights, *flags)
         tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf", *words)
         return plan.model, model, saved

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from architectures import GEMMAS, LLAMA, SIZES, THEIRS, tool
+from architectures import EXPERTS, GEMMAS, LLAMA, SHARED, SIGMOID, SIZES, THEIRS, tool
 from tiny import tiny_plan
 
 from megatron.checkpointing.hugging_face.families.registry import FAMILIES, family_of
@@ -24,6 +24,8 @@ def test_options_without_a_flag_are_refused(group, tmp_path):
             ("gemma 3", {"use_bidirectional_attention": True}, "bidirectional_attention is True"),
             ("gemma 3", {"attn_logit_softcapping": 5.0}, "attention_softcap is 5.0"),
             ("gemma 3", {"rope_parameters": _LOCAL_STRETCHED}, "no flag for .* with a window"),
+            ("qwen2-moe", {"use_sliding_window": True}, "use_sliding_window is true"),
+            ("deepseek-moe", {"norm_topk_prob": False}, "norm_topk_prob is False"),
             ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
             (
                 "llama",
@@ -54,6 +56,18 @@ def test_options_without_a_flag_are_refused(group, tmp_path):
         ("--qk-layernorm", r"GPT2LMHeadModel\):\s+qk_layernorm is True, and it has False"),
         ("--final-logit-softcapping 5", r"logit_softcap is 5.0, and it has 0.0 \(--final-logit-s"),
         (f"{LLAMA} --swiglu --rotary-percent 0.5", "rotary_dim is 2, and it has 4 .--rotary-per"),
+        (
+            f"{EXPERTS} --qk-layernorm --expert-interval 1 --mlp-type residual --moe-grouped-gemm",
+            r"nearest is Qwen3MoeForCausalLM\):\s+residual_experts is True, .* \(--mlp-type\)",
+        ),
+        (
+            f"{EXPERTS} --qk-layernorm {SIGMOID} {SHARED} 50",
+            r"Dots1ForCausalLM\):\s+shared_expert_ffn_hidden_size is 50, and it has 40",
+        ),
+        (
+            f"{EXPERTS} --moe-grouped-gemm --moe-router-topk 1",
+            r"MixtralForCausalLM\):\s+router_normalises is False, .* \(--moe-router-pre-softmax, --to",
+        ),
         ("--num-experts 2", r"num_experts is \(1, 2\), and it has \(\) \(--num-experts\)"),
     ],
 )

@@ -1,0 +1,292 @@
+"""Mixtures of experts: Mixtral, Qwen-MoE, and DeepSeekMoE without latent attention.
+
+DeepSeekMoE has many narrow experts and shared ones; sigmoid scores, plus a bias that has no gradient,
+choose the experts (arXiv:2412.19437, section 2.1.2). dots.llm1 is such a network with norms of
+queries and keys, GLM-4.5 one with rotary positions of a part of each head.
+"""
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+from megatron.checkpointing.hugging_face.families.family import (
+    Allowed,
+    Family,
+    HuggingFaceConfig,
+    Modules,
+    Table,
+    bias_flags,
+)
+from megatron.checkpointing.hugging_face.families.llama import (
+    ATTENTION,
+    KEYS,
+    MLP,
+    NAMES,
+    common_flags,
+    common_needs,
+    window_flags,
+    window_or_none,
+)
+from megatron.checkpointing.hugging_face.tensor_mapping import (
+    ExpertMatrices,
+    ExpertsGateUp,
+    GateUp,
+)
+from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import ModelSpec
+
+_SCORED_PER_GROUP = 2  # best experts of a group whose sum is its score
+
+
+def _experts(spec: ModelSpec) -> int:
+    """Return the experts of the layers that have some; 2 for a network without experts."""
+    return max((2, *spec.num_experts))
+
+
+def _dense_layers(spec: ModelSpec) -> list[int]:
+    """Return the layers with an ordinary MLP, counted from 0."""
+    return [number for number, count in enumerate(spec.num_experts) if count == 1]
+
+
+def _layers(spec: ModelSpec, dense: list[int]) -> tuple[int, ...]:
+    return tuple(1 if number in dense else _experts(spec) for number in range(spec.num_layers))
+
+
+def _needs(spec: ModelSpec) -> Allowed:
+    return {
+        **common_needs(spec),
+        "attention_output_bias": (False,),
+        "num_experts": (_layers(spec, _dense_layers(spec)),),
+    }
+
+
+def _mixtral_needs(spec: ModelSpec) -> Allowed:
+    own: Allowed = {"window": None, "full_attention_layers": ((),), "router_normalises": (True,)}
+    return {**_needs(spec), **own, "num_experts": (_layers(spec, []),)}
+
+
+def _qwen2_needs(spec: ModelSpec) -> Allowed:
+    own: Allowed = {"qkv_bias": (True,), "shared_expert_gate": (True,)}
+    anything = dict.fromkeys(("shared_expert_ffn_hidden_size", "router_normalises"))
+    return {**_needs(spec), **own, **anything}
+
+
+def _qwen3_needs(spec: ModelSpec) -> Allowed:
+    anything = dict.fromkeys(("attention_output_bias", "router_normalises"))
+    return {**_needs(spec), **anything, "qk_layernorm": (True,)}
+
+
+def _deepseek_needs(spec: ModelSpec) -> Allowed:
+    in_front = [*range(len(_dense_layers(spec)))]
+    per_group = spec.experts_per_token // _SCORED_PER_GROUP
+    return {
+        **_needs(spec),
+        "num_experts": (_layers(spec, in_front),),
+        "shared_expert_ffn_hidden_size": (_shared_experts(spec) * spec.expert_width,),
+        "router_score": ("sigmoid",),
+        "router_bias": (True,),
+        "router_normalises": (True,),
+        "router_scale": None,
+        "router_groups": None,
+        "router_groups_per_token": (per_group if spec.router_groups else 0,),
+    }
+
+
+def _dots_needs(spec: ModelSpec) -> Allowed:
+    return {**_deepseek_needs(spec), "attention_output_bias": None, "qk_layernorm": (True,)}
+
+
+def _glm_needs(spec: ModelSpec) -> Allowed:
+    anything = dict.fromkeys(("qkv_bias", "qk_layernorm", "rotary_dim"))
+    return {**_deepseek_needs(spec), **anything}
+
+
+def _shared_experts(spec: ModelSpec) -> int:
+    return max(spec.shared_expert_ffn_hidden_size // spec.expert_width, 1)
+
+
+def _mixture_flags(config: HuggingFaceConfig, experts: int, dense: list[int]) -> Iterator[str]:
+    """Yield the flags of the layers with experts, and of attention and MLPs without biases."""
+    yield from (*common_flags(config), "--num-experts", str(experts))
+    if dense:
+        layers = range(config["num_hidden_layers"])
+        yield "--moe-layer-freq"
+        yield f"[{','.join(str(int(number not in dense)) for number in layers)}]"
+    if width := config.get("moe_intermediate_size"):
+        yield from ("--moe-ffn-hidden-size", str(width))
+
+
+def _mixtral_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from _mixture_flags(config, config["num_local_experts"], [])
+    yield from ("--ffn-hidden-size", str(config["intermediate_size"]), "--disable-bias-linear")
+    yield from ("--moe-router-score-function", "softmax")
+    yield from window_flags(config.get("sliding_window"), ["sliding_attention"])
+
+
+def _qwen_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    layers, step = range(config["num_hidden_layers"]), config.get("decoder_sparse_step", 1)
+    ordinary = config.get("mlp_only_layers") or ()
+    dense = [number for number in layers if number in ordinary or (number + 1) % step]
+    experts = config.get("num_experts") or config["num_local_experts"]
+    yield from _mixture_flags(config, experts, dense)
+    yield from ("--moe-router-score-function", "softmax")
+    if not config.get("norm_topk_prob"):
+        yield "--moe-router-pre-softmax"
+    if config.get("use_sliding_window"):
+        raise CheckpointError("config.json: use_sliding_window is true; it is not imported")
+
+
+def _qwen2_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from (*_qwen_flags(config), "--disable-bias-linear", "--add-qkv-bias")
+    yield "--moe-shared-expert-gate"
+
+
+def _qwen3_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from (*_qwen_flags(config), "--qk-layernorm")
+    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
+
+
+def _deepseek_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    dense = [*range(config.get("first_k_dense_replace") or 0)]
+    yield from _mixture_flags(config, config["n_routed_experts"], dense)
+    yield from ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
+    shared = (config.get("n_shared_experts") or 0) * config["moe_intermediate_size"]
+    yield from ("--moe-shared-expert-intermediate-size", str(shared))
+    if (config.get("n_group") or 1) > 1:
+        yield from ("--moe-router-num-groups", str(config["n_group"]))
+        yield from ("--moe-router-group-topk", str(config["topk_group"]))
+
+
+def _dots_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from (*_deepseek_flags(config), "--qk-layernorm")
+    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
+    yield from window_flags(config.get("sliding_window"), config.get("layer_types") or [])
+
+
+def _glm_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from (*_deepseek_flags(config), "--disable-bias-linear")
+    if config.get("use_qk_norm"):
+        yield "--qk-layernorm"
+    if config.get("attention_bias"):
+        yield "--add-qkv-bias"
+
+
+def _expert_table(block: str, gate: str, up: str, down: str) -> Table:
+    """Return the modules of routers and experts, by the names of one expert's matrices."""
+    each = f"{block}.experts.{{}}."
+    return {
+        "mlp.router": f"{block}.gate",
+        "mlp.experts.dense_h_to_4h": Modules((each + gate, each + up), lambda _: ExpertsGateUp()),
+        "mlp.experts.dense_4h_to_h": Modules((each + down,), lambda _: ExpertMatrices()),
+    }
+
+
+def _shared_table(module: str) -> Table:
+    """Return the modules of the shared experts."""
+    return {
+        "mlp.shared_experts.dense_h_to_4h": Modules(
+            (f"mlp.{module}.gate_proj", f"mlp.{module}.up_proj"), lambda _: GateUp()
+        ),
+        "mlp.shared_experts.dense_4h_to_h": f"mlp.{module}.down_proj",
+    }
+
+
+def _names(*tables: Table) -> dict[str, Any]:
+    norm = {"post_attention_layernorm": "post_attention_layernorm"}
+    layer = {
+        name: theirs for table in (ATTENTION, norm, MLP, *tables) for name, theirs in table.items()
+    }
+    return {**NAMES, "layer": layer}
+
+
+_ROUTED = _expert_table("mlp", "gate_proj", "up_proj", "down_proj")
+_KEYS: dict[str, Any] = {
+    **KEYS,
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": attrgetter("expert_width"),
+    "norm_topk_prob": attrgetter("router_normalises"),
+}
+_QWEN_KEYS: dict[str, Any] = {
+    **_KEYS,
+    "num_experts": _experts,
+    "decoder_sparse_step": lambda _: 1,
+    "mlp_only_layers": _dense_layers,
+    "use_sliding_window": lambda _: False,
+}
+_DEEPSEEK_KEYS: dict[str, Any] = {
+    **_KEYS,
+    "n_routed_experts": _experts,
+    "n_shared_experts": _shared_experts,
+    "routed_scaling_factor": "router_scale",
+    "n_group": lambda spec: spec.router_groups or 1,
+    "topk_group": lambda spec: spec.router_groups_per_token or 1,
+    "first_k_dense_replace": lambda spec: len(_dense_layers(spec)),
+}
+_DEEPSEEK_NAMES = _names(
+    _ROUTED,
+    {"mlp.router.expert_bias": "mlp.gate.e_score_correction_bias"},
+    _shared_table("shared_experts"),
+)
+
+MIXTRAL = Family(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    keys={
+        **KEYS,
+        "intermediate_size": attrgetter("expert_width"),
+        "sliding_window": window_or_none,
+        "num_local_experts": _experts,
+        "num_experts_per_tok": "experts_per_token",
+    },
+    flags_of=_mixtral_flags,
+    needs=_mixtral_needs,
+    **_names(_expert_table("block_sparse_moe", "w1", "w3", "w2")),
+)
+QWEN2_MOE = Family(
+    model_type="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    keys={**_QWEN_KEYS, "shared_expert_intermediate_size": "shared_expert_ffn_hidden_size"},
+    flags_of=_qwen2_flags,
+    needs=_qwen2_needs,
+    **_names(
+        _ROUTED,
+        _shared_table("shared_expert"),
+        {"mlp.shared_expert_gate": "mlp.shared_expert_gate"},
+    ),
+)
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    keys={**_QWEN_KEYS, "attention_bias": attrgetter("attention_output_bias")},
+    flags_of=_qwen3_flags,
+    needs=_qwen3_needs,
+    **_names(_ROUTED),
+)
+DOTS1 = Family(
+    model_type="dots1",
+    architecture="Dots1ForCausalLM",
+    keys={
+        **_DEEPSEEK_KEYS,
+        "attention_bias": attrgetter("attention_output_bias"),
+        "sliding_window": window_or_none,
+    },
+    flags_of=_dots_flags,
+    needs=_dots_needs,
+    **_DEEPSEEK_NAMES,
+)
+GLM4_MOE = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    keys={
+        **_DEEPSEEK_KEYS,
+        "attention_bias": attrgetter("qkv_bias"),
+        "use_qk_norm": attrgetter("qk_layernorm"),
+        "partial_rotary_factor": lambda spec: spec.rotary_dim / spec.head_dim,
+        # Layers that predict later tokens are not imported.
+        "num_nextn_predict_layers": lambda _: 0,
+    },
+    flags_of=_glm_flags,
+    needs=_glm_needs,
+    has_prediction_layer=True,
+    **_DEEPSEEK_NAMES,
+)
