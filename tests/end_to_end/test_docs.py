@@ -5,26 +5,23 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 from jobs import REPOSITORY, journal, start
-from ports import free_port
-from quick_python import write_python
+from pages_of_docs import DOCS, FENCE, PAGES, RECIPES, SCRIPTS, blocks_of, checkout, name_of
+from run_blocks import run_page
 
 from megatron.config.config import parse_config
 from megatron.config.parsing.flags import argparse_form
 from megatron.config.programs import PROGRAMS
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-DATA_PAGE = REPOSITORY / "docs" / "data.md"
-TROUBLE_PAGE = REPOSITORY / "docs" / "troubleshooting.md"
-SCRIPTS = sorted({script.name for script in REPOSITORY.glob("*.py")} - {"setup.py"})
+DATA_PAGE = DOCS / "data.md"
+TROUBLE_PAGE = DOCS / "troubleshooting.md"
 DATA_FILES = (
     "corpus.jsonl",
     "corpus_text_document.bin",
@@ -34,70 +31,26 @@ DATA_FILES = (
 )
 """What the first block of DATA_PAGE makes, and the other pages use."""
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 _CODE = re.compile(r"`[^`\n]*`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _PATH = re.compile(r"`((?:megatron|tasks|tools|examples|slurm|docs|tests)/[\w./-]*)`")
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced part of a page."""
-
-    page: Path
-    line: int
-    language: str
-    text: str
-
-
-def blocks_of(page: Path) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
-    return [
-        Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2])
-        for fence in _FENCE.finditer(text)
-    ]
-
-
-def checkout(folder: Path) -> Path:
-    """Make `folder` look like the repository's, so that pages run there and leave files there."""
-    folder.mkdir(exist_ok=True)
-    for name in (*SCRIPTS, "megatron", "tasks", "tools", "examples"):
-        (folder / name).symlink_to(REPOSITORY / name)
-    return folder
-
-
-def execute(block: Block, folder: Path) -> None:
-    """Run a block as its reader would, on a port that other jobs of this machine do not use."""
-    port = str(free_port())
-    launchers = folder / ".launchers"
-    launchers.mkdir(exist_ok=True)
-    launcher = launchers / "deepspeed"
-    real = Path(sys.executable).with_name("deepspeed")
-    launcher.write_text(f'#!/bin/sh\nexec python {real} --master_port {port} "$@"\n')
-    launcher.chmod(0o755)
-    write_python(launchers)
-    script = f'set -euo pipefail\nPATH="{launchers}:$PATH"\n{block.text}'
-    done = start("bash", "-c", script, cwd=folder, PET_MASTER_PORT=port)
-    where = f"{block.page.relative_to(REPOSITORY)}, line {block.line}"
-    assert done.codes == [0], f"{where}:\n{block.text}\n{done.outputs[0]}"
-
-
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where all blocks of DATA_PAGE have run."""
     folder = checkout(tmp_path_factory.mktemp("docs-data"))
-    for block in blocks_of(DATA_PAGE):
-        if block.language == "bash":
-            execute(block, folder)
+    run_page(DATA_PAGE, folder)
     return folder
 
 
 def with_bash_blocks() -> list[Path]:
-    return [page for page in PAGES if any(block.language == "bash" for block in blocks_of(page))]
+    """Return the pages whose commands run here: not the recipes, which have tests of their own."""
+    return [page for page in PAGES if page.parent != RECIPES and blocks_of(page, "bash")]
 
 
-@pytest.mark.parametrize("page", with_bash_blocks(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", with_bash_blocks(), ids=name_of)
 def test_commands_run(page: Path, data_folder: Path, tmp_path: Path) -> None:
     if page == DATA_PAGE:
         return  # run by the fixture
@@ -106,9 +59,7 @@ def test_commands_run(page: Path, data_folder: Path, tmp_path: Path) -> None:
     folder = checkout(tmp_path / "checkout")
     for name in DATA_FILES:
         shutil.copy(data_folder / name, folder)
-    for block in blocks_of(page):
-        if block.language == "bash":
-            execute(block, folder)
+    run_page(page, folder)
     if page.name == "finetuning.md":
         require_learned_answers(folder)
     if page.name == "text_tasks.md":
@@ -146,11 +97,10 @@ def require_learned_tasks(folder: Path) -> None:
 
 def shown_commands() -> Iterator[tuple[str, list[str]]]:
     """Yield place and words of each command in blocks that are shown and not run."""
-    for block in (block for page in PAGES for block in blocks_of(page)):
-        if block.language == "console":
-            for line in block.text.replace("\\\n", " ").splitlines():
-                if re.match(r"(bash|python|deepspeed|srun)\b", line):
-                    yield f"{block.page.name}:{block.line}", shlex.split(line)
+    for block in (block for page in PAGES for block in blocks_of(page, "console")):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if re.match(r"(bash|python|deepspeed|srun)\b", line):
+                yield f"{name_of(block.page)}:{block.line}", shlex.split(line)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +138,7 @@ def options_of(program: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = _LINK.findall(_CODE.sub("", text))
@@ -205,7 +155,7 @@ def leads(page: Path, file: str, place: str) -> bool:
 
 def places_of(page: Path) -> set[str]:
     """Return the links to the headings of a page, as GitHub makes them."""
-    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
     return {
         "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in _HEADING.findall(text)
@@ -218,7 +168,7 @@ def test_a_link_that_leads_nowhere_is_found() -> None:
     assert not leads(DATA_PAGE, "data.markdown", "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_say_what_they_are(page: Path) -> None:
     """A fence without a language would be a command that nothing runs."""
     unknown = [
@@ -228,8 +178,14 @@ def test_blocks_say_what_they_are(page: Path) -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    links = {file for file, _ in _LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
-    assert {f"docs/{page.name}" for page in PAGES[1:]} <= links
+    """Directly, or by the list of the recipes."""
+    lists = (PAGES[0], RECIPES / "index.md")
+    links = {
+        (page.parent / file).resolve()
+        for page in lists
+        for file, _ in _LINK.findall(page.read_text(encoding="utf-8"))
+    }
+    assert {*PAGES[1:]} <= links
 
 
 @cache
@@ -267,12 +223,7 @@ def is_printed(line: str) -> bool:
 
 
 def quoted_messages() -> list[str]:
-    return [
-        line
-        for block in blocks_of(TROUBLE_PAGE)
-        if block.language == "text"
-        for line in block.text.splitlines()
-    ]
+    return [line for block in blocks_of(TROUBLE_PAGE, "text") for line in block.text.splitlines()]
 
 
 def test_messages_of_the_page_of_troubles_are_printed_by_the_source() -> None:

@@ -26,7 +26,8 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_in_the_navigation(site):
-    pages = [page.stem for page in (REPOSITORY / "docs").glob("*.md")]
+    docs = REPOSITORY / "docs"
+    pages = [page.relative_to(docs).with_suffix("").as_posix() for page in docs.rglob("*.md")]
     home = (site / "index.html").read_text(encoding="utf-8")
     for name in (*pages, "contributing", "changelog"):
         assert (site / f"{name}.html").is_file()

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -50,12 +51,17 @@ def reference_pages() -> dict[str, str]:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links at pages of the site; links to other files of the repository become plain text."""
 
+    site_path = page.file.src_path
+    if site_path.startswith(f"{REFERENCE}/"):
+        return markdown
+    folder = "." if site_path in BESIDE.values() else dirname(f"docs/{site_path}")
+
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found.groups()
-        name = target.removeprefix("../").removeprefix("docs/")
-        name = BESIDE.get(name, name)
-        if page.file.src_path.startswith(f"{REFERENCE}/"):
-            return found[0]
-        return f"[{text}]({name}{anchor or ''})" if files.get_file_from_path(name) else text
+        path = normpath(join(folder, target))
+        name = BESIDE.get(path, path.removeprefix("docs/"))
+        if files.get_file_from_path(name) is None:
+            return text
+        return f"[{text}]({relpath(name, dirname(site_path) or '.')}{anchor or ''})"
 
     return _LINK.sub(link, markdown)

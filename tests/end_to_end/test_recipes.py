@@ -1,0 +1,104 @@
+"""Each recipe of docs/recipes runs, in a folder without data, and has the result that it promises.
+
+A plan of the full size that does not fit its GPUs ends with 1, and so does the page. That of SLURM runs in tests/cluster/test_recipe.py.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs import journal, losses
+from pages_of_docs import RECIPES, blocks_of, checkout
+from run_blocks import run_page
+
+from megatron.training.loop.journal import read_journal
+
+
+def validation(save: Path, group: str) -> list[float]:
+    """Return the validation losses of a group, the first evaluation first."""
+    found = [r["lm_loss"] for r in journal(save, "evaluation") if r["set"] == group]
+    assert found, {r["set"] for r in journal(save, "evaluation")}
+    return found
+
+
+def codeparrot(folder: Path, printed: str) -> None:
+    first, *_, last = losses(folder / "codeparrot_checkpoints")
+    assert last < first - 0.5
+    assert "def hello_world():" in printed
+
+
+def multilingual(folder: Path, printed: str) -> None:
+    first, *_, last = losses(folder / "multilingual")
+    assert last < first - 1
+    for language in ("en", "fr", "sw"):
+        first, *_, last = validation(folder / "multilingual", language)
+        assert last < first
+    config = json.loads((folder / "bloom-small" / "config.json").read_text())
+    assert config["model_type"] == "bloom"
+
+
+def continue_llama(folder: Path, printed: str) -> None:
+    for corpus in ("own", "general"):
+        first, *_, last = validation(folder / "continued", corpus)
+        assert last < first
+    config = json.loads((folder / "llama-own" / "config.json").read_text())
+    assert config["model_type"] == "llama"
+
+
+def chat(folder: Path, printed: str) -> None:
+    first, *_, last = validation(folder / "chat", "valid")
+    assert last < first
+    assert "The capital of Norway is Oslo. stop\n" in printed
+
+
+def squad(folder: Path, printed: str) -> None:
+    best = max(record["f1"] for record in journal(folder / "answers", "task"))
+    (again, *_) = journal(folder / "scored", "task")
+    assert again["f1"] == best > 60
+    assert (folder / "scored" / "predictions_squad-dev" / "predictions.json").is_file()
+    config = json.loads((folder / "answers-hf" / "config.json").read_text())
+    assert config["architectures"] == ["MegatronBertForQuestionAnswering"]
+
+
+def resize(folder: Path, printed: str) -> None:
+    assert printed.count("reshaping") == 1
+    here, undisturbed = losses(folder / "run"), losses(folder / "undisturbed")
+    assert here == pytest.approx(undisturbed, rel=1e-5)
+    assert [r["consumed_samples"] for r in journal(folder / "run", "train")] == [40, 80, 120, 160]
+
+
+def nan(folder: Path, printed: str) -> None:
+    assert "exit code 1\n" in printed
+    assert "--ckpt-step 20 goes on from the one before it" in printed
+    assert "step 25 equals the journal, bit for bit" in printed
+    steps = {
+        record["iteration"]: record["lm_loss"]
+        for record in read_journal(folder / "run")
+        if record["event"] == "step"
+    }
+    assert max(steps) == 40 and 3 < steps[25] < 7
+    assert (folder / "run" / "aside-global_step21").is_dir()
+
+
+RESULTS: dict[str, Callable[[Path, str], None]] = {
+    "codeparrot": codeparrot,
+    "multilingual": multilingual,
+    "continue_llama": continue_llama,
+    "chat": chat,
+    "squad": squad,
+    "resize": resize,
+    "nan": nan,
+}
+
+
+@pytest.mark.parametrize("recipe", RESULTS)
+def test_a_recipe_has_its_result(recipe: str, tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "checkout")
+    printed = run_page(RECIPES / f"{recipe}.md", folder)
+    RESULTS[recipe](folder, printed)
+
+
+def test_every_recipe_is_run() -> None:
+    pages = {page.stem for page in RECIPES.glob("*.md") if blocks_of(page, "bash")}
+    assert pages == {*RESULTS, "slurm"}
