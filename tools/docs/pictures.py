@@ -1,6 +1,8 @@
 #!/usr/bin/env python
-"""Draw the pictures of the pages with this program's own code: rank grid, ZeRO stages, samples."""
+"""Draw the pictures of the pages with this program's own code, and a real run's loss."""
 
+import csv
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +15,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from megatron.checkpointing.manifest import ASIDE, KEEP, LATEST, MANIFEST, PRUNED, STAGING, tag_of
 from megatron.common.cli import ToolParser, run_tool
+from megatron.common.version import VERSION
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.data.sampling.sample_index import build_sample_index, plan_epochs
 from megatron.planner.memory import memory_of_stages
 from megatron.tensor_parallel.topology import Topology
 
+ROOT = Path(__file__).resolve().parents[2]
 COLORS = ("#4a90d9", "#55a84b", "#e0a030", "#b05fb8", "#d9534f", "#7f8c8d")
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "pictures", "font.size": 9}
 
@@ -29,6 +34,9 @@ ZERO_RUN = (
     "--data-path none --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 )
 ZERO_RANKS = 16
+QUICKSTART = Path(__file__).with_name("quickstart_loss.tsv")
+"""Losses of `bash examples/quickstart.sh`, from its journal: kind, iteration, nats per token."""
+
 LENGTHS, SEQ_LENGTH = (7, 3, 6, 5), 4
 """Tokens of each document, and of a sample."""
 
@@ -39,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder of the SVG files")
     args = parser.parse_args(argv)
     matplotlib.rcParams.update(STYLE)
-    for draw in (rank_grid, zero_stages, samples):
+    for draw in (rank_grid, zero_stages, samples, quickstart_loss, checkpoint_life):
         figure = draw()
         figure.savefig(
             args.output / f"{draw.__name__}.svg",
@@ -47,6 +55,34 @@ def main(argv: Sequence[str]) -> None:
             bbox_inches="tight",
             facecolor="white",
         )
+    for name, text in badges().items():
+        (args.output / name).write_text(text, encoding="utf-8")
+
+
+def badge(name: str, value: str) -> str:
+    """Return an SVG of two words side by side."""
+    left, right = 7 * len(name) + 12, 7 * len(value) + 12
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" '
+        f'role="img" aria-label="{name}: {value}" font-family="Verdana,sans-serif" font-size="11" '
+        f'fill="#fff" text-anchor="middle"><rect width="{left}" height="20" fill="#555"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="#2f6fad"/>'
+        f'<text x="{left / 2:g}" y="14">{name}</text>'
+        f'<text x="{left + right / 2:g}" y="14">{value}</text></svg>\n'
+    )
+
+
+def badges() -> dict[str, str]:
+    """Return the badges of the README by file name: what pyproject.toml and the version say."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r"Python :: (3\.\d+)", project)
+    (licence,) = re.findall(r'^license = "(.*)"$', project, re.MULTILINE)
+    shown = {
+        "version": VERSION,
+        "python": f"{versions[0]} to {versions[-1]}",
+        "licence": licence,
+    }
+    return {f"badge_{name}.svg": badge(name, value) for name, value in shown.items()}
 
 
 def rank_grid() -> Figure:
@@ -137,6 +173,53 @@ def samples() -> Figure:
     )
     axes.set_xlim(-4.5, sum(LENGTHS) + 0.5)
     axes.set_ylim(-0.7, 2.9)
+    return figure
+
+
+def quickstart_loss() -> Figure:
+    """Draw the losses of the quickstart's run."""
+    figure = Figure(figsize=(6.2, 2.6))
+    axes = figure.add_subplot()
+    with QUICKSTART.open(encoding="utf-8", newline="") as file:
+        rows = [
+            (kind, int(step), float(loss)) for kind, step, loss in csv.reader(file, "excel-tab")
+        ]
+    for kind, style, color in zip(("training", "validation"), ("-", "o"), COLORS, strict=False):
+        points = [(step, loss) for found, step, loss in rows if found == kind]
+        axes.plot(*zip(*points, strict=True), style, color=color, label=kind)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def checkpoint_life() -> Figure:
+    """Draw the folders that a checkpoint is in, from its first byte to its removal."""
+    figure, axes = _empty(8.2, 1.9)
+    tag = tag_of(5)
+    steps = (
+        (f"{STAGING}{tag}", "ranks write their files,\nhash and flush them"),
+        (f"{STAGING}{tag}/\n{MANIFEST}", "written last: size and\nhash of every file"),
+        (tag, f"one rename publishes it;\nthen {LATEST} names it"),
+        (f"{PRUNED}{tag}", f"--keep-last lets it go, unless\na file {KEEP} is in it"),
+    )
+    for number, (name, words) in enumerate(steps):
+        x = 2.3 * number
+        color = COLORS[1] if name == tag else COLORS[5]
+        axes.add_patch(matplotlib.patches.Rectangle((x, 0), 1.9, 0.8, facecolor=color))
+        axes.text(x + 0.95, 0.4, name, ha="center", va="center", color="white", fontsize=8)
+        axes.text(x + 0.95, -0.12, words, ha="center", va="top", color="#333333", fontsize=8)
+        if number:
+            axes.annotate("", (x - 0.03, 0.4), (x - 0.37, 0.4), arrowprops={"arrowstyle": "->"})
+    for x, words in (
+        (0.0, "a crash leaves it; the next start removes it"),
+        (4.6, f"a load compares every hash; {ASIDE}{tag} if the run goes back"),
+    ):
+        axes.text(x, 0.95, words, color="#333333", fontsize=8)
+    axes.set_xlim(-0.1, 9.2)
+    axes.set_ylim(-0.75, 1.25)
     return figure
 
 

@@ -14,6 +14,11 @@ def test_pictures_are_up_to_date(tmp_path):
     draw["main"](["--output", str(tmp_path)])
     pictures = sorted(tmp_path.glob("*.svg"))
     assert [picture.name for picture in pictures] == [
+        "badge_licence.svg",
+        "badge_python.svg",
+        "badge_version.svg",
+        "checkpoint_life.svg",
+        "quickstart_loss.svg",
         "rank_grid.svg",
         "samples.svg",
         "zero_stages.svg",
