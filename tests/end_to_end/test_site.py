@@ -34,6 +34,12 @@ def test_every_page_is_in_the_navigation(site):
         assert f'href="{name}.html"' in home
 
 
+def test_a_page_of_a_folder_links_to_pages_beside_and_above_it(site):
+    page = (site / "recipes" / "chat.html").read_text(encoding="utf-8")
+    assert 'href="continue_llama.html"' in page
+    assert 'href="../serving.html#operation"' in page
+
+
 def test_the_reference_has_the_docstrings(site):
     api = (site / "reference" / "api.html").read_text(encoding="utf-8")
     assert "megatron.api.pretrain" in api
