@@ -190,10 +190,6 @@ def _elastic_problems(config: Config, user: dict[str, Any], *, world_size: int) 
     optimizer = plan_optimizer(config.optimizer, on_cpu=False).name
     for flag, reason in (
         (
-            max(config.experts.num_experts or [1]) > 1 and "--num-experts",
-            "the checkpoint of a network with experts loads into its own layout only",
-        ),
-        (
             optimizer == "adam8bit" and "--use-bnb-optimizer",
             "Adam's 8-bit state loads into its own layout only",
         ),

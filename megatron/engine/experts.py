@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import nn
 
 from megatron.checkpointing.parameter_names import expert_file
 from megatron.config.network.expert_plan import ExpertPlan
+from megatron.engine.deepspeed.grad_stats import counted_gradients, squared_norm
+from megatron.engine.deepspeed.overlap import own_gradients
 from megatron.engine.deepspeed.patches.experts import mark_expert_gradient, register_expert_groups
+from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm, replace_partitioned_norm
 from megatron.model.layers.experts import MixtureBuilder, MixtureOfExperts
 from megatron.model.layers.router import Router
 from megatron.model.moe_aux_loss import AuxiliaryLoss, ExpertLoad
@@ -43,6 +48,24 @@ def register_experts(model: nn.Module, groups: Groups) -> None:
     register_expert_groups(name, groups.expert, groups.expert_data, tensor=groups.tensor.size())
     for parameter in filter(is_expert, model.parameters()):
         mark_expert_gradient(parameter, name)
+
+
+def count_experts_once(engine: Any, groups: Groups) -> None:
+    """Replace the gradient norm of DeepSpeed's optimizers where replicas divide experts.
+
+    DeepSpeed's takes a collective for each parameter group, which a pipeline stage without experts
+    does not have, and counts biases of experts on every tensor-parallel rank in bf16.
+    """
+    optimizer = engine.optimizer
+    if isinstance(optimizer, BF16_Optimizer):
+        replace_bf16_norm(
+            optimizer,
+            lambda: counted_gradients(own_gradients(optimizer), groups, engine.device),
+        )
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
+        replace_partitioned_norm(
+            optimizer, lambda gradients, device: squared_norm(gradients, groups, device)
+        )
 
 
 class ExpertBalance:

@@ -53,8 +53,6 @@ def expert_problems(
     yield from _layout_problems(experts, parallel, sorted(counts), data=data)
     if experts.moe_expert_parallel_size > 1:
         yield from _divided_problems(parallel, user, zero_stage)
-        if dtype == "bf16" and zero_stage == 1:
-            yield from _bf16_problems(parallel, has_biases)
     if plan_optimizer(optimizer, on_cpu=False).name == "muon":
         yield "--optimizer muon does not know experts: write --optimizer adam"
     if optimizer.bitfit and not has_biases and zero_stage:
@@ -198,15 +196,6 @@ def _layout_problems(
         )
 
 
-def _bf16_problems(parallel: ParallelConfig, has_biases: bool) -> Iterator[str]:
-    if parallel.tensor_model_parallel_size > 1 and has_biases:
-        yield (
-            "--moe-expert-parallel-size in bf16 at ZeRO stage 1 over tensor-parallel ranks: DeepSpeed "
-            "would count the experts' biases several times in the gradient's norm; write "
-            "--zero-stage 2, or --disable-bias-linear"
-        )
-
-
 def _divided_problems(
     parallel: ParallelConfig, user: Mapping[str, Any], stage: int
 ) -> Iterator[str]:
@@ -215,12 +204,6 @@ def _divided_problems(
         yield (
             "ZeRO stage 3 does not take experts that replicas divide: write --zero-stage 2, or "
             "--moe-expert-parallel-size 1, with which it partitions them like other weights"
-        )
-    if parallel.pipeline_model_parallel_size > 1:
-        yield (
-            "replicas do not divide experts in a pipeline: write --moe-expert-parallel-size 1, or "
-            "--pipeline-model-parallel-size 1, and divide the layers with "
-            "--tensor-model-parallel-size"
         )
     for key, least in (("reduce_scatter", 1), ("contiguous_gradients", 2)):
         given = value_at(user, f"zero_optimization.{key}")

@@ -26,7 +26,7 @@ from megatron.engine.deepspeed.patches.master_weights import (
     master_weight,
 )
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import is_expert, replicas_that_differ, shard_of
+from megatron.tensor_parallel.sharding import replicas_that_differ, shard_of
 
 
 @torch.no_grad()
@@ -47,25 +47,13 @@ def clip_gradients(
     Returns:
         The norm before clipping.
 
-    Communication: one all-reduce of a scalar over the replica; with experts one more, and one
-    over the replicas.
+    Communication: one all-reduce of a scalar over the replica; over all ranks where replicas divide
+    experts.
     """
     held = [(p, p.grad) for p in parameters if p.grad is not None]
-    device = held[0][1].device
-    counted = [(p, grad) for p, grad in held if counts_here(p, groups)]
-    squared = _squared_norm([grad for p, grad in counted if not is_expert(p)], device)
-    squared += nan_unless_finite([grad for p, grad in held if not counts_here(p, groups)], device)
-    dist.all_reduce(squared, group=groups.model)
-    if any(is_expert(p) for p, _ in held):
-        experts = [
-            grad
-            for p, grad in counted
-            if is_expert(p) and groups.data_rank < replicas_that_differ(p)
-        ]
-        of_experts = _squared_norm(experts, device)
-        dist.all_reduce(of_experts, group=groups.model)
-        dist.all_reduce(of_experts, group=groups.data)
-        squared += of_experts
+    first = [(p, g) for p, g in held if groups.expert is None or _is_first_copy(p, groups)]
+    squared = squared_norm(first, groups, held[0][1].device)
+    dist.all_reduce(squared, group=groups.model if groups.expert is None else None)
     norm = float(to_host(squared.sqrt()))
     scale = max_norm / (norm + 1e-6)
     if scale < 1:
@@ -73,12 +61,26 @@ def clip_gradients(
     return norm
 
 
-def _squared_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
-    """Compute the square of their common L2 norm in fp32."""
-    if not gradients:
-        return torch.zeros((), device=device)
-    norms = foreach_norm(gradients)
+def squared_norm(
+    gradients: Sequence[tuple[nn.Parameter, Tensor]], groups: Groups, device: torch.device
+) -> Tensor:
+    """Compute this rank's term of the squared norm in fp32."""
+    norms = foreach_norm(counted_gradients(gradients, groups, device))
     return torch.stack([norm.float().square() for norm in norms]).sum()
+
+
+def counted_gradients(
+    gradients: Sequence[tuple[nn.Parameter, Tensor]], groups: Groups, device: torch.device
+) -> list[Tensor]:
+    """Return the gradients that this rank adds to the norm of its replica.
+
+    A NaN in another rank's copy of a weight is among them as a scalar.
+    """
+    counted = [grad for p, grad in gradients if counts_here(p, groups)]
+    if len(counted) < max(1, len(gradients)):
+        others = [grad for p, grad in gradients if not counts_here(p, groups)]
+        counted.append(nan_unless_finite(others, device))
+    return counted
 
 
 def counts_here(parameter: nn.Parameter, groups: Groups) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.engine.deepspeed.grad_stats import counts_here, nan_unless_finite
+from megatron.engine.deepspeed.grad_stats import counted_gradients
 from megatron.engine.deepspeed.patches.grad_reduction import (
     reduces_in_fp32_at_once,
     replace_bf16_reduction,
@@ -135,17 +135,9 @@ class GradientReduction:
         all_reduce_parts(self._own)
 
     def norm_gradients(self) -> list[Tensor]:
-        """Return the gradients that this rank adds to the norm of the full network.
-
-        A NaN in another rank's copy of a weight is among them as a scalar.
-        """
-        counted = [grad for p, grad in self._own if counts_here(p, self._groups)]
-        topology = self._groups.topology
-        if topology.tensor * topology.pipeline > 1 or not counted:
-            others = [grad for p, grad in self._own if not counts_here(p, self._groups)]
-            device = self._optimizer.fp32_groups_gradients_flat[0].device
-            counted.append(nan_unless_finite(others, device))
-        return counted
+        """Return the gradients that this rank adds to the norm of the full network."""
+        device = self._optimizer.fp32_groups_gradients_flat[0].device
+        return counted_gradients(self._own, self._groups, device)
 
     def _launch(self, bucket: Bucket) -> None:
         self._next += 1

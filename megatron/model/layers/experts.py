@@ -176,7 +176,7 @@ class MixtureOfExperts(nn.Module):
         else:
             # Each rank has a term of the outputs, and so a term of the weights' gradient.
             weights = copy_to_tensor_parallel(routing.weights, self.group)
-            routing = replace(routing, weights=weights)
+            routing = routing._replace(weights=weights)
             x_sbh = copy_to_tensor_parallel(x_sbh, self.group)
         y_sbh = self._mixed(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
         if self.sequence_parallel:

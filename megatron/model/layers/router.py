@@ -1,8 +1,7 @@
 """Router of a mixture of experts (MoE): scores, choice of experts, balancing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,10 @@ from megatron.model.moe_aux_loss import AuxiliaryLoss
 _TINY = 1e-20
 
 
-@dataclass(frozen=True)
-class Routing:
+class Routing(NamedTuple):
     """Chosen experts of tokens, k of each: all tensors are [tokens, k].
+
+    A tuple, in which ZeRO stage 3 finds the tensor whose gradient begins the router's backward pass.
 
     Args:
         experts: their numbers.
@@ -29,10 +29,6 @@ class Routing:
     experts: Tensor
     weights: Tensor
     priority: Tensor
-
-    def count(self, num_experts: int) -> Tensor:
-        """Return the choices of each expert."""
-        return count_choices(self.experts, num_experts)
 
 
 def count_choices(experts: Tensor, num_experts: int) -> Tensor:

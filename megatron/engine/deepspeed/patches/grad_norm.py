@@ -5,9 +5,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
+
+from megatron.engine.deepspeed.patches.master_weights import master_gradient
 
 ToHost = Callable[[Tensor], Tensor]
 """Copies a tensor to host memory, which waits for the device."""
@@ -118,6 +122,57 @@ def add_to_grad_norm(optimizer: Any, scalar: Scalar) -> None:
         _add_to_offload_norm(optimizer, scalar, marker)
 
 
+def replace_bf16_norm(optimizer: Any, gradients: Callable[[], list[Tensor]]) -> None:
+    """Take the norm of the bf16 optimizer over all ranks (`get_grads_for_norm`).
+
+    Args:
+        gradients: returns those of this rank; each weight is among those of one rank.
+    """
+    of_clipping = optimizer.get_grads_for_norm
+
+    def found(for_clipping: bool = False) -> Any:
+        return of_clipping(for_clipping=True) if for_clipping else (gradients(), {})
+
+    optimizer.get_grads_for_norm = found
+    optimizer.mpu = _AllRanks
+
+
+class _AllRanks:
+    """Model-parallel unit over whose ranks the bf16 optimizer sums the norm."""
+
+    @staticmethod
+    def get_model_parallel_group() -> Any:
+        return dist.group.WORLD
+
+
+def replace_partitioned_norm(
+    optimizer: Any,
+    squared: Callable[[Sequence[tuple[nn.Parameter, Tensor]], torch.device], Tensor],
+) -> None:
+    """Take the norm of ZeRO 1 and 2 over all ranks at once (`scaled_global_norm`).
+
+    DeepSpeed sums one of each parameter group over the ranks of a replica, so all of them need as
+    many groups.
+
+    Args:
+        squared: returns this rank's term of the squared norm on a device, from its parameters and the
+            gradients of its fragments, or their norms with CPU offload.
+    """
+
+    def norm() -> Tensor:
+        params = [param for group in optimizer.params_in_partition for param in group]
+        if optimizer.cpu_offload:
+            found = _offloaded_norms(optimizer, params)
+        else:
+            found = [(param, master_gradient(param)) for param in params]
+        device = torch.device(optimizer.device)
+        total = squared(found, device).to(get_accelerator().current_device_name())
+        dist.all_reduce(total)
+        return torch.where(total.isfinite(), total.sqrt(), -1).to(device)
+
+    optimizer.scaled_global_norm = norm
+
+
 class _Marker:
     """Stands for the scalar among parameters: DeepSpeed counts it on every rank."""
 
@@ -159,17 +214,23 @@ def _add_to_offload_norm(optimizer: Any, scalar: Scalar, marker: _Marker) -> Non
 
     def norm(params: Sequence[Any]) -> Tensor:
         norms = optimizer.norm_for_param_grads
-        pairs = [
-            (param, torch.as_tensor(norms[number]))
-            for param in params
-            if (number := optimizer.get_param_id(param)) in norms
-        ]
+        pairs = _offloaded_norms(optimizer, params)
         if hasattr(optimizer, "param_id"):
             optimizer.param_id[id(marker)] = marker.ds_id
         norms[marker.ds_id] = scalar(pairs, torch.device("cpu"))
         return usual([_like(params, marker), *params])
 
     optimizer.complete_grad_norm_calculation_for_cpu_offload = norm
+
+
+def _offloaded_norms(optimizer: Any, params: Sequence[Any]) -> list[tuple[Any, Tensor]]:
+    """Return the norms of gradients on the CPU (`norm_for_param_grads`)."""
+    norms = optimizer.norm_for_param_grads
+    return [
+        (param, torch.as_tensor(norms[number]))
+        for param in params
+        if (number := optimizer.get_param_id(param)) in norms
+    ]
 
 
 def _like(params: Sequence[Any], marker: _Marker) -> _Marker:

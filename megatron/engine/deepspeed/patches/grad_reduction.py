@@ -9,6 +9,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor, nn
 
+from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm
 from megatron.engine.deepspeed.patches.master_weights import master_gradient, master_weight
 from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
 
@@ -113,17 +114,11 @@ def replace_bf16_reduction(
             (`_INSTRUCTION_MAP`).
     """
     optimizer = engine.optimizer
-    accumulate, of_clipping = (
-        optimizer.accumulate_hp_grads_and_remove_lp,
-        optimizer.get_grads_for_norm,
-    )
+    accumulate = optimizer.accumulate_hp_grads_and_remove_lp
 
     def accumulate_and_reduce(parameter: nn.Parameter, group: int, index: int) -> None:
         accumulate(parameter, group, index)
         ready(parameter)
-
-    def gradients(for_clipping: bool = False) -> Any:
-        return of_clipping(for_clipping=True) if for_clipping else (norm_gradients(), {})
 
     def count(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         if name not in ("BackwardPass", "WeightPass"):
@@ -137,18 +132,9 @@ def replace_bf16_reduction(
 
     optimizer.accumulate_hp_grads_and_remove_lp = accumulate_and_reduce
     engine.buffered_allreduce_fallback = lambda grads=None, elements_per_buffer=0: finish()
-    optimizer.get_grads_for_norm = gradients
-    optimizer.mpu = _AllRanks
+    replace_bf16_norm(optimizer, norm_gradients)
     if hasattr(engine, "_INSTRUCTION_MAP"):
         wrap_instructions(engine, count)
-
-
-class _AllRanks:
-    """Model-parallel unit over whose ranks the bf16 optimizer sums the norm."""
-
-    @staticmethod
-    def get_model_parallel_group() -> Any:
-        return dist.group.WORLD
 
 
 def replace_weight_gather(optimizer: Any, gather: Callable[[], None]) -> None:

@@ -35,6 +35,11 @@ def size_of(line, started, **words):
             "--num-virtual-stages-per-pipeline-rank 2",
             {4: 4, 8: 6, 24: 12},
         ),
+        # Replicas that divide experts.
+        (
+            "--global-batch-size 12 --num-experts 4 --moe-expert-parallel-size 2",
+            {2: 2, 3: 2, 5: 4, 99: 12},
+        ),
         ("--global-batch-size 7", {6: 1, 7: 7, 8: 7}),
         ("--global-batch-size 7 --world-size 6", {6: 1}),
     ],
@@ -59,7 +64,11 @@ def test_the_jsons_accumulation_decides_the_number_of_replicas(tmp_path):
         ("--global-batch-size 4 --world-size 3", 2, "--world-size 3, but the launcher has started"),
         ("--global-batch-size 4 --tensor-model-parallel-size 2", 1, "1 process cannot hold full"),
         ("--global-batch-size 5 --micro-batch-size 2", 2, "5 is not a multiple of --micro-batch-s"),
-        ("--global-batch-size 4 --num-experts 2", 2, "--elastic does not work with --num-experts"),
+        (
+            "--global-batch-size 4 --num-experts 2 --moe-expert-parallel-size 2",
+            1,
+            "--moe-expert-parallel-size 2 does not divide the 1 replicas",
+        ),
         ("--global-batch-size 4 --use-bnb-optimizer", 2, "does not work with --use-bnb-optimizer"),
     ],
 )
