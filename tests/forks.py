@@ -133,6 +133,10 @@ def run_script(
         sys.argv = list(words[1:])
         sys.path[:] = [folder, *elsewhere]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-":
+        sys.argv = list(words)
+        sys.path[:] = [folder, *elsewhere]
+        exec(compile(sys.stdin.read(), "<stdin>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = list(words)
         sys.path[:] = [str(Path(words[0]).resolve().parent), *elsewhere]

@@ -14,12 +14,12 @@ from forks import Descriptor, exit_codes, run_script
 
 TIMEOUT_S = 300
 
-# Programs that are neither files nor modules, as in `python -c`, go to the interpreter itself.
+# Programs that are no files, modules or standard input, as in `python -c`, go to the interpreter.
 _PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
 
 words = sys.argv[2:] if sys.argv[1:2] == ["-u"] else sys.argv[1:]
-if not words or words[0][0] == "-" and words[0] != "-m":
+if not words or words[0][0] == "-" and words[0] not in ("-", "-m"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with socket.socket(socket.AF_UNIX) as line:
     line.connect({address!r})
