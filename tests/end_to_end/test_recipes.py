@@ -76,7 +76,7 @@ def nan(folder: Path, printed: str) -> None:
         for record in read_journal(folder / "run")
         if record["event"] == "step"
     }
-    assert max(steps) == 40 and 3 < steps[25] < 7
+    assert max(steps) == 40 and steps[40] < steps[1]
     assert (folder / "run" / "aside-global_step21").is_dir()
 
 
