@@ -91,11 +91,25 @@ RESULTS: dict[str, Callable[[Path, str], None]] = {
 }
 
 
+DAY = 24
+GPU_HOURS = {
+    "codeparrot": 8 * 6,
+    "multilingual": 32 * 4 * DAY,
+    "continue_llama": 8 * 4,
+    "chat": 8 * 0.5,
+    "squad": 8 * 11 * DAY,
+}
+"""Estimates in the tables of the pages: GPUs times hours."""
+
+
 @pytest.mark.parametrize("recipe", RESULTS)
 def test_a_recipe_has_its_result(recipe: str, tmp_path: Path) -> None:
     folder = checkout(tmp_path / "checkout")
     printed = run_page(RECIPES / f"{recipe}.md", folder)
     RESULTS[recipe](folder, printed)
+    if recipe in GPU_HOURS:
+        (hours,) = re.findall(r"GPU hours: ([\d,]+)", printed)
+        assert int(hours.replace(",", "")) == pytest.approx(GPU_HOURS[recipe], rel=0.1)
 
 
 def test_every_recipe_is_run() -> None:
