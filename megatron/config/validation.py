@@ -303,7 +303,6 @@ def _kernels_problems(
         {
             "--compile": config.kernels.compile,
             "--fp8-format": config.precision.fp8_format is not None,
-            "--num-experts": has_experts,
             "bf16.immediate_grad_update false in --deepspeed_config": config.precision.bf16
             and not value_at(user, "bf16.immediate_grad_update", True),
         },

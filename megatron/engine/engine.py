@@ -58,7 +58,7 @@ from megatron.engine.deepspeed.recompute import (
 from megatron.engine.deepspeed.skip_nonfinite import SkipNonfinite, is_finite
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
-from megatron.engine.experts import ExpertBalance, count_experts_once, save_experts
+from megatron.engine.experts import ExpertBalance, reduce_experts, save_experts
 from megatron.engine.loss_terms import LossTerms
 from megatron.model.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.broadcast import Batch
@@ -147,7 +147,7 @@ class Engine(ABC):
             if groups.expert is None:
                 watch_replicated_weights(engine, groups)
             else:
-                count_experts_once(engine, groups)
+                reduce_experts(engine, groups)
             self._sum_partial_gradients()
         read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:

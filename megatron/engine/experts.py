@@ -14,7 +14,11 @@ from megatron.checkpointing.parameter_names import expert_file
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.engine.deepspeed.grad_stats import counted_gradients, squared_norm
 from megatron.engine.deepspeed.overlap import own_gradients
-from megatron.engine.deepspeed.patches.experts import mark_expert_gradient, register_expert_groups
+from megatron.engine.deepspeed.patches.experts import (
+    divide_expert_gradients,
+    mark_expert_gradient,
+    register_expert_groups,
+)
 from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm, replace_partitioned_norm
 from megatron.model.layers.experts import MixtureBuilder, MixtureOfExperts
 from megatron.model.layers.router import Router
@@ -50,12 +54,14 @@ def register_experts(model: nn.Module, groups: Groups) -> None:
         mark_expert_gradient(parameter, name)
 
 
-def count_experts_once(engine: Any, groups: Groups) -> None:
-    """Replace the gradient norm of DeepSpeed's optimizers where replicas divide experts.
+def reduce_experts(engine: Any, groups: Groups) -> None:
+    """Average gradients of divided experts over all ranks, and count each once in the norm.
 
-    DeepSpeed's takes a collective for each parameter group, which a pipeline stage without experts
-    does not have, and counts biases of experts on every tensor-parallel rank in bf16.
+    DeepSpeed averages them over replicas, each of which may be several ranks that divide a sample.
+    Its norm takes a collective for each parameter group, which a pipeline stage without experts does
+    not have, and counts biases of experts on every tensor-parallel rank in bf16.
     """
+    divide_expert_gradients(engine, groups.topology.sequence)
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
         replace_bf16_norm(
@@ -110,7 +116,8 @@ def save_experts(engine: Any, groups: Groups, folder: Path, write: Callable[...,
 
     Their optimizer states are in DeepSpeed's files where it partitions them.
     """
-    if groups.expert is None or not 0 < groups.data_rank < groups.expert.size():
+    share = groups.data_and_sequence.rank()
+    if groups.expert is None or not 0 < share < groups.expert.size():
         return
     named = {n: p for n, p in engine.module.named_parameters() if is_expert(p)}
     optimizer = engine.optimizer
@@ -119,5 +126,5 @@ def save_experts(engine: Any, groups: Groups, folder: Path, write: Callable[...,
         states = {name: optimizer.state[p] for name, p in named.items() if p in optimizer.state}
     rank = groups.stage * groups.topology.tensor + groups.tensor_rank
     weights = {name: p.detach() for name, p in named.items()}
-    path = folder / expert_file(groups.data_rank, rank)
+    path = folder / expert_file(share, rank)
     write({"module": weights, "optimizer": states}, path)

@@ -69,14 +69,21 @@ class Activations:
     def products(self, number: int) -> int:
         """Return the bytes that the weight gradients of the layer `number` are computed from.
 
-        That are the inputs of its linear layers, and the gradients of their outputs.
+        That are the inputs of its linear layers, and the gradients of their outputs; those of experts
+        are computed at once.
         """
         spec = self.plan.model
         if number > spec.num_layers:
             return self._decoder.products(1) + self._decoder._attention_products(self)
-        inner = spec.ffn_hidden_size * (3 if spec.is_gated else 2)
+        widths = [spec.ffn_hidden_size]
+        if spec.experts_of(number) > 1:
+            widths = (
+                [spec.shared_expert_ffn_hidden_size] if spec.shared_expert_ffn_hidden_size else []
+            )
+            widths += [spec.ffn_hidden_size] if spec.residual_experts else []
+        inner = sum(widths) * (3 if spec.is_gated else 2)
         mlp = self.tokens * inner // self._tensor
-        mlp += (self.outside + self.tokens) * spec.hidden_size
+        mlp += len(widths) * (self.outside + self.tokens) * spec.hidden_size
         kept = self._attention_products() + mlp * self._bytes
         if number in spec.retro_layers:
             kept += self._attention_products(self._neighbors)

@@ -21,7 +21,7 @@ class Groups:
         data: data-parallel ranks: the same shard of the model and of the sequence.
         data_and_sequence: all ranks with the same shard of the model.
         model: the ranks of one replica (tensor and pipeline parallel).
-        expert: the replicas that divide the experts of a layer; None if each has all.
+        expert: the ranks that divide the experts of a layer; None if each has all.
         expert_data: all ranks with the same shard of the same experts; None likewise.
     """
 

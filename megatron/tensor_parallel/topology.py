@@ -23,7 +23,7 @@ class Topology:
     PipeModelDataParallelTopology.
 
     Args:
-        expert: neighbouring replicas that divide the experts of a layer.
+        expert: neighbours along the axes data and sequence that divide the experts of a layer.
         zigzag: whether a sequence is divided into chunks of `zigzag_chunks`, for ring attention,
             rather than into one slice for each rank.
     """
@@ -69,12 +69,13 @@ class Topology:
 
     def expert_groups(self) -> list[list[int]]:
         """List the sets of ranks that divide the experts of a layer."""
-        size = self.expert
-        return [g[i : i + size] for g in self.data_groups() for i in range(0, self.data, size)]
+        size, sets = self.expert, self.data_and_sequence_groups()
+        return [ranks[i : i + size] for ranks in sets for i in range(0, len(ranks), size)]
 
     def expert_data_groups(self) -> list[list[int]]:
         """List the sets of ranks with the same shard of the same experts."""
-        return [g[i :: self.expert] for g in self.data_groups() for i in range(self.expert)]
+        sets = self.data_and_sequence_groups()
+        return [ranks[i :: self.expert] for ranks in sets for i in range(self.expert)]
 
     def data_and_sequence_groups(self) -> list[list[int]]:
         """List the sets of ranks with the same shard of the model."""

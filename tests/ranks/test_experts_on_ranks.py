@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from engines import forget_groups
+from engines import forget_groups, trained
 from networks import gpt_steps
 from plain_mixture import PlainMixture
 from ranks import outcomes_on_ranks, require_passed
@@ -220,6 +220,25 @@ def experts_divided_over_the_replicas_of_a_pipeline_step_alike(rank):
     require_same_path(rank, *SHARED, *STAGES, *OF_8, "--checkpoint-activations")
     chunks = ["--num-layers", "4", "--num-virtual-stages-per-pipeline-rank", "2"]
     require_same_path(rank, *SHARED, *STAGES, *OF_8, *chunks)
+    split = ["--enable-zbh1-pipeline", "--moe-shared-expert-intermediate-size", "6"]
+    require_same_path(rank, *SHARED, *STAGES, *OF_8, *split)
+
+
+def experts_divided_over_the_parts_of_samples_step_alike(rank):
+    given = [*FLAGS, *OF_8, "--seq-length", "6"]
+    forget_groups()
+    expected = trained(*given)
+    for size, stage in ("2", "0"), ("4", "0"), ("4", "1"), ("2", "2"):
+        forget_groups()
+        flags = ["--moe-expert-parallel-size", size, "--zero-stage", stage]
+        found = trained(*given, "--ds-sequence-parallel-size", "2", *flags)
+        for name in expected:
+            if ".experts." not in name and "query_key_value.bias" not in name:
+                assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5, msg=str(flags))
+    forget_groups()
+    found = trained(*given, *SHARED, "--ds-sequence-parallel-size", "2", "--bf16", steps=1)
+    for name in "losses", "norms":
+        assert_close(found[name], expected[name][:1], rtol=0.03, atol=0)
 
 
 def sixteen_bits_find_the_same_norms_in_every_layout(rank):
@@ -267,6 +286,7 @@ CHECKS_OF_FOUR = [
     replicas_that_divide_experts_in_several_ways_step_alike,
     experts_divided_over_replicas_and_tensor_ranks_step_alike,
     experts_divided_over_the_replicas_of_a_pipeline_step_alike,
+    experts_divided_over_the_parts_of_samples_step_alike,
     sixteen_bits_find_the_same_norms_in_every_layout,
 ]
 

@@ -26,7 +26,7 @@ NETWORK = (
     *("--global-batch-size", "8", "--pad-vocab-size-to", "16"),
 )
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
-EXPERT = "--moe-expert-parallel-size"
+EXPERT, ULYSSES = "--moe-expert-parallel-size", "--ds-sequence-parallel-size 2"
 PATHS = {
     "fp32": [
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", f"{TENSOR} --zero-stage 2"),
@@ -38,7 +38,8 @@ PATHS = {
     ],
     "fp32 experts": [
         *(f"{EXPERT} 2 {PIPELINE}", f"{EXPERT} 2 {TENSOR} --zero-stage 1", "--zero-stage 3"),
-        *(f"{EXPERT} 2 {PIPELINE} --zero-stage 1", f"{EXPERT} 4 --zero-stage 2", ""),
+        *(f"{EXPERT} 2 {PIPELINE} --zero-stage 1", f"{EXPERT} 4 --zero-stage 2"),
+        *(f"{EXPERT} 4 {ULYSSES}", f"{EXPERT} 2 {ULYSSES} --zero-stage 1", ""),
     ],
     "bf16 experts": [
         *(f"{EXPERT} 2 {PIPELINE}", f"{EXPERT} 2 {TENSOR} --zero-stage 2"),

@@ -172,10 +172,12 @@ def _layout_problems(
     for count in counts:
         if count % size:
             yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
-    if data % size:
+    sequence, stages = sequence_size(parallel), parallel.pipeline_model_parallel_size
+    if data * sequence % size:
+        of_each = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
-            f"--moe-expert-parallel-size {size} does not divide the {data} replicas: experts are "
-            "shared by groups of that size"
+            f"--moe-expert-parallel-size {size} does not divide the {data} replicas{of_each}: experts "
+            "are shared by groups of that size"
         )
     if uses_ring(parallel):
         yield (
@@ -183,16 +185,15 @@ def _layout_problems(
             "tokens that pad a sample would be routed to them too; write --cp-comm-type a2a"
         )
         return
-    sequence, stages = sequence_size(parallel), parallel.pipeline_model_parallel_size
     if sequence > 1 and stages > 1:
         yield (
             f"experts with --pipeline-model-parallel-size {stages} need full sequences: take "
             f"--ds-sequence-parallel-size {sequence} out, or write one pipeline stage"
         )
-    if sequence > 1 and (size > 1 or drops_tokens(experts)):
+    if sequence > 1 and drops_tokens(experts):
         yield (
-            f"experts with --ds-sequence-parallel-size {sequence} need all experts on each rank and "
-            "no capacity: write --moe-expert-parallel-size 1 and --disable-moe-token-dropping"
+            f"experts with --ds-sequence-parallel-size {sequence} have no capacity, as each rank has "
+            "a part of the tokens: write --disable-moe-token-dropping"
         )
 
 

@@ -213,7 +213,7 @@ class ZeroCounter:
 
 def _is_first_copy(parameter: Any, groups: Groups) -> bool:
     """Whether this rank counts a weight that other replicas hold as well."""
-    return groups.sequence_rank == 0 and groups.data_rank < replicas_that_differ(parameter)
+    return groups.data_and_sequence.rank() < replicas_that_differ(parameter)
 
 
 def _is_partitioned(parameter: Any) -> bool:

@@ -32,7 +32,7 @@ NAMES = {
     "deepspeed.runtime.engine": (
         *("_global_grad_norm", "_copy_recovery_script", "_get_all_ckpt_names"),
         *("_get_all_zero_checkpoints", "_get_ckpt_name", "_get_zero_ckpt_name"),
-        *("MoE", "has_moe_layers"),
+        *("MoE", "has_moe_layers", "_reduce_expert_gradients"),
         *("clip_fp32_gradients", "enable_backward_allreduce", "checkpoint_engine"),
         *("basic_optimizer", "save_zero_checkpoint", "is_fp16_supported"),
         *("allreduce_no_retain", "gradient_predivide_factor", "communication_data_type"),

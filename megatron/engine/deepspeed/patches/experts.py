@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
 from deepspeed.runtime import engine as deepspeed_engine
 from deepspeed.utils import groups
-from torch import nn
+from torch import Tensor, nn
 
 
 def register_expert_groups(
@@ -32,6 +33,23 @@ def mark_expert_gradient(parameter: Any, name: str) -> None:
     """Let the gradient of `parameter` be reduced over the experts' groups `name` (`allreduce`)."""
     parameter.allreduce = False
     parameter.group_name = name
+
+
+def divide_expert_gradients(engine: Any, parts: int) -> None:
+    """Divide the averages of experts' gradients over the replicas by `parts`, without ZeRO and in bf16.
+
+    DeepSpeed computes these averages in `_reduce_expert_gradients`.
+    """
+    if parts == 1:
+        return
+    reduce = engine._reduce_expert_gradients
+
+    def divide_and_reduce(gradients: dict[str, list[Tensor]], elements: int) -> None:
+        for gradient in chain.from_iterable(gradients.values()):
+            gradient.div_(parts)
+        reduce(gradients, elements)
+
+    engine._reduce_expert_gradients = divide_and_reduce
 
 
 @contextmanager
