@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from engines import forget_groups, trained
+from engines import batches_of, forget_groups, trained
+from engines import engine_of as engine_of_run
 from networks import gpt_steps
 from plain_mixture import PlainMixture
 from ranks import outcomes_on_ranks, require_passed
@@ -30,7 +31,7 @@ from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.tensor_parallel.sharding import expert_share_of, shard_of
+from megatron.tensor_parallel.sharding import expert_share_of, is_expert, shard_of
 from megatron.tensor_parallel.topology import Topology
 
 FLAGS = [
@@ -195,6 +196,7 @@ def experts_step_alike_in_pipelines(rank):
 
 
 STAGES = ["--pipeline-model-parallel-size", "2"]
+OFFLOADED = ["--cpu-optimizer", "--cpu_torch_adam"]
 OF_8 = ["--topk", "2", "--global-batch-size", "8"]
 
 
@@ -207,6 +209,7 @@ def replicas_that_divide_experts_in_several_ways_step_alike(rank):
 def experts_divided_over_replicas_and_tensor_ranks_step_alike(rank):
     for stage in range(3):
         require_same_path(rank, *SHARED, *DIVIDED, "--zero-stage", str(stage), *OF_8)
+    require_same_path(rank, *SHARED, *DIVIDED, *OFFLOADED, "--zero-stage", "2", *OF_8)
     divided = [*SHARED, *DIVIDED, "--sequence-parallel", "--seq-length", "6"]
     require_same_path(rank, *divided, *OF_8, "--zero-stage", "1")
 
@@ -239,6 +242,27 @@ def experts_divided_over_the_parts_of_samples_step_alike(rank):
     found = trained(*given, *SHARED, "--ds-sequence-parallel-size", "2", "--bf16", steps=1)
     for name in "losses", "norms":
         assert_close(found[name], expected[name][:1], rtol=0.03, atol=0)
+
+
+def a_nan_in_the_gradient_of_one_expert_refuses_the_step(rank):
+    for flags in (
+        STAGES,
+        [*STAGES, "--zero-stage", "1"],
+        [*STAGES, "--bf16"],
+        [*DIVIDED, "--zero-stage", "2"],
+        [*DIVIDED, *OFFLOADED, "--zero-stage", "1"],
+    ):
+        forget_groups()
+        engine, plan, groups = engine_of_run(*FLAGS, *OF_8, *SHARED, *flags)
+        batches = batches_of(plan, groups)
+        engine.train_batch(batches)
+        expert = next(filter(is_expert, engine.module.parameters()))
+        hook = expert.register_hook(lambda grad: grad * (torch.nan if rank == 3 else 1))
+        engine.train_batch(batches)
+        hook.remove()
+        assert (engine.skipped_steps, engine.grad_norm) == (1, torch.inf), flags
+        assert float(engine.train_batch(batches)) < torch.inf, flags
+        assert engine.skipped_steps == 1, flags
 
 
 def sixteen_bits_find_the_same_norms_in_every_layout(rank):
@@ -287,6 +311,7 @@ CHECKS_OF_FOUR = [
     experts_divided_over_replicas_and_tensor_ranks_step_alike,
     experts_divided_over_the_replicas_of_a_pipeline_step_alike,
     experts_divided_over_the_parts_of_samples_step_alike,
+    a_nan_in_the_gradient_of_one_expert_refuses_the_step,
     sixteen_bits_find_the_same_norms_in_every_layout,
 ]
 

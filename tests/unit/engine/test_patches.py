@@ -56,6 +56,8 @@ NAMES = {
             "averaged_gradients",
             "get_grad_norm_direct",
             "norm_for_param_grads",
+            "params_in_partition",
+            "scaled_global_norm",
         ),
         *("complete_grad_norm_calculation_for_cpu_offload", "get_param_id", "param_id"),
         *("round_robin_bit16_groups", "round_robin_bit16_offsets", "real_dp_process_group"),
