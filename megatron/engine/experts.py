@@ -61,7 +61,8 @@ def reduce_experts(engine: Any, groups: Groups) -> None:
     Its norm takes a collective for each parameter group, which a pipeline stage without experts does
     not have, and counts biases of experts on every tensor-parallel rank in bf16.
     """
-    divide_expert_gradients(engine, groups.topology.sequence)
+    if groups.topology.pipeline == 1:  # in pipelines such ranks count as replicas
+        divide_expert_gradients(engine, groups.topology.sequence)
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
         replace_bf16_norm(

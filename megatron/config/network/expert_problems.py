@@ -172,7 +172,7 @@ def _layout_problems(
     for count in counts:
         if count % size:
             yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
-    sequence, stages = sequence_size(parallel), parallel.pipeline_model_parallel_size
+    sequence = sequence_size(parallel)
     if data * sequence % size:
         of_each = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
@@ -185,11 +185,6 @@ def _layout_problems(
             "tokens that pad a sample would be routed to them too; write --cp-comm-type a2a"
         )
         return
-    if sequence > 1 and stages > 1:
-        yield (
-            f"experts with --pipeline-model-parallel-size {stages} need full sequences: take "
-            f"--ds-sequence-parallel-size {sequence} out, or write one pipeline stage"
-        )
     if sequence > 1 and drops_tokens(experts):
         yield (
             f"experts with --ds-sequence-parallel-size {sequence} have no capacity, as each rank has "
