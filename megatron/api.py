@@ -1,4 +1,4 @@
-"""Public API for scripts and notebooks: make_config, pretrain, and the registries of plugins.
+"""Public API for scripts and notebooks: make_config, pretrain, generate, and the registries of plugins.
 
 Imports no torch, so that `--plugin` can import modules that only add flags quickly. docs/api.md lists
 what else is public.
@@ -7,7 +7,7 @@ what else is public.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron.common.errors import ConfigError, ExitCode, MegatronError
+from megatron.common.errors import ConfigError, ExitCode, MegatronError, raise_if_any
 from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
@@ -24,6 +24,7 @@ from megatron.common.registry import (
     Registry,
 )
 from megatron.config.config import Config, all_sections, parse_config
+from megatron.config.inference.generation import GenerationConfig, generation_problems
 from megatron.config.parsing.files import flag_words
 from megatron.optimizer.schedule import lr_decay
 from megatron.training.entry import train
@@ -55,6 +56,7 @@ __all__ = [
     "Registry",
     "StepResult",
     "TrainState",
+    "generate",
     "lr_decay",
     "make_config",
     "pretrain",
@@ -94,3 +96,38 @@ def pretrain(
         )
     require_hooks(hooks, "hooks:")
     return train(config, objective or config.plugins.objective or "gpt", hooks=hooks)
+
+
+def generate(prompts: Sequence[str], **flags: Any) -> list[str]:
+    """Return the continuation of each prompt by a trained GPT; [] on all ranks but the first.
+
+    Names are those of the flags of tools/generate_samples_gpt.py, with underscores:
+    `generate(["The"], load="run", out_seq_length=20, greedy=True)`. The network and the tokenizer are
+    those of the checkpoint.
+
+    Raises:
+        ConfigError: a flag is unknown, missing or malformed, or a prompt is too long.
+        CheckpointError: there is no checkpoint of a GPT in `load`, or it is damaged.
+    """
+    if isinstance(prompts, str):
+        raise ConfigError(f"generate: expected a list of prompts, found a str; write [{prompts!r}]")
+    # Imported here: they import torch.
+    from megatron.inference.loading.loaded_model import load_model
+    from megatron.inference.loading.model_source import read_model_source
+    from megatron.inference.loading.text_generator import TextGenerator
+
+    sections = {"generation": GenerationConfig}
+    source = read_model_source(
+        flag_words(flags, {**all_sections(), **sections}), sections, description=None
+    )
+    options: GenerationConfig = source.own["generation"]
+    raise_if_any(generation_problems(options))
+    loaded = load_model(source, options, rows=max(len(prompts), options.beam_width or 0))
+    if not loaded.is_first:
+        loaded.engine.follow()
+        return []
+    generator = TextGenerator(loaded, options, seed=source.config.training.seed)
+    try:
+        return [generator.text(done) for done in generator.generate(prompts)]
+    finally:
+        loaded.engine.close()
