@@ -72,7 +72,10 @@ def _rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
 
     Its exit code says how the run ended. A host that is lost closes nothing: the system probes it.
     """
-    connection = socket.create_connection((master.host, master.port), _CONNECT_S)
+    try:
+        connection = socket.create_connection((master.host, master.port), _CONNECT_S)
+    except ConnectionError:  # the rendezvous took place, so that rank 0 was there and has ended
+        return lambda: True
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10)):
