@@ -22,7 +22,7 @@ def outputs(file: Path) -> dict[str, str]:
     """Return the text of each output, by the beginning of its cell."""
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     return {
-        cell["source"].partition("\n")[0][:9]: output["data"]["text/plain"]
+        "".join(cell["source"])[:9]: output["data"]["text/plain"]
         for cell in cells
         if cell["cell_type"] == "code"
         for output in cell["outputs"]

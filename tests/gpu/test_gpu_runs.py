@@ -93,7 +93,10 @@ def losses_of(save):
 
 
 def killing_seed():
-    """Return a seed of --chaos that kills the first attempt at iteration 7, and the second never."""
+    """Return a seed of --chaos that kills the first attempt at iteration 11, and the second never.
+
+    Then the checkpoint of iteration 4 is whole on the slowest machine: that of 8 waited for it.
+    """
     # Deferred: DeepSpeed must find the device chosen.
     from megatron.training.guards.fault_injection import strikes
 
@@ -103,7 +106,7 @@ def killing_seed():
             [i for i in range(1, LAST + 1) if strikes(plan, "kill", attempt=a, iteration=i)]
             for a in (1, 2)
         )
-        if first[:1] == [7] and not second:
+        if first[:1] == [11] and not second:
             return seed
     raise AssertionError("no such seed")
 
@@ -138,7 +141,7 @@ def test_a_killed_run_resumes_where_it_was(
     flags = (*mode.split(), *chaos, "--save", str(tmp_path), "--load", str(tmp_path))
     code, output = pretrain(*flags)
     assert code == -signal.SIGKILL, output[-3000:]
-    assert 6 in losses_of(tmp_path)
+    assert 10 in losses_of(tmp_path)
     output = succeed(pretrain(*flags))
     assert "successfully loaded checkpoint" in output
     expected, found = losses_of(unbroken[mode]), losses_of(tmp_path)

@@ -35,13 +35,16 @@ def main(argv: Sequence[str]) -> None:
 
 def outputs_of(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """Run a cell; return what it prints, and the value of its last line if that is an expression."""
-    parts = ast.parse(source).body
-    last = parts.pop() if parts and isinstance(parts[-1], ast.Expr) else None
-    printed, value = io.StringIO(), None
+    parts = ast.parse(source)
+    has_value = bool(parts.body) and isinstance(parts.body[-1], ast.Expr)
+    if has_value:
+        name = ast.Name("_", ast.Store())
+        parts.body[-1] = ast.Assign([name], parts.body[-1].value)  # type: ignore[attr-defined]
+        ast.fix_missing_locations(parts)
+    printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(ast.Module(parts, []), f"cell {number}", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+        exec(compile(parts, f"cell {number}", "exec"), names)
+    value = names["_"] if has_value else None
     text = printed.getvalue()
     outputs = [{"output_type": "stream", "name": "stdout", "text": text}] if text else []
     if value is None:
