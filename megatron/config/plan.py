@@ -57,6 +57,7 @@ from megatron.config.parallelism.layout import (
     parallel_notices,
     plan_parallel,
     replica_size,
+    replicas_with_all_experts,
     uses_ring,
 )
 from megatron.config.parallelism.precision import (
@@ -277,8 +278,9 @@ def plan_model(
 def fewest_processes(config: Config) -> int:
     """Return the least number of processes in which every flag of `config` has a meaning."""
     compared = 2 if config.logging.slow_rank_factor else 1
-    experts = max(1, config.experts.moe_expert_parallel_size)
-    return replica_size(config.parallel) * experts * compared
+    expert = config.experts.moe_expert_parallel_size
+    replicas = replicas_with_all_experts(config.parallel, expert)
+    return replica_size(config.parallel) * replicas * compared
 
 
 def with_some_data(config: Config) -> Config:

@@ -53,6 +53,7 @@ from megatron.config.parallelism.layout import (
     parallel_problems,
     plan_parallel,
     replica_size,
+    replicas_with_all_experts,
     sequence_flags,
     sequence_parts,
     sequence_problems,
@@ -330,7 +331,9 @@ def _run_problems(
         config.profiling,
         world_size=world_size,
         replicas=world_size // replica_size(parallel),
-        experts=config.experts.moe_expert_parallel_size,
+        with_all_experts=replicas_with_all_experts(
+            parallel, config.experts.moe_expert_parallel_size
+        ),
         device=device,
         zero_stage=zero_stage,
     )
@@ -382,7 +385,9 @@ def _architecture_problems(config: Config, architecture: Architecture, kind: str
 def _replicas_of(config: Config, world_size: int) -> int:
     """Return the number of replicas; of a wrong number of processes the least that is possible."""
     replicas, left_over = divmod(world_size, replica_size(config.parallel))
-    return max(1, config.experts.moe_expert_parallel_size if left_over else replicas)
+    expert = config.experts.moe_expert_parallel_size
+    least = replicas_with_all_experts(config.parallel, expert) if left_over else replicas
+    return max(1, least)
 
 
 def _plan_valid_steps(

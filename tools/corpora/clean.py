@@ -74,7 +74,8 @@ def main(argv: Sequence[str]) -> None:
     report_path = corpus_report_of(tokens.output_prefix)
     steps = corpus_steps(spec, tokens)
     written = [prefix + end for prefix in tokens.prefixes for end in (".bin", ".idx")]
-    if not all(map(os.path.exists, [*written, report_path])):
+    was_finished = not executor.unfinished(steps[-1])
+    if was_finished and not all(map(os.path.exists, [*written, report_path])):
         executor.forget_finished(steps[-2:])
     if executor.unfinished(steps[-1]):
         for notice in command.notices:

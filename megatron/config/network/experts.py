@@ -80,7 +80,8 @@ class ExpertConfig:
     moe_expert_parallel_size: Annotated[
         int, Spelling("--moe-expert-parallel-size", ("--expert-model-parallel-size",))
     ] = 1
-    """Expert-parallel size: replicas that share the experts of a layer, each keeping its part."""
+    """Expert-parallel size: ranks of data and sequence parallelism that share the experts of a layer,
+    each keeping its part."""
 
     moe_train_capacity_factor: float | None = None
     """Capacity of an expert in training, relative to an even share of the tokens (default: 1; no

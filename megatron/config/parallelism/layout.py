@@ -93,7 +93,7 @@ class ParallelPlan:
     sequence_parallel: bool  # whether tensor-parallel ranks divide the sequence between regions
     partition_method: str
     zero_stage: int
-    expert: int = 1  # neighbouring replicas that share the experts of a layer
+    expert: int = 1  # neighbouring data- and sequence-parallel ranks that share a layer's experts
     split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
     splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
@@ -130,6 +130,11 @@ def sequence_flags(parallel: ParallelConfig) -> dict[str, int]:
 def sequence_size(parallel: ParallelConfig) -> int:
     """Return the number of processes that divide a sample between them, at least 1."""
     return max(1, parallel.ds_sequence_parallel_size) * max(1, parallel.context_parallel_size)
+
+
+def replicas_with_all_experts(parallel: ParallelConfig, expert: int) -> int:
+    """Return the fewest replicas whose ranks hold all experts, at expert-parallel size `expert`."""
+    return expert // math.gcd(expert, sequence_size(parallel)) if expert > 0 else 1
 
 
 def uses_ring(parallel: ParallelConfig) -> bool:

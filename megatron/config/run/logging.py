@@ -220,11 +220,21 @@ def logging_problems(
     *,
     world_size: int,
     replicas: int,
-    experts: int,
+    with_all_experts: int,
     device: str,
     zero_stage: int,
 ) -> Iterator[str]:
-    """Yield every problem of the flags of logs and profiles."""
+    """Yield every problem of the flags of logs and profiles.
+
+    Args:
+        logging: flags of the log.
+        profiling: flags of profiles.
+        world_size: number of processes.
+        replicas: number of replicas.
+        with_all_experts: the fewest replicas whose ranks hold all experts of a layer.
+        device: "cuda" or "cpu".
+        zero_stage: ZeRO stage.
+    """
     for flag, value in (
         ("--log-interval", logging.log_interval),
         ("--tensorboard-log-interval", logging.tensorboard_log_interval),
@@ -240,7 +250,9 @@ def logging_problems(
         if text and not logging.wandb_project:
             yield f"{flag} needs --wandb-project"
     if logging.slow_rank_factor is not None:
-        yield from _slow_rank_problems(logging.slow_rank_factor, replicas, experts, zero_stage)
+        yield from _slow_rank_problems(
+            logging.slow_rank_factor, replicas, with_all_experts, zero_stage
+        )
     peak = logging.device_peak_tflops
     if peak is not None and peak <= 0:
         yield f"--device-peak-tflops {peak:g} must be more than 0"
@@ -254,7 +266,7 @@ def logging_problems(
 
 
 def _slow_rank_problems(
-    factor: float, replicas: int, experts: int, zero_stage: int
+    factor: float, replicas: int, with_all_experts: int, zero_stage: int
 ) -> Iterator[str]:
     if factor <= 1:
         yield f"--slow-rank-factor {factor:g} must be more than 1, such as 1.2"
@@ -268,10 +280,10 @@ def _slow_rank_problems(
             "--slow-rank-factor compares replicas, and this run has no second one: start more "
             "processes, or leave it out"
         )
-    elif replicas <= experts:
+    elif replicas <= with_all_experts:
         yield (
             "--slow-rank-factor cannot find slow ranks that wait for each other's tokens in "
-            f"each layer, as all {replicas} replicas do at --moe-expert-parallel-size {experts}: "
+            f"each layer, as all {replicas} replicas do at this --moe-expert-parallel-size: "
             "lower that, or leave it out"
         )
 

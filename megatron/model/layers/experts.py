@@ -91,7 +91,7 @@ class MixtureOfExperts(nn.Module):
         kernels: what computes the activation.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
         plan: how tokens are routed in training; None for inference, which drops none.
-        expert_group: the replicas that divide the experts of a layer; None if each has all.
+        expert_group: the ranks that divide the experts of a layer; None if each has all.
         sequence_group: the ranks that divide a sample's sequence throughout; None for one rank.
         auxiliary: takes the balancing losses and the loads; None for inference.
 

@@ -136,12 +136,18 @@ def window_flags(window: int | None, kinds: Sequence[str]) -> Iterator[str]:
             yield from ("--window-attn-skip-freq", f"[{pattern}]")
 
 
+def window_above_flags(window: int | None, config: HuggingFaceConfig) -> Iterator[str]:
+    """Yield the flags of a window of the layers that `layer_types` or `max_window_layers` names."""
+    layers = config["num_hidden_layers"]
+    full = config.get("max_window_layers", layers)
+    kinds = [_FULL if number < full else _WINDOW for number in range(layers)]
+    yield from window_flags(window, config.get("layer_types") or kinds)
+
+
 def _qwen_flags(config: HuggingFaceConfig) -> Iterator[str]:
     yield from common_flags(config)
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    layers, full = config["num_hidden_layers"], config["max_window_layers"]
-    kinds = [_FULL if number < full else _WINDOW for number in range(layers)]
-    yield from window_flags(window, config.get("layer_types") or kinds)
+    yield from window_above_flags(window, config)
 
 
 def _qwen2_flags(config: HuggingFaceConfig) -> Iterator[str]:

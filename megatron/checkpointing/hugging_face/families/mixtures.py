@@ -24,6 +24,7 @@ from megatron.checkpointing.hugging_face.families.llama import (
     NAMES,
     common_flags,
     common_needs,
+    window_above_flags,
     window_flags,
     window_or_none,
 )
@@ -97,7 +98,7 @@ def _dots_needs(spec: ModelSpec) -> Allowed:
 
 
 def _glm_needs(spec: ModelSpec) -> Allowed:
-    anything = dict.fromkeys(("qkv_bias", "qk_layernorm", "rotary_dim"))
+    anything = dict.fromkeys(("hidden_size", "qkv_bias", "qk_layernorm", "rotary_dim"))
     return {**_deepseek_needs(spec), **anything}
 
 
@@ -160,7 +161,7 @@ def _deepseek_flags(config: HuggingFaceConfig) -> Iterator[str]:
 def _dots_flags(config: HuggingFaceConfig) -> Iterator[str]:
     yield from (*_deepseek_flags(config), "--qk-layernorm")
     yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
-    yield from window_flags(config.get("sliding_window"), config.get("layer_types") or [])
+    yield from window_above_flags(config.get("sliding_window"), config)
 
 
 def _glm_flags(config: HuggingFaceConfig) -> Iterator[str]:

@@ -143,7 +143,8 @@ OURS = {
     ),
     "deepseek-moe with groups": (
         "glm4_moe",
-        f"{EXPERTS} --rotary-percent 0.5 --add-qkv-bias {SIGMOID} {SHARED} 20 --num-experts 8 "
+        f"{EXPERTS} --hidden-size 28 --kv-channels 8 --rotary-percent 0.5 --add-qkv-bias "
+        f"{SIGMOID} {SHARED} 20 --num-experts 8 "
         "--moe-router-topk 4 --moe-router-num-groups 4 --moe-router-group-topk 2 "
         f"--moe-router-topk-scaling-factor 2.5 {TENSOR}",
     ),

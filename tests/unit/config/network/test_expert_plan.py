@@ -10,6 +10,7 @@ from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
 from megatron.config.network.experts import experts_of_layers
+from megatron.config.plan import fewest_processes
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -99,7 +100,7 @@ def test_flags_of_both_systems_mean_the_same():
         ("--num-experts 4 --context-parallel-size 2", "write --cp-comm-type a2a"),
         (
             "--num-experts 4 --moe-expert-parallel-size 2 --slow-rank-factor 2",
-            "as all 2 replicas do at --moe-expert-parallel-size 2",
+            "as all 2 replicas do at this --moe-expert-parallel-size",
         ),
     ],
 )
@@ -136,6 +137,17 @@ def test_what_fits_is_not_refused():
         "--num-experts 4 --zero-stage 3",
     ):
         assert tiny_plan(*line.split(), world_size=2).model.num_experts == (1, 4)
+
+
+def test_ranks_that_divide_a_sample_may_divide_experts():
+    """Two such ranks hold all of two expert-parallel ranks, so one replica is enough."""
+    line = "--num-experts 4 --moe-expert-parallel-size 2 --disable-moe-token-dropping"
+    line += " --ds-sequence-parallel-size 2 --slow-rank-factor 2"
+    assert fewest_processes(tiny_config(*line.split())) == 4
+    assert tiny_plan(*line.split(), world_size=4).parallel.data == 2
+    alone = line.replace(" --ds-sequence-parallel-size 2", "")
+    assert fewest_processes(tiny_config(*alone.split())) == 4
+    assert any("as all 2 replicas do" in problem for problem in problems(alone, world_size=2))
 
 
 @pytest.mark.parametrize(

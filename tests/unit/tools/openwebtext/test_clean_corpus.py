@@ -276,7 +276,10 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
     clean = load_tool(TOOLS / "corpora" / "clean.py")
     words = "--input raw.jsonl --output-prefix out --tokenizer-type GPT2BPETokenizer "
     words += "--vocab-file vocab.json --merge-file merges.txt --append-eod --tasks 2 "
-    clean([*words.split(), "--filters", *FILTERS])
+    with monkeypatch.context() as change:
+        # A corpus that has no output yet continues where it was stopped.
+        change.setattr(Executor, "forget_finished", None)
+        clean([*words.split(), "--filters", *FILTERS])
     assert "read: 36 | dropped by remove_512: 1" in (printed := capsys.readouterr().out)
     assert printed.rstrip().endswith("left: 31")
     assert (tmp_path / "out_text_document.idx").exists()
