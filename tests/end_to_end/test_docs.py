@@ -34,6 +34,7 @@ DATA_FILES = (
 _LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 _CODE = re.compile(r"`[^`\n]*`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_VARIABLES = re.compile(r"^(?:\w+=\$\()?(?:[A-Z_]+=\S* +)*")  # in front of a command
 _PATH = re.compile(r"`((?:megatron|tasks|tools|examples|slurm|docs|tests)/[\w./-]*)`")
 
 
@@ -100,8 +101,9 @@ def shown_commands() -> Iterator[tuple[str, list[str]]]:
     """Yield place and words of each command in blocks that are shown and not run."""
     for block in (block for page in PAGES for block in blocks_of(page, "console")):
         for line in block.text.replace("\\\n", " ").splitlines():
-            if re.match(r"(bash|python|deepspeed|srun)\b", line):
-                yield f"{name_of(block.page)}:{block.line}", shlex.split(line)
+            command = _VARIABLES.sub("", line).rstrip(")")
+            if re.match(r"(bash|python|deepspeed|srun|sbatch)\b(?! -m pytest)", command):
+                yield f"{name_of(block.page)}:{block.line}", shlex.split(command)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
         return
     if any(f"{word}.py" in SCRIPTS for word in words):  # a module, of the installed package
         words = [f"{word}.py" if f"{word}.py" in SCRIPTS else word for word in words]
+    words = [program_of(word) if word.endswith(".slurm") else word for word in words]
     script = next(i for i, word in enumerate(words) if word in (*SCRIPTS, *PROGRAMS))
     if words[script] not in SCRIPTS:
         output = {word.partition("=")[0] for word in words[script:] if word.startswith("--")}
@@ -125,6 +128,13 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
     )
     flags = [str(network) if word.endswith(".yaml") else word for word in words[script + 1 :]]
     parse_config(flags)
+
+
+def program_of(batch_script: str) -> str:
+    """Return the Python program that a batch script passes its words to."""
+    text = (REPOSITORY / batch_script).read_text(encoding="utf-8")
+    (program,) = re.findall(r"\$REPOSITORY/(\S+\.py)\"", text) or ["pretrain_gpt.py"]
+    return program
 
 
 def options_of(program: str) -> set[str]:
