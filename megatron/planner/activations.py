@@ -300,24 +300,26 @@ class Activations:
         return self.tokens * features * self._bytes // self._tensor
 
     def _mixture(self) -> int:
-        """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits.
-
-        Each expert is taken to get an even share of the tokens.
-        """
-        spec, experts = self.plan.model, self.plan.experts
-        capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
-        choices = spec.experts_per_token * capacity
+        """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits."""
+        spec = self.plan.model
         own = self._mlp() * spec.expert_width // spec.ffn_hidden_size
         exchanged = 2 if self.plan.parallel.expert > 1 else 0
         rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
         router = 4 * self.tokens * (spec.hidden_size + 2 * max(spec.num_experts))
         shared = self._mlp() * spec.shared_expert_ffn_hidden_size // spec.ffn_hidden_size
         return (
-            int(choices * (own + rows))
+            int(self.choices * (own + rows))
             + router
             + shared
             + (self._mlp() if spec.residual_experts else 0)
         )
+
+    @property
+    def choices(self) -> float:
+        """Experts that compute a token, where each gets an even share of all tokens."""
+        experts = self.plan.experts
+        capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
+        return self.plan.model.experts_per_token * capacity
 
     @property
     def _tensor(self) -> int:

@@ -1,8 +1,10 @@
 """Parallel layouts of a number of GPUs, and names for groups of them."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, TypeVar
 
 K = TypeVar("K")
@@ -25,10 +27,12 @@ class Layout:
     zero_stage: int
     micro_batch_size: int
     recompute: str  # none, selective or full
+    expert: int = 1
 
     def __str__(self) -> str:
+        experts = f" ep {self.expert}" if self.expert > 1 else ""
         return (
-            f"tp {self.tensor} pp {self.pipeline} dp {self.data} | ZeRO {self.zero_stage} | "
+            f"tp {self.tensor} pp {self.pipeline} dp {self.data}{experts} | ZeRO {self.zero_stage} | "
             f"micro-batch {self.micro_batch_size} | recompute {self.recompute}"
         )
 
@@ -41,30 +45,40 @@ class Layout:
         )
         if self.tensor > 1:
             words += " --sequence-parallel"
+        if self.expert > 1:
+            words += f" --moe-expert-parallel-size {self.expert}"
         if self.recompute == "selective":
             words += " --recompute-activations"
         return words + (" --checkpoint-activations" if self.recompute == "full" else "")
 
 
-def layouts_of(num_gpus: int, num_layers: int) -> Iterator[Layout]:
-    """Yield every layout of `num_gpus` devices that a search looks at."""
+def layouts_of(num_gpus: int, num_layers: int, num_experts: int = 1) -> Iterator[Layout]:
+    """Yield every layout of `num_gpus` devices that a search looks at.
+
+    Args:
+        num_experts: what an expert-parallel size divides.
+    """
     for tensor in (1, 2, 4, 8, 16):
         if num_gpus % tensor:
             continue
         for pipeline in range(1, min(num_layers, num_gpus // tensor) + 1):
             if num_gpus // tensor % pipeline:
                 continue
-            for zero_stage in (1,) if pipeline > 1 else (1, 2, 3):
-                for micro in _MICRO_BATCHES:
-                    for recompute in _RECOMPUTED:
-                        yield Layout(
-                            tensor=tensor,
-                            pipeline=pipeline,
-                            data=num_gpus // tensor // pipeline,
-                            zero_stage=zero_stage,
-                            micro_batch_size=micro,
-                            recompute=recompute,
-                        )
+            data = num_gpus // tensor // pipeline
+            stages = (1,) if pipeline > 1 else (1, 2, 3)
+            for zero_stage, micro, recompute in product(stages, _MICRO_BATCHES, _RECOMPUTED):
+                # ZeRO stage 3 divides the weights of experts itself.
+                shared = 1 if zero_stage == 3 else math.gcd(num_experts, data)
+                for expert in (size for size in range(1, shared + 1) if shared % size == 0):
+                    yield Layout(
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        data=data,
+                        zero_stage=zero_stage,
+                        micro_batch_size=micro,
+                        recompute=recompute,
+                        expert=expert,
+                    )
 
 
 def places(
@@ -87,7 +101,8 @@ def places(
 
 def _along(layout: Layout, axis: Axis) -> str:
     sizes = {"tp": layout.tensor, "pp": layout.pipeline, "dp": layout.data}
-    return " ".join(f"{name} {sizes[name]}" for name in axis.split())
+    words = " ".join(f"{name} {sizes[name]}" for name in axis.split())
+    return f"{words} ep {layout.expert}" if layout.expert > 1 and "tp pp" in axis else words
 
 
 def _apart(layouts: Iterable[Layout], stages: set[int]) -> str:

@@ -1,5 +1,6 @@
 """Search for parallel layouts that fit a number of GPUs: the fastest first, and why others do not fit."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ DECIDED = {
         "num_virtual_stages_per_pipeline_rank",
         "sequence_parallel",
     ),
+    "experts": ("moe_expert_parallel_size",),
     "training": ("micro_batch_size",),
     "deepspeed": ("zero_stage",),
     "recompute": (
@@ -101,7 +103,8 @@ def search(
     """
     if config.precision.bf16 and not device.has_bf16:
         raise ConfigError(_no_bf16(device))
-    layouts = [*layouts_of(num_gpus, config.model.num_layers)]
+    num_experts = math.gcd(*(count for count in config.experts.num_experts or () if count > 1))
+    layouts = [*layouts_of(num_gpus, config.model.num_layers, max(1, num_experts))]
     fitting: list[Fitting] = []
     refused = defaultdict[tuple[Axis, str], list[Layout]](list)
     problems: list[tuple[str, ...]] = []  # what training itself refuses of each layout
@@ -218,6 +221,7 @@ def _config_of(config: Config, layout: Layout) -> Config:
             enable_zbh1_pipeline=config.parallel.enable_zbh1_pipeline and layout.pipeline > 1,
             sequence_parallel=layout.tensor > 1,
         ),
+        experts=replace(config.experts, moe_expert_parallel_size=layout.expert),
         training=replace(config.training, micro_batch_size=layout.micro_batch_size),
         deepspeed=replace(config.deepspeed, zero_stage=layout.zero_stage),
         recompute=replace(

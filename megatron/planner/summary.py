@@ -88,6 +88,7 @@ def work_lines(plan: Plan) -> Iterator[str]:
         "pipeline": traffic.pipeline,
         "data": traffic.data,
         "sequence": traffic.sequence,
+        "experts": traffic.experts,
     }
     sent = " | ".join(f"{name} {_sent(volume)}" for name, volume in parts.items() if volume.total)
     yield f"sent per rank and step: {sent or 'nothing'}"

@@ -34,6 +34,13 @@ class Volume:
         """All of them."""
         return sum(astuple(self))
 
+    def __add__(self, other: "Volume") -> "Volume":
+        return Volume(
+            exposed=self.exposed + other.exposed,
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
@@ -45,6 +52,7 @@ class Traffic:
     Args:
         data: gradients beside backward passes, weights beside forward passes.
         data_passes: micro-batches whose passes hide `data`.
+        experts: tokens to their experts and back, where an even share goes to each expert.
     """
 
     tensor: Volume
@@ -52,6 +60,7 @@ class Traffic:
     data: Volume
     data_passes: int
     sequence: Volume
+    experts: Volume
 
 
 def traffic_of(plan: Plan, number: int) -> Traffic:
@@ -62,7 +71,7 @@ def traffic_of(plan: Plan, number: int) -> Traffic:
         volumes: list[Volume] = [getattr(each, name) for each in found]
         return max(volumes, key=lambda volume: volume.total)
 
-    kinds = ("tensor", "pipeline", "data", "sequence")
+    kinds = ("tensor", "pipeline", "data", "sequence", "experts")
     return Traffic(data_passes=found[0].data_passes, **{name: most(name) for name in kinds})
 
 
@@ -93,6 +102,7 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
         data=_data(plan, stage, number),
         data_passes=number if parallel.zero_stage > 1 else 1,
         sequence=sequence,
+        experts=_tokens_of_experts(plan, stage, number),
     )
 
 
@@ -130,49 +140,77 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
     return Volume(exposed=once * rings, backward=once * beside)
 
 
+def _tokens_of_experts(plan: Plan, stage: Stage, number: int) -> Volume:
+    """Return the all-to-alls of tokens: to the experts and back, forward and backward."""
+    spec, parallel, activations = plan.model, plan.parallel, Activations(plan, "cuda")
+    mixtures = sum(spec.experts_of(layer) > 1 for layer in stage.layers)
+    rows = activations.tokens * activations.choices
+    once = rows * spec.hidden_size * BYTES[plan.precision.dtype] * _ring(parallel.expert)
+    return Volume(exposed=number * mixtures * 2 * (2 + plan.recompute.share) * once)
+
+
 def _data(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the data-parallel traffic: reduction of gradients, and gathering of divided weights."""
+    held, copies = weights_of(plan, stage), plan.parallel.data * plan.parallel.sequence
+    all_alike = _Copied(held.dense, copies, _shared(plan, stage))
+    experts = _Copied(held.experts, copies // plan.parallel.expert)
+    volumes = [
+        _of_copies(plan, each, number, held=held.total)
+        for each in (all_alike, experts)
+        if each.count and each.copies > 1
+    ]
+    return sum(volumes, Volume())
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """`count` weights that `copies` ranks have, `shared` of them in a tied table."""
+
+    count: int
+    copies: int
+    shared: int = 0
+
+
+def _of_copies(plan: Plan, weights: _Copied, number: int, *, held: int) -> Volume:
+    """Return the traffic of weights that are equal on several ranks; the rank has `held` in all."""
     parallel, precision = plan.parallel, plan.precision
-    replicas = parallel.data * parallel.sequence
-    if replicas == 1:
-        return Volume()
-    count, ring = weights_of(plan, stage).dense, _ring(replicas)
+    count, ring = weights.count, _ring(weights.copies)
     weight = count * BYTES[precision.dtype]
     gradient = count * (4 if precision.fp32_gradients else 2)
     if parallel.zero_stage == 3:
         # What the backward pass needs soon after the forward pass stays until then.
         near = value_at(plan.deepspeed, "zero_optimization.stage3_max_reuse_distance", _REUSE) / 2
-        again = max(0.0, 1 - near / count)
+        again = max(0.0, 1 - near / held)
         every = number * ring
         return Volume(forward=every * weight, backward=every * (gradient + again * weight))
     if parallel.zero_stage == 0 or (_is_bf16_optimizer(plan) and not _overlaps_bf16(plan)):
         gathered = ring * weight if parallel.zero_stage else 0.0
         return Volume(exposed=2 * ring * gradient + gathered)
     if _is_bf16_optimizer(plan):
-        late = _last(plan, stage, "reduce_bucket_size", replicas) + _shared(plan, stage)
-        first = _last(plan, stage, "allgather_bucket_size", replicas)
+        late = _last(plan, weights, "reduce_bucket_size", weights.copies) + weights.shared
+        first = _last(plan, weights, "allgather_bucket_size", weights.copies)
         at_end, at_start = (min(1.0, elements / count) for elements in (late, first))
         return Volume(
             exposed=at_end * gradient + at_start * weight,
             forward=(1 - at_start) * weight,
             backward=(1 - at_end) * gradient,
         )
-    return _of_deepspeed(plan, stage, number, weight=weight, gradient=gradient)
+    return _of_deepspeed(plan, weights, number, weight=weight, gradient=gradient)
 
 
 def _of_deepspeed(
-    plan: Plan, stage: Stage, number: int, *, weight: float, gradient: float
+    plan: Plan, weights: _Copied, number: int, *, weight: float, gradient: float
 ) -> Volume:
     """Return the traffic of DeepSpeed's optimizer of ZeRO 1 and 2, which reduces in its hooks."""
     parallel, zero = plan.parallel, plan.deepspeed["zero_optimization"]
-    ring = _ring(parallel.data * parallel.sequence)
+    ring = _ring(weights.copies)
     once = gradient * (number if parallel.zero_stage == 2 else 1)
     if value_at(zero, "use_multi_rank_bucket_allreduce", True):
         once *= 2 * ring
     if parallel.pipeline > 1 or not value_at(zero, "overlap_comm", False):
         return Volume(exposed=ring * weight + once)
-    late = _last(plan, stage, "reduce_bucket_size", 1) + _shared(plan, stage)
-    at_end = min(1.0, late / weights_of(plan, stage).dense)
+    late = _last(plan, weights, "reduce_bucket_size", 1) + weights.shared
+    at_end = min(1.0, late / weights.count)
     # At stage 2 the end of one backward pass is followed by the next forward pass.
     at_end /= number if parallel.zero_stage == 2 and number else 1
     return Volume(exposed=ring * weight + at_end * once, backward=(1 - at_end) * once)
@@ -191,10 +229,10 @@ def _overlaps_bf16(plan: Plan) -> bool:
     return bool(value_at(plan.deepspeed, "bf16.immediate_grad_update", False)) and not is_mixture
 
 
-def _last(plan: Plan, stage: Stage, key: str, partitions: int) -> float:
+def _last(plan: Plan, weights: _Copied, key: str, partitions: int) -> float:
     """Return the elements of the bucket of the first layers, which backward completes last."""
-    size = value_at(plan.deepspeed, f"zero_optimization.{key}", _BUCKET)
-    return min(size, weights_of(plan, stage).dense / partitions)
+    size = float(value_at(plan.deepspeed, f"zero_optimization.{key}", _BUCKET))
+    return min(size, weights.count / partitions)
 
 
 def _shared(plan: Plan, stage: Stage) -> int:

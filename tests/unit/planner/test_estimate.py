@@ -345,6 +345,31 @@ def test_gradients_and_weights_hide_beside_the_passes():
     assert data("--bf16", "--zero-stage", "1", world_size=1) == Volume()
 
 
+def test_traffic_of_experts():
+    flags = ("--num-experts", "4", "--expert-interval", "1", "--topk", "2", "--zero-stage", "1")
+    flags += ("--disable-moe-token-dropping", "--checkpoint-activations")
+    apart, together = (
+        tiny_plan(*flags, "--moe-expert-parallel-size", size, world_size=4) for size in "41"
+    )
+    rows = 2 * 2 * 6  # choices of the tokens of a micro-batch
+    # To the experts and back; forward, again for the backward pass, and backward; in two layers.
+    exchanges = 2 * 3 * 2
+    sent = traffic_of(apart, 3)
+    assert sent.experts == Volume(exposed=3 * exchanges * rows * 8 * 4 * 3 / 4)
+    assert traffic_of(together, 3).experts == Volume()
+    # With an expert on each rank there is nothing to reduce for experts, and no copy to gather.
+    held = weights_of(together, stages_of(together)[0])
+    assert weights_of(apart, stages_of(apart)[0]).experts == held.experts / 4
+    per_weight = 4 + 4 * 3 / 4
+    assert sent.data.total == per_weight * held.dense
+    assert traffic_of(together, 3).data.total == per_weight * held.total
+    dropping = (word for word in flags if "dropping" not in word)
+    half = ("--moe-train-capacity-factor", "0.5", "--moe-expert-parallel-size", "4")
+    assert traffic_of(tiny_plan(*dropping, *half, world_size=4), 3).experts.total == (
+        sent.experts.total / 2
+    )
+
+
 def test_hidden_communication_takes_no_time_until_it_is_longer_than_what_hides_it():
     flags = f"--bf16 --zero-stage 1 {SIZES['1.3b']} --seq-length 2048 --lr 1e-4 --data-path D"
     flags += " --train-iters 10 --micro-batch-size 8 --global-batch-size 128"
@@ -443,6 +468,27 @@ def test_the_search_tells_layouts_that_do_not_run_from_those_that_do():
         ("tp 1 pp 1", "ZeRO 1/2 recompute none/selective micro-batch 4/8"),
         ("tp 8 pp 1", ""),
     ]
+
+
+def test_the_search_divides_experts():
+    network = f"{SIZES['1.3b']} --seq-length 2048 --num-experts 48 --expert-interval 2 --lr 1e-4"
+    config, _ = parse_config(
+        f"{network} --bf16 --micro-batch-size 1 --global-batch-size 8 --data-path D "
+        "--train-iters 10".split()
+    )
+    found = search(config, num_gpus=8, vocab_size=50257, device=A100)
+    best = found.fitting[0].layout
+    assert f"--moe-expert-parallel-size {best.expert}" in best.flags()
+    assert f" ep {best.expert} " in str(best)
+    without_others = (
+        one.layout.expert
+        for one in found.fitting
+        if (one.layout.tensor, one.layout.pipeline) == (1, 1) and one.layout.zero_stage == 1
+    )
+    assert {*without_others} == {4, 8}  # more experts on a GPU do not fit
+    partly = [part for refusal in found.refused for part in refusal.partly]
+    assert any(part.startswith("tp 1 pp 1 ep 2 with ZeRO 1") for part in partly)
+    assert {layout.expert for layout in layouts_of(8, 24, 48) if layout.zero_stage == 3} == {1}
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones():
