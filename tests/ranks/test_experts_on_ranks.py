@@ -227,6 +227,13 @@ def experts_divided_over_the_replicas_of_a_pipeline_step_alike(rank):
     require_same_path(rank, *SHARED, *STAGES, *OF_8, *split)
 
 
+def experts_divided_over_replicas_tensor_ranks_and_stages_step_alike(rank):
+    require_same_path(rank, *SHARED, *DIVIDED, *STAGES, *OF_8, "--zero-stage", "1")
+    sequence = ["--sequence-parallel", "--seq-length", "6", "--checkpoint-activations"]
+    require_same_path(rank, *SHARED, *DIVIDED, *STAGES, *OF_8, *sequence)
+    require_same_path(rank, "--moe-expert-parallel-size", "4", *STAGES, *OF_8)
+
+
 def experts_divided_over_the_parts_of_samples_step_alike(rank):
     given = [*FLAGS, *OF_8, "--seq-length", "6"]
     forget_groups()
@@ -324,6 +331,7 @@ CHECKS_OF_FOUR = [
     a_nan_in_the_gradient_of_one_expert_refuses_the_step,
     sixteen_bits_find_the_same_norms_in_every_layout,
 ]
+CHECKS_OF_EIGHT = [experts_divided_over_replicas_tensor_ranks_and_stages_step_alike]
 
 
 @pytest.fixture(scope="module")
@@ -331,9 +339,12 @@ def outcomes(tmp_path_factory):
     return {
         **outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("two")),
         **outcomes_on_ranks(4, CHECKS_OF_FOUR, tmp_path_factory.mktemp("four")),
+        **outcomes_on_ranks(8, CHECKS_OF_EIGHT, tmp_path_factory.mktemp("eight")),
     }
 
 
-@pytest.mark.parametrize("check", [*CHECKS, *CHECKS_OF_FOUR], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [*CHECKS, *CHECKS_OF_FOUR, *CHECKS_OF_EIGHT], ids=lambda check: check.__name__
+)
 def test(check, outcomes):
     require_passed(check, outcomes)
