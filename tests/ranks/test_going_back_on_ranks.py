@@ -23,6 +23,8 @@ LAYOUTS = {
     "stages": "--pipeline-model-parallel-size 2",
     "bf16_stages": "--bf16 --pipeline-model-parallel-size 2",
     "muon": "--optimizer muon",
+    "ring": "--context-parallel-size 2 --attention-dropout 0.1",
+    "bf16_ring": "--context-parallel-size 2 --bf16 --zero-stage 1",
 }
 
 

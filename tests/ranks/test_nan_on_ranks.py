@@ -8,10 +8,11 @@ from ranks import outcomes_on_ranks, require_passed
 from megatron.tensor_parallel.sharding import shard_of
 
 TENSOR = ("--tensor-model-parallel-size", "2")
+RING = ("--context-parallel-size", "2")
 
 
-def refuses(rank, *flags):
-    engine, plan, groups = engine_of(*TENSOR, *flags)
+def refuses(rank, *flags, layout=TENSOR):
+    engine, plan, groups = engine_of(*layout, *flags)
     batches = batches_of(plan, groups)
     engine.train_batch(batches)
     copies = {
@@ -55,6 +56,14 @@ def fp32_zero3(rank):
     refuses(rank, "--zero-stage", "3")
 
 
+def ring_attention(rank):
+    refuses(rank, layout=RING)
+
+
+def ring_attention_in_bf16_zero2(rank):
+    refuses(rank, "--bf16", "--zero-stage", "2", layout=RING)
+
+
 def bf16(rank):
     refuses(rank, "--bf16", "--zero-stage", "0")
 
@@ -88,6 +97,8 @@ CHECKS = [
     bf16_zero2,
     bf16_zero3,
     on_the_cpu,
+    ring_attention,
+    ring_attention_in_bf16_zero2,
 ]
 
 

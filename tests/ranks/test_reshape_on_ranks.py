@@ -27,10 +27,13 @@ NETWORK = (
 )
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 EXPERT, ULYSSES = "--moe-expert-parallel-size", "--ds-sequence-parallel-size 2"
+RING = "--context-parallel-size"
 PATHS = {
     "fp32": [
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", f"{TENSOR} --zero-stage 2"),
-        *(PIPELINE, "--zero-stage 1", f"{TENSOR} --zero-stage 3", f"{PIPELINE} --zero-stage 1", ""),
+        *(PIPELINE, "--zero-stage 1", f"{TENSOR} --zero-stage 3", f"{PIPELINE} --zero-stage 1"),
+        *(f"{RING} 2 --zero-stage 2", f"{RING} 4", f"{RING} 2 {TENSOR} --zero-stage 1"),
+        *("--zero-stage 1", f"{RING} 2 {PIPELINE} --zero-stage 1", f"{RING} 2 --zero-stage 3", ""),
     ],
     "bf16 untied": [
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", PIPELINE, "--zero-stage 2", TENSOR),

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from tiny import GEMMA
@@ -250,9 +251,11 @@ def ring_attention_trains_with_other_layouts(rank):
     stages = ("--pipeline-model-parallel-size", "2", "--zero-stage", "1")
     even = ("--seq-length", "8", "--max-position-embeddings", "8")
     single = ("--micro-batch-size", "1")
+    get_accelerator().is_fp16_supported = lambda: True
     for layout in (
         (),
         (*single, "--bf16"),
+        (*single, "--fp16", "--loss-scale", "128", "--zero-stage", "2"),
         (*TENSOR, "--zero-stage", "1", *DOCUMENTS),
         (*BOTH, "--zero-stage", "1", *even),
         (*stages, *DOCUMENTS),
@@ -262,8 +265,10 @@ def ring_attention_trains_with_other_layouts(rank):
         found = trained(*SGD, *layout, *RING)
         # Without the ring, its ranks are replicas.
         expected = trained(*SGD, *layout, *(() if layout else ("--micro-batch-size", "1")))
-        tolerance = 3e-2 if "--bf16" in layout else 1e-4
+        tolerance = 3e-2 if {"--bf16", "--fp16"} & {*layout} else 1e-4
         require_close(found, expected, rtol=tolerance, atol=tolerance / 10)
+    found = trained(*SGD, *RING[:1], "4", *single, *DOCUMENTS)  # 6 positions, padded to 8
+    require_close(found, trained(*SGD, *single, *DOCUMENTS), rtol=1e-4, atol=1e-5)
 
 
 def losses_in_chunks_train_as_those_of_all_logits(rank):
