@@ -83,6 +83,7 @@ def adapters_train_alone_and_alike_over_all_layouts(rank):
 
 CHUNKS = "--loss-chunk-tokens", "7"
 INTERLEAVED = PIPELINE, "2", "--num-virtual-stages-per-pipeline-rank", "2"
+RING = "--context-parallel-size", "2"
 ZERO_BUBBLE = "--enable-zbh1-pipeline"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1"),
@@ -92,6 +93,8 @@ CHECKS = [
     Layout(NETWORK, *INTERLEAVED, "--checkpoint-activations"),
     Layout(NETWORK, PIPELINE, "2", "--zero-stage", "1", network=["--bert-no-binary-head"]),
     Layout(NETWORK, "--ds-sequence-parallel-size", "2"),
+    Layout(NETWORK, *RING, network=["--seq-length", "8"]),
+    Layout(NETWORK, *RING, PIPELINE, "2", "--zero-stage", "1", network=["--seq-length", "8"]),
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "3", *CHUNKS),
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "2"),
     Layout(NETWORK, "--fp16", "--loss-scale", "128", "--zero-stage", "2"),
