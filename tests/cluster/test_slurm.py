@@ -245,7 +245,18 @@ def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -
     assert {cluster.job_field(job, "ExitCode")[0] for job in jobs} == {"2:0"}
 
 
-def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster) -> None:
+def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster, tmp_path: Path) -> None:
+    """A module brings the program for containers."""
+    apptainer = tmp_path / "apptainer"
+    apptainer.write_text(
+        '#!/bin/sh\n[ "$1 $7" = "exec image.sif" ] && shift 7 && echo in && "$@"\n'
+    )
+    apptainer.chmod(0o755)
+    contained = {
+        "MODULES": "apptainer",
+        "BASH_FUNC_module%%": f'() {{ PATH="{tmp_path}:$PATH"; }}',
+        "CONTAINER": "image.sif",
+    }
     planned = []
     for script, (nodes, processes) in SIZES.items():
         held = cluster.submit(script, options="--hold --partition=large")
@@ -262,7 +273,9 @@ def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster) -> None:
                 *("--vocabulary", "250680" if "bloom" in script else "50257"),
                 options="--nodes=1 --ntasks-per-node=1 --gpus-per-node=1",
                 **{"TRAIN": "tools/plan.py", "DATA_PATH": "corpus", "SAVE": script},
+                **contained,
             )
         )
     cluster.finish(*planned)
     assert all(cluster.log(job).count("a100-80gb: fits") == 1 for job in planned)
+    assert all("in\n" in cluster.log(job) for job in planned), cluster.log(planned[0])

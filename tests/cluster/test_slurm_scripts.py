@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,63 @@ def test_a_chain_begins_with_the_weights_of_base_and_goes_on_from_its_own(tmp_pa
         assert refused.stderr.startswith(f"error: leave {flag} out: ")
         assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "launched").exists()
+
+
+@pytest.mark.parametrize("has_pyxis", [True, False])
+def test_processes_run_in_the_container(has_pyxis: bool, tmp_path: Path) -> None:
+    script = REPOSITORY / "slurm" / "gpt_tiny.slurm"
+    for name in ("base", "data"):
+        (tmp_path / name).mkdir()
+    srun = f'if [ "$1" = --help ]; then echo --container-image=PATH; else\n{WRITES_WORDS}\nfi'
+    if not has_pyxis:
+        srun = srun.replace("--container-image=PATH", "--nodes=N")
+        (tmp_path / "singularity").touch(mode=0o755)
+    run = {"CONTAINER": "an image.sif", "MOUNTS": f"{tmp_path}/data", "SAVE": "run"}
+    start(script, tmp_path, srun=srun, BASE="base", **run).check_returncode()
+    seen = (REPOSITORY, *(tmp_path / name for name in ("", "data", "run", "base")))
+    mounts = ",".join(f"{folder}:{folder}" for folder in seen)
+    expected = ["singularity", "exec", "--nv", "--bind", mounts, "--pwd", str(tmp_path)]
+    expected += ["an image.sif"]
+    if has_pyxis:
+        expected = ["--container-image", "an image.sif", "--container-mounts", mounts]
+        expected += ["--container-workdir", str(tmp_path)]
+    words = (tmp_path / "launched").read_text().split("\0")
+    begin = words.index("python") - len(expected)
+    assert words[begin : begin + len(expected)] == expected
+    assert words[begin - 1] == "--wait=600"
+
+    refused = start(script, tmp_path, srun=srun, **run | {"MOUNTS": "none"})
+    assert refused.returncode == 2
+    assert refused.stderr.endswith(" has no folder none\n")
+
+
+def test_a_container_without_a_program_for_it_is_refused(tmp_path: Path) -> None:
+    if shutil.which("apptainer") or shutil.which("singularity"):
+        pytest.skip("this machine has one")
+    script = REPOSITORY / "slurm" / "preprocess_merge.slurm"
+    refused = start(script, tmp_path, srun="", CONTAINER="image.sif", SHARDS="1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith('error: CONTAINER is "image.sif", but srun has no pyxis, and ')
+
+
+def test_modules_are_loaded_before_anything_runs(tmp_path: Path) -> None:
+    script = REPOSITORY / "slurm" / "preprocess_merge.slurm"
+    loads = '() { [ "$1 $UNSET" = "load " ] && [ "$2" != gone ] && export LOADED="$LOADED $2"; }'
+    start(
+        *(script, tmp_path),
+        srun="printf '%s' \"$LOADED\" > launched",
+        **{"MODULES": "cuda/12.4 gcc/12", "SHARDS": "1", "BASH_FUNC_module%%": loads},
+    ).check_returncode()
+    assert (tmp_path / "launched").read_text() == " cuda/12.4 gcc/12"
+    (tmp_path / "launched").unlink()
+    for environment, message in (
+        ({"BASH_FUNC_module%%": loads}, "error: module load gone: "),
+        ({}, 'error: MODULES is "gone", but '),
+    ):
+        refused = start(script, tmp_path, MODULES="gone", SHARDS="1", **environment)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.startswith(message)
+        assert not (tmp_path / "launched").exists()
 
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
