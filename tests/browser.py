@@ -56,6 +56,25 @@ class Page:
         self.value(f"document.getElementById('{element}').select()")
         self._send("Input.insertText", text=text)
 
+    def press(self, key: str, *, modifiers: int = 0) -> None:
+        """Press and release a key, such as Escape; modifiers: 2 is Ctrl."""
+        code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
+        options = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self._send("Input.dispatchKeyEvent", type="keyDown", **options, **text)
+        self._send("Input.dispatchKeyEvent", type="keyUp", **options)
+
+    def show_as(self, scheme: str, width: int, height: int = 800) -> None:
+        """Show the page with light or dark colours in a window of this size."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._send("Emulation.setEmulatedMedia", features=features)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._send("Emulation.setDeviceMetricsOverride", **size)
+
+    def overflow(self) -> int:
+        """Return the pixels by which the page is wider than the window."""
+        return self.value("document.documentElement.scrollWidth - innerWidth")
+
     def click(self, element: str) -> None:
         index = self.value(
             f"(() => {{ const r = document.getElementById('{element}').getBoundingClientRect();"

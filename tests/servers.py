@@ -3,7 +3,8 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +17,9 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.server.app import INTERFACES, Interface, build_app
 from megatron.inference.server.engine_thread import EngineThread, ServingEngine
-from megatron.inference.server.pages import GENERATION_PAGE
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
+from megatron.inference.server.web.pages import GENERATION_PAGE
 from megatron.tokenizer.chat import ChatTemplate
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
@@ -120,6 +121,20 @@ def send_on(
     connection.request(method, path, data, {"Content-Type": "application/json", **headers})
     response = connection.getresponse()
     return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread will bring about."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it has not come about")
+
+
+def is_idle(running: Running) -> bool:
+    loop = running.served.engine_thread
+    return not (loop.num_running or loop.num_waiting)
 
 
 @contextmanager

@@ -29,9 +29,9 @@ from megatron.inference.server.errors import (
 from megatron.inference.server.megatron_api import add_megatron_api
 from megatron.inference.server.metrics import Metrics
 from megatron.inference.server.openai.completions import add_openai_api
-from megatron.inference.server.pages import GENERATION_PAGE
 from megatron.inference.server.schemas import HealthAnswer
 from megatron.inference.server.served_model import ServedModel
+from megatron.inference.server.web.pages import GENERATION_PAGE
 
 log = logging.getLogger(__name__)
 

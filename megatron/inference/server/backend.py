@@ -20,7 +20,7 @@ from megatron.inference.server.encoder_api import (
     fill_mask_interface,
     text_to_text_interface,
 )
-from megatron.inference.server.pages import FILL_MASK_PAGE, GENERATION_PAGE, TEXT_TO_TEXT_PAGE
+from megatron.inference.server.web.pages import FILL_MASK_PAGE, GENERATION_PAGE, TEXT_TO_TEXT_PAGE
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from servers import EOD, SPEC, Bytes, Running, send_on, serving
+from servers import EOD, SPEC, Bytes, is_idle, send_on, serving, until
 from stages import plain_logits, plainly_continued, random_model
 
 from megatron.common.errors import ConfigError
@@ -34,20 +34,6 @@ def model(group):
 
 def greedy(model, text, new):
     return plainly_continued(model, SPEC, Bytes().encode(text), new, stops=[EOD])
-
-
-def until(condition):
-    """Wait for what another thread will bring about."""
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it has not come about")
-
-
-def is_idle(running: Running) -> bool:
-    loop = running.served.engine_thread
-    return not (loop.num_running or loop.num_waiting)
 
 
 def test_a_prompt_is_continued_as_by_the_network_alone(running, model):
