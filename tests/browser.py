@@ -10,7 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from runpy import run_path
 from typing import Any
+
+from PIL import Image
+from source import REPOSITORY
+
+ARTIFACTS = Path(os.environ.get("TEST_ARTIFACTS") or Path(__file__).parent / "artifacts")
+"""Folder of the pictures that tests take."""
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -68,6 +75,7 @@ class Page:
         """Show the page with light or dark colours in a window of this size."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._send("Emulation.setEmulatedMedia", features=features)
+        self._send("Emulation.setScrollbarsHidden", hidden=True)
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._send("Emulation.setDeviceMetricsOverride", **size)
 
@@ -110,6 +118,24 @@ class Page:
 
 
 _TEXT = "document.body.innerText"
+
+
+def take(name: str, **values: Any) -> None:
+    """Take the pictures NAME_VIEW.png by the documentation's tool; check them and those of docs/.
+
+    Args:
+        values: arguments of the tool's function show_NAME.
+    """
+    tool = run_path(str(REPOSITORY / "tools" / "docs" / "screenshots.py"))
+    tool[f"show_{name}"](**values, output=ARTIFACTS)
+    for view, (_, width) in tool["VIEWS"].items():
+        for folder in (ARTIFACTS, REPOSITORY / "docs"):
+            file = folder / f"{name}_{view}.png"
+            assert file.stat().st_size < 150_000
+            with Image.open(file) as picture:
+                assert picture.width == width and 300 < picture.height <= 1000
+                counts = sorted((n for n, _ in picture.convert("RGB").getcolors()), reverse=True)
+                assert len(counts) > 10 and sum(counts[1:]) > sum(counts) / 50
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from megatron.common.errors import CheckpointError, ConfigError, MegatronError
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.diagnostics import WatchConfig
 from megatron.diagnostics.monitor.history import History, JournalReader
-from megatron.diagnostics.monitor.html_page import write_page
+from megatron.diagnostics.monitor.html_page import Run, write_page
 from megatron.diagnostics.monitor.summary import view
 from megatron.training.process.failure import failures_of
 
@@ -30,14 +30,14 @@ def main(argv: Sequence[str]) -> None:
     config: WatchConfig = parsed["watch"]
     if config.every <= 0:
         raise ConfigError(f"--every {config.every:g} must be more than 0 seconds")
+    if config.compare and not config.html:
+        raise ConfigError("--compare has an effect with --html FILE only: add it")
     directory = Path(config.run_dir)
-    reader, history = JournalReader(directory), History()
-    history.add(new_records(reader, directory))
-    if history.is_empty and not failures_of(directory):
-        # Not a permanent error: the run may write its first step later.
-        raise MegatronError(f"{directory}: the journal has no step yet")
+    reader, history = open_run(directory)
     if config.html:
-        write_page(Path(config.html), history, directory, datetime.now().astimezone())
+        runs = [Run(directory, history)]
+        runs += [Run(Path(other), open_run(Path(other))[1]) for other in config.compare or ()]
+        write_page(Path(config.html), runs, datetime.now().astimezone())
         print(f"written to {config.html}")
         return
     while True:
@@ -46,6 +46,16 @@ def main(argv: Sequence[str]) -> None:
             return
         time.sleep(config.every)
         history.add(new_records(reader, directory))
+
+
+def open_run(directory: Path) -> tuple[JournalReader, History]:
+    """Return the history of a run until now, and the reader of its later records."""
+    reader, history = JournalReader(directory), History()
+    history.add(new_records(reader, directory))
+    if history.is_empty and not failures_of(directory):
+        # Not a permanent error: the run may write its first step later.
+        raise MegatronError(f"{directory}: the journal has no step yet")
+    return reader, history
 
 
 def new_records(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:

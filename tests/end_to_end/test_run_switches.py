@@ -98,7 +98,7 @@ def test_memory_and_devices_are_told_too(whole: tuple[Path, Finished]) -> None:
     page = folder / "page.html"
     start_command(*tool, "--html", str(page)).succeeded()
     text = page.read_text()
-    assert text.count("<svg ") == 10 and "&quot;tensor&quot;: 1" in text
+    assert text.count('<svg class="chart"') == 10 and "&quot;tensor&quot;: 1" in text
 
 
 def test_every_asked_for_file_is_there(whole: tuple[Path, Finished]) -> None:

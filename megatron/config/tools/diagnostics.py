@@ -31,5 +31,8 @@ class WatchConfig:
     html: str | None = None
     """Write a page with curves, events and settings to this file, and exit."""
 
+    compare: list[str] | None = None
+    """Directories of other runs, which the page of --html compares with the first one."""
+
     every: float = 5.0
     """Seconds between two readings of the journal."""

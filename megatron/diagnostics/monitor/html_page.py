@@ -1,138 +1,32 @@
-"""HTML report of a run in one file, without scripts; its charts are SVG figures of matplotlib."""
+"""HTML report of a run, or comparison of several, in one file without scripts."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
 from html import escape
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import CheckpointError, ConfigError
+from megatron.common.web_page import web_page
+from megatron.diagnostics.monitor import charts
+from megatron.diagnostics.monitor.charts import Line, Mark, chart, colour_of
 from megatron.diagnostics.monitor.history import Event, History, checkpoints_in, events_in
-from megatron.diagnostics.monitor.summary import NEXT_STEP, state_of, summary
+from megatron.diagnostics.monitor.summary import NEXT_STEP, number, state_of, summary
 
-# Each has a contrast of 3:1 or more to the light and to the dark background.
-_COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#a855f7", "#b7791f", "#0891b2")
-_MARK = "#ef4444"
-_INK = "#010203"  # replaced by the page's colour of text
-_LOG_FROM = 20.0  # largest over smallest value, from which falling curves get a logarithmic axis
-
-STYLE = """
-svg { width: 100%; height: auto; color: var(--ink); }
-.key { margin-left: 1rem; white-space: nowrap; }
-"""
-"""CSS for a page with charts, which sets --ink."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One curve of a chart. NaN and infinite values leave gaps."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-def chart(
-    title: str,
-    lines: Sequence[Line],
-    *,
-    marks: Sequence[tuple[float, str]] = (),
-    falls: bool = False,
-) -> str:
-    """Return an HTML figure with the curves; "" if no line has a finite value.
-
-    Args:
-        marks: iterations of events, with their descriptions (tooltips).
-        falls: whether the axis is logarithmic if the values fall by a large factor.
-    """
-    lines = [line for line in lines if any(map(math.isfinite, line.y))]
-    if not lines:
-        return ""
-    values = [y for line in lines for y in line.y if math.isfinite(y)]
-    is_log = falls and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
-    iterations = [x for line in lines for x in line.x]
-    marks = [mark for mark in marks if min(iterations) <= mark[0] <= max(iterations)]
-    salt = sha256(title.encode()).hexdigest()[:8]  # unique ids among the figures of a page
-    svg = _draw(lines, [iteration for iteration, _ in marks], salt, is_log=is_log)
-    for index, (_, text) in enumerate(marks):
-        group = f'<g id="mark-{index}-{salt}">'
-        svg = svg.replace(group, f"{group}<title>{escape(text)}</title>")
-    title = f"{escape(title)}{', logarithmic' if is_log else ''}"
-    # Above the picture, where names of any length cover no curve.
-    keys = [
-        f'<span class="key" style="color: {_COLOURS[i % len(_COLOURS)]}">{escape(line.name)}</span>'
-        for i, line in enumerate(lines)
-    ]
-    caption = f"{title}{' '.join(keys) if len(lines) > 1 else ''}"
-    return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
-
-
-def _draw(lines: Sequence[Line], marks: Sequence[float], salt: str, *, is_log: bool) -> str:
-    """Draw the curves as an SVG element; its text stays text."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "path.simplify_threshold": 0.5}):
-        figure = Figure(figsize=(10, 3.2), layout="constrained")
-        axes = figure.add_subplot()
-        for index, line in enumerate(lines):
-            colour = _COLOURS[index % len(_COLOURS)]
-            ys = [y if math.isfinite(y) else math.nan for y in line.y]
-            axes.plot(line.x, ys, color=colour, gid=f"curve-{index}-{salt}")
-            if alone := _isolated(ys):
-                axes.plot([line.x[i] for i in alone], [ys[i] for i in alone], ".", color=colour)
-        for index, iteration in enumerate(marks):
-            axes.axvline(iteration, color=_MARK, lw=1, ls="--", gid=f"mark-{index}-{salt}")
-        if is_log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
-            axes.yaxis.set_minor_locator(NullLocator())
-        axes.locator_params(axis="x", integer=True)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.8g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
-        axes.grid(axis="y", color="#888888", alpha=0.3)
-        axes.tick_params(colors=_INK)
-        axes.set_frame_on(False)
-        text = StringIO()
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", transparent=True, metadata=metadata)
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
-
-
-def _isolated(ys: Sequence[float]) -> list[int]:
-    """Return the indices of finite values between gaps, which no segment of a curve shows."""
-    padded = [math.nan, *ys, math.nan]
-    return [
-        i
-        for i, (before, y, after) in enumerate(zip(padded, ys, padded[2:], strict=False))
-        if math.isfinite(y) and math.isnan(before) and math.isnan(after)
-    ]
-
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1c1c; --back: #fff; --faint: #8884; --bad: #b91c1c; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e6; --back: #16181c; --bad: #f87171; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
-  max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-.bad { color: var(--bad); }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
-  border-bottom: 1px solid var(--faint); overflow-wrap: anywhere; }
-th { white-space: nowrap; font-weight: 600; }
-figure { margin: 0 0 1rem; } figcaption { font-weight: 600; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+_STYLE = f"""{charts.STYLE}
+table {{ border-collapse: collapse; }}
+th, td {{ text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
+  border-bottom: 1px solid var(--rule); }}
+th {{ font-weight: 600; overflow-wrap: break-word; }} td {{ min-width: 7.5rem; }}
+.table {{ overflow-x: auto; }}
+pre {{ white-space: pre-wrap; }}
+summary {{ cursor: pointer; }}
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -152,107 +46,212 @@ _OF_INTERVALS = (
     ),
     ("Available memory of the host with the least (GiB)", {"host_available_gib": "available"}),
 )
+_MARKED = ("start", "rollback", "step", "failure")
+_Values = tuple[Sequence[float], Sequence[float]]  # iterations, and the value at each
+_EVENTS = 500  # in the table: of a run with more, the last ones
 
 
-def write_page(file: Path, history: History, directory: Path, now: datetime) -> None:
+@dataclass(frozen=True)
+class Run:
+    """A run to report on, and the directory that it saves to."""
+
+    directory: Path
+    history: History
+
+
+def write_page(file: Path, runs: Sequence[Run], now: datetime) -> None:
     """Write the page to `file` atomically.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     try:
-        replace_text(file, page(history, directory, now))
+        replace_text(file, page(runs, now))
     except OSError as error:
         raise ConfigError(f"--html {file}: {error.strerror}") from error
 
 
-def page(history: History, directory: Path, now: datetime) -> str:
-    """Return the page of a run. All text from its files is escaped."""
-    name = f"Run {history.run}"
-    state, is_bad = state_of(history, directory, now)
-    events = events_in(history, directory)
+def page(runs: Sequence[Run], now: datetime) -> str:
+    """Return the page of one run, or of several. All text from their files is escaped."""
+    named = _named(runs)
+    events = {name: events_in(run.history, run.directory) for name, run in named.items()}
+    names = ", ".join(named)
     parts = [
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>',
-        '<meta name="viewport" content="width=device-width"/>',
-        f"<title>{escape(name)}</title><style>{_STYLE}{STYLE}</style></head><body>",
-        f"<h1>{escape(name)}</h1>",
-        f"<p{_class(is_bad)}>{escape(state)}</p>",
-        f"<p>{escape(NEXT_STEP)}</p>" if is_bad else "",
-        f"<p>{escape(str(directory))}, as of {now:%Y-%m-%d %H:%M:%S %z}</p>",
-        _pairs(summary(history, directory, now)),
-        *_charts(history, events),
-        "<h2>Events</h2>",
-        _events(events),
-        "<h2>Checkpoints</h2>",
-        _table(
-            ("iteration", "written"),
-            ((str(c.iteration), f"{c.at:%Y-%m-%d %H:%M:%S}") for c in checkpoints_in(directory)),
-        ),
-        *_settings(history, directory),
-        "</body></html>\n",
+        *_head(named, now),
+        *_charts(named, events),
+        *(_events(name if len(runs) > 1 else "", events[name]) for name in named),
+        *_settings(named),
+        *(_details(runs[0].directory) if len(runs) == 1 else ()),
     ]
-    return "\n".join(filter(None, parts))
+    title = f"Run {names}" if len(runs) == 1 else f"Comparison of {names}"
+    return web_page(title, "\n".join(filter(None, parts)), style=_STYLE, policy=_POLICY)
 
 
-def _charts(history: History, events: Sequence[Event]) -> Iterator[str]:
+def _named(runs: Sequence[Run]) -> dict[str, Run]:
+    """Return runs by name: of several, the folders, with their paths where these are equal."""
+    if len(runs) == 1:
+        return {runs[0].history.run: runs[0]}
+    counts = Counter(run.directory.name for run in runs)
+    return {
+        run.directory.name if counts[run.directory.name] == 1 else str(run.directory): run
+        for run in runs
+    }
+
+
+def _head(named: Mapping[str, Run], now: datetime) -> Iterator[str]:
+    """Yield the state of each run, and the summary."""
+    columns, is_bad = [], False
+    for run in named.values():
+        state, needs_attention = state_of(run.history, run.directory, now)
+        is_bad |= needs_attention
+        columns.append({"state": state, **dict(_losses(run.history))})
+        columns[-1] |= dict(summary(run.history, run.directory, now))
+        columns[-1]["directory"] = str(run.directory)
+        if len(named) == 1:
+            yield f"<p{_class(needs_attention)}>{escape(columns[-1].pop('state'))}</p>"
+    if is_bad:
+        yield f"<p>{escape(NEXT_STEP)}</p>"
+    yield f'<p class="faint">As of {now:%Y-%m-%d %H:%M:%S %z}</p>'
+    yield _columns([*named], columns)
+
+
+def _losses(history: History) -> Iterator[tuple[str, str]]:
+    """Yield the last loss and the lowest one."""
+    curve = history.steps.curves["loss"]
+    known = [
+        (loss, int(i))
+        for i, loss in zip(history.steps.iterations, curve, strict=True)
+        if math.isfinite(loss)
+    ]
+    if known:
+        low, at = min(known)
+        yield "loss", f"{number(known[-1][0])}, lowest {number(low)} at iteration {at}"
+
+
+def _columns(names: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
+    """Return a table with a row for each key, and a column for each run."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    rows = [(key, *(column.get(key, "") for column in columns)) for key in keys]
+    return _table(("", *names) if len(names) > 1 else (), ((row, False) for row in rows))
+
+
+def _charts(named: Mapping[str, Run], events: Mapping[str, Sequence[Event]]) -> Iterator[str]:
+    is_one = len(named) == 1
     marks = [
-        (event.iteration, f"{event.kind}: {event.text}")
-        for event in events
-        if event.kind in ("start", "rollback", "failure") and event.iteration
+        Mark(
+            event.iteration,
+            f"{event.kind}: {event.text}" if is_one else f"{name}, {event.kind}: {event.text}",
+            ("var(--bad)" if event.is_bad else "var(--edge)") if is_one else colour_of(index),
+        )
+        for index, (name, found) in enumerate(events.items())
+        for event in found
+        if event.kind in _MARKED and event.iteration
     ]
-    steps = history.steps
+    saves = [c.iteration for run in named.values() for c in checkpoints_in(run.directory)]
+    yield "<h2>Curves</h2>"
+    yield (
+        '<p class="faint">Dashed lines: starts, skipped steps, rollbacks and failures; dots: '
+        "checkpoints. Of long runs a line is the mean, in a band from lowest to highest value.</p>"
+    )
+    histories = {name: run.history for name, run in named.items()}
+    drawn = [*_lines(histories)]
+    known = [x for _, lines, _ in drawn for line in lines for x in (*line.x[:1], *line.x[-1:])]
+    span = min(known, default=0.0), max(known, default=0.0)
+    figures = (
+        chart(title, lines, iterations=span, marks=marks, saves=saves, falls=falls)
+        for title, lines, falls in drawn
+    )
+    yield f'<div class="charts">{"".join(figures)}</div>'
+
+
+def _lines(histories: Mapping[str, History]) -> Iterator[tuple[str, list[Line], bool]]:
+    """Yield title and lines of each chart, and whether its values fall.
+
+    The charts of one run have a line for each series, those of several runs a line for each run.
+    """
+    for title, series, falls in _series([*histories.values()]):
+        if len(histories) == 1:
+            yield title, [Line(name, *values) for name, (values,) in series.items()], falls
+            continue
+        for name, of_runs in series.items():
+            lines = [Line(run, *values) for run, values in zip(histories, of_runs, strict=True)]
+            yield title if len(series) == 1 else f"{title}: {name}", lines, falls
+
+
+def _series(
+    histories: Sequence[History],
+) -> Iterator[tuple[str, dict[str, list[_Values]], bool]]:
+    """Yield title, values of each run by the name of the series, and whether they fall."""
     for curve, title in _CURVES:
         if curve == "grad_norm":
-            yield chart("Validation loss", _validation(history), marks=marks, falls=True)
-        line = Line(title, steps.iterations, steps.curves[curve])
-        yield chart(title, [line], marks=marks, falls=curve in ("loss", "grad_norm"))
+            sets = dict.fromkeys(str(r.get("set")) for h in histories for r in h.evaluations)
+            losses = {name: [_validation(h, name) for h in histories] for name in sets}
+            yield "Validation loss", losses, True
+        steps = [(h.steps.iterations, h.steps.curves[curve]) for h in histories]
+        yield title, {title: [*steps]}, curve in ("loss", "grad_norm")
     for title, names in _OF_INTERVALS:
-        lines = [_of(history.intervals, key, name) for key, name in names.items()]
-        yield chart(title, lines, marks=marks)
-    if history.ranks:
-        title = "The slowest rank's time over the median"
-        yield chart(title, [_of(history.ranks, "slowness", title)], marks=marks)
+        series = {name: [_of(h.intervals, key) for h in histories] for key, name in names.items()}
+        yield title, series, False
+    title = "The slowest rank's time over the median"
+    yield title, {title: [_of(h.ranks, "slowness") for h in histories]}, False
 
 
-def _validation(history: History) -> list[Line]:
-    sets: dict[str, list[dict[str, Any]]] = {}
-    for record in history.evaluations:
-        sets.setdefault(str(record.get("set")), []).append(record)
-    return [_of(records, "lm_loss", name) for name, records in sets.items()]
+def _validation(history: History, name: str) -> _Values:
+    return _of((r for r in history.evaluations if str(r.get("set")) == name), "lm_loss")
 
 
-def _of(records: Iterable[Mapping[str, Any]], key: str, name: str) -> Line:
+def _of(records: Iterable[Mapping[str, Any]], key: str) -> _Values:
     known = [(r["iteration"], r[key]) for r in records if isinstance(r.get(key), int | float)]
-    return Line(name, [x for x, _ in known], [y for _, y in known])
+    return [x for x, _ in known], [y for _, y in known]
 
 
-def _events(events: Sequence[Event]) -> str:
+def _events(name: str, events: Sequence[Event]) -> str:
     rows = (
-        f"<tr{_class(event.is_bad)}>"
-        + "".join(
-            f"<td>{escape(text)}</td>"
-            for text in (
+        (
+            (
                 f"{event.at:%Y-%m-%d %H:%M:%S}" if event.at else "",
                 str(event.iteration),
                 event.kind,
                 event.text,
-            )
+            ),
+            event.is_bad,
         )
-        + "</tr>"
-        for event in events
+        for event in events[-_EVENTS:]
     )
-    heads = "".join(f"<th>{name}</th>" for name in ("when", "iteration", "what", ""))
-    return f'<table id="events"><tr>{heads}</tr>{"".join(rows)}</table>'
+    earlier = len(events) - _EVENTS
+    return (
+        f"<h2>Events{escape(f' of {name}' if name else '')}</h2>"
+        + (f"<p>{earlier} earlier events are in the journal.</p>" if earlier > 0 else "")
+        + _table(("when", "iteration", "what", ""), rows, identity="" if name else "events")
+    )
 
 
-def _settings(history: History, directory: Path) -> Iterator[str]:
-    """Yield flags, software and plan, as recorded in journal and checkpoints."""
-    start = history.starts[-1] if history.starts else {}
-    for title, values in (("Flags", start.get("flags")), ("Runs with", start.get("with"))):
-        if isinstance(values, Mapping) and values:
+def _settings(named: Mapping[str, Run]) -> Iterator[str]:
+    """Yield flags and software of the last starts; of several runs, those that differ."""
+    starts = [run.history.starts[-1:] or [{}] for run in named.values()]
+    for title, key in (("Flags", "flags"), ("Runs with", "with")):
+        found = [start.get(key) for (start,) in starts]
+        columns = [
+            {name: _text_of(value) for name, value in values.items()}
+            if isinstance(values, Mapping)
+            else {}
+            for values in found
+        ]
+        if len(named) > 1:
+            keys = dict.fromkeys(key for column in columns for key in column)
+            differ = [key for key in keys if len({column.get(key) for column in columns}) > 1]
+            columns = [{key: column.get(key, "not set") for key in differ} for column in columns]
+            title += ": differences"
+        if any(columns):
             yield f"<h2>{title}</h2>"
-            yield _pairs((name, _text_of(value)) for name, value in values.items())
+            yield _columns([*named], columns)
+
+
+def _details(directory: Path) -> Iterator[str]:
+    """Yield the checkpoints, and the plan of the newest one."""
+    yield "<h2>Checkpoints</h2>"
+    written = [(c.iteration, f"{c.at:%Y-%m-%d %H:%M:%S}") for c in checkpoints_in(directory)]
+    yield _table(("iteration", "written"), (((str(i), at), False) for i, at in written))
     try:
         newest = published_tags(directory)[:1]
         plans = [read_manifest(directory / tag).plan for tag in newest]
@@ -266,17 +265,23 @@ def _settings(history: History, directory: Path) -> Iterator[str]:
             yield f"<details><summary>{escape(part)}</summary><pre>{escape(text)}</pre></details>"
 
 
-def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    rows = (f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in pairs)
-    return f"<table>{''.join(rows)}</table>"
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    heads = "".join(f"<th>{escape(name)}</th>" for name in names)
+def _table(
+    heads: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]], *, identity: str = ""
+) -> str:
+    """Return a table of rows of cells, each with whether it needs attention; scrolls if wide."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        f'<tr{_class(is_bad)}><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for (first, *cells), is_bad in rows
     )
-    return f"<table><tr>{heads}</tr>{body}</table>"
+    named = f' id="{identity}"' if identity else ""
+    rows_of_heads = f"<tr>{head}</tr>" if head else ""
+    return (
+        '<div class="table" tabindex="0" role="region" aria-label="Table">'
+        f"<table{named}>{rows_of_heads}{body}</table></div>"
+    )
 
 
 def _class(is_bad: bool) -> str:

@@ -33,9 +33,12 @@ def test_a_run_is_printed_once_and_as_a_page(journal, tmp_path):
     done = watch(tmp_path, "--once")
     assert done.returncode == 0, done.stderr
     assert "iteration      1\n" in done.stdout and "\x1b" not in done.stdout
-    done = watch("--run-dir", tmp_path, "--html", tmp_path / "page.html")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "journal.jsonl").write_text(step(1) + step(2))
+    page = ("--html", tmp_path / "page.html", "--compare", tmp_path / "other")
+    done = watch("--run-dir", tmp_path, *page)
     assert done.stdout == f"written to {tmp_path / 'page.html'}\n"
-    assert "</html>" in (tmp_path / "page.html").read_text()
+    assert f"Comparison of {tmp_path.name}, other</h1>" in (tmp_path / "page.html").read_text()
 
 
 def test_what_cannot_be_watched_is_an_error_of_one_line(journal, tmp_path):
@@ -48,6 +51,7 @@ def test_what_cannot_be_watched_is_an_error_of_one_line(journal, tmp_path):
         f"error: {tmp_path}: the journal has no step yet\n",
     )
     assert watch(tmp_path, "--every", "0").returncode == 2
+    assert "--compare has an effect with --html" in watch(tmp_path, "--compare", tmp_path).stderr
     assert "the directory that a run saves to is missing" in watch().stderr
 
 

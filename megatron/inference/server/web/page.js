@@ -56,7 +56,8 @@ async function run() {
   const startedAt = performance.now();
   const seconds = () => " after " + ((performance.now() - startedAt) / 1000).toFixed(1) + " s";
   try {
-    show("done" + seconds() + ": " + await send(leaving.signal));
+    const end = await send(leaving.signal);
+    show("done" + seconds() + ": " + end);
   } catch (error) {
     if (error.name === "AbortError") show("stopped" + seconds());
     else show(error.message, true);
