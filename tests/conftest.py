@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from ended_groups import open_groups
 from hypothesis import HealthCheck, settings
 
 from megatron.tensor_parallel.process_groups import lone_group
@@ -70,22 +71,15 @@ def threads():
 
     Those stay that DeepSpeed keeps for its next engine.
     """
-    before = set(_groups())
+    before = set(open_groups())
     yield
     deepspeed = sys.modules.get("deepspeed.utils.groups")
     kept = list(vars(deepspeed).values()) if deepspeed else []
     kept += [one for several in kept if isinstance(several, dict) for one in several.values()]
     for made in (
-        set(_groups()) - before - {one for one in kept if isinstance(one, dist.ProcessGroup)}
+        set(open_groups()) - before - {one for one in kept if isinstance(one, dist.ProcessGroup)}
     ):
         dist.destroy_process_group(made)
-
-
-def _groups():
-    """Return the process groups of this process but the one of the whole world."""
-    if not dist.is_initialized():
-        return []
-    return [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
 
 
 @pytest.fixture(scope="session")

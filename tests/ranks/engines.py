@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.utils import groups as deepspeed_groups
+from ended_groups import end_groups
 from tiny import tiny_plan
 
 from megatron.config.plan import Plan
@@ -25,11 +25,12 @@ EOD = 3
 
 
 def engine_of(*flags: str, compile_backend: str = "inductor") -> tuple[Engine, Plan, Groups]:
-    """Return the engine that `flags` ask for, over all ranks.
+    """Return the engine that `flags` ask for, over all ranks; the one before communicates no more.
 
     Args:
         compile_backend: of torch.compile, if `flags` have it.
     """
+    end_groups()
     distributed.start("gloo")
     flags = ("--init-method-std", "0.3", "--lr", "0.05", *flags)
     device = "cuda" if "--fp16" in flags else "cpu"  # a plan for CPUs refuses it
@@ -68,12 +69,3 @@ def trained(
     with deepspeed.zero.GatheredParameters(divided):
         weights = {name: p.detach().clone() for name, p in named.items()}
     return {"losses": torch.stack(losses), "norms": torch.stack(norms)} | weights
-
-
-def forget_groups():
-    """A process of a real run has one layout; DeepSpeed keeps that of the first engine."""
-    for name in ("EXPERT_PARALLEL", "EXPERT_DATA_PARALLEL"):
-        getattr(deepspeed_groups, f"_{name}_GROUP").clear()
-        getattr(deepspeed_groups, f"_{name}_GROUP_RANKS").clear()
-    deepspeed_groups.expert_tensor_parallel_world_size = 1
-    deepspeed_groups.mpu = None

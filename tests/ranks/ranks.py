@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from ended_groups import end_groups
 from forks import become_own_process, server
 
 TIMEOUT_S = 600
@@ -120,3 +121,4 @@ def _check_all(rank: int, checks: Sequence[Check], folder: Path) -> None:
         with (folder / f"rank{rank}.jsonl").open("a") as stream:
             stream.write(json.dumps([check.__name__, outcome]) + "\n")
         assert outcome == PASSED, outcome
+        end_groups()

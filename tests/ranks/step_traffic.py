@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from engines import batches_of, engine_of, forget_groups
+from ended_groups import end_groups
+from engines import batches_of, engine_of
 
 from megatron.config.plan import Plan
 from megatron.diagnostics.communication import (
@@ -87,7 +88,7 @@ def layouts_of_golden_file() -> dict[str, tuple[str, ...]]:
 
 def recorded(*flags: str) -> "Step":
     """Return the collectives of a step; the forward passes of the next one hide those at its end."""
-    forget_groups()
+    end_groups()
     engine, plan, groups = engine_of(*flags)
     batches = batches_of(plan, groups)
     engine.train_batch(batches)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import cpu_adam
+from ended_groups import made_groups
 
 from megatron.config.parsing import flags
 from megatron.training import pretrain
@@ -44,15 +45,14 @@ def stood_in(*, as_gpu: bool) -> Iterator[None]:
 
 
 _new_group = dist.new_group
-_groups: dict[str, Any] = {}
 
 
 def _same_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
     """Return the group of an earlier run with these ranks: each has threads of its own."""
     key = f"{ranks and list(ranks)} {options}"
-    if key not in _groups:
-        _groups[key] = _new_group(ranks, **options)
-    return _groups[key]
+    if key not in made_groups:
+        made_groups[key] = _new_group(ranks, **options)
+    return made_groups[key]
 
 
 class _NotCompiled:

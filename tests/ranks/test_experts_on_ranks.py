@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from engines import batches_of, forget_groups, trained
+from ended_groups import end_groups
+from engines import batches_of, trained
 from engines import engine_of as engine_of_run
 from networks import gpt_steps
 from plain_mixture import PlainMixture
@@ -54,7 +55,7 @@ def micro_batch(number):
 
 def engine_of(*flags, device="cpu"):
     """Return an engine over all ranks, its plan and this rank's replica."""
-    forget_groups()
+    end_groups()
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, *flags, world_size=dist.get_world_size(), device=device)
     parallel = plan.parallel
@@ -236,7 +237,7 @@ def experts_divided_over_replicas_tensor_ranks_and_stages_step_alike(rank):
 
 def experts_divided_over_the_parts_of_samples_step_alike(rank):
     given = [*FLAGS, *OF_8, "--seq-length", "6"]
-    forget_groups()
+    end_groups()
     expected = trained(*given)
     for size, stage, *stages in (
         ("2", "0"),
@@ -247,14 +248,14 @@ def experts_divided_over_the_parts_of_samples_step_alike(rank):
         ("2", "0", *STAGES),
         ("2", "1", *STAGES),
     ):
-        forget_groups()
+        end_groups()
         flags = ["--moe-expert-parallel-size", size, "--zero-stage", stage, *stages]
         found = trained(*given, "--ds-sequence-parallel-size", "2", *flags)
         for name in found:
             if ".experts." not in name and "query_key_value.bias" not in name:
                 assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5, msg=str(flags))
     for stages in [], STAGES:
-        forget_groups()
+        end_groups()
         flags = [*SHARED, "--ds-sequence-parallel-size", "2", "--bf16", *stages]
         found = trained(*given, *flags, steps=1)
         for name in "losses", "norms":
@@ -269,7 +270,7 @@ def a_nan_in_the_gradient_of_one_expert_refuses_the_step(rank):
         [*DIVIDED, "--zero-stage", "2"],
         [*DIVIDED, *OFFLOADED, "--zero-stage", "1"],
     ):
-        forget_groups()
+        end_groups()
         engine, plan, groups = engine_of_run(*FLAGS, *OF_8, *SHARED, *flags)
         batches = batches_of(plan, groups)
         engine.train_batch(batches)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from engines import batches_of, engine_of, forget_groups
+from ended_groups import end_groups
+from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
 from megatron.checkpointing.manifest import Manifest, record_file
@@ -111,7 +112,7 @@ def two_steps(engine, plan, groups):
 def pass_through(kind, flags, rel, folder):
     """Save in the first layout of PATHS[kind], then load and save in each of the others."""
     layouts = [layout.split() for layout in PATHS[kind]]
-    forget_groups()
+    end_groups()
     engine, plan, groups = engine_of(*NETWORK, *flags, *layouts[0])
     two_steps(engine, plan, groups)
     manifest = saved(engine, plan, folder, "0")
@@ -123,7 +124,7 @@ def pass_through(kind, flags, rel, folder):
     for number, layout in enumerate(layouts[1:], 1):
         whole = read_sharded(folder / str(number - 1), manifest, verify=False)
         assert whole.counters["global_steps"] == 2
-        forget_groups()
+        end_groups()
         engine, plan, groups = engine_of(*NETWORK, *flags, *layout)
         engine.load_full(whole)
         manifest = saved(engine, plan, folder, str(number))
