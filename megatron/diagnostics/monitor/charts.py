@@ -188,7 +188,6 @@ class _Bins:
 
     x: NDArray
     first: NDArray
-    last: NDArray
     mean: NDArray
     low: NDArray
     high: NDArray
@@ -207,7 +206,6 @@ class _Bins:
         return cls(
             x=np.add.reduceat(x, starts) / (ends - starts),
             first=x[starts],
-            last=x[ends - 1],
             mean=np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0),
             low=np.fmin.reduceat(y, starts),
             high=np.fmax.reduceat(y, starts),
