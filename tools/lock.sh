@@ -7,14 +7,16 @@
 # requirements-lowest.txt   the oldest versions that the ranges permit, for Python 3.11 on Linux
 #
 # The lock leaves out torch and what its GPU builds need of CUDA: the right build depends on the
-# machine, and requirements.txt says which version.
+# machine. Its version is that of requirements-torch.txt, to which the rest of the lock is resolved.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 cuda=(cuda-{bindings,pathfinder,toolkit}
     nvidia-{cublas,cuda-cupti,cuda-nvrtc,cuda-runtime,cudnn-cu13,cufft,cufile,curand,cusolver}
-    nvidia-{cusparse,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
+    nvidia-{cusparse,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx}
+    nvidia-{cublas,cuda-cupti,cuda-nvrtc,cuda-runtime,cudnn,cufft,cufile,curand,cusolver}-cu12
+    nvidia-{cusparse,cusparselt,nccl,nvjitlink,nvshmem,nvtx}-cu12)
 
 resolve() {
     uv pip compile --quiet --custom-compile-command "bash tools/lock.sh" "$@" \
@@ -23,7 +25,7 @@ resolve() {
         requirements-dev.txt
 }
 
-resolve "$@" --universal --python-version 3.10 --generate-hashes --no-emit-package torch \
-    --output-file requirements.lock
+resolve "$@" --universal --python-version 3.10 --generate-hashes \
+    --constraint requirements-torch.txt --no-emit-package torch --output-file requirements.lock
 resolve "$@" --resolution lowest-direct --python-version 3.11 --python-platform linux \
     --no-annotate --output-file requirements-lowest.txt

@@ -29,7 +29,7 @@ install_requirements() {
         run "$python" -m pip install --requirement "$file"
         return
     fi
-    run "$python" -m pip install "$(grep '^torch==' requirements.txt)"
+    run "$python" -m pip install --requirement requirements-torch.txt
     run "$python" -m pip install --no-deps --require-hashes --requirement "$file"
 }
 
