@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from megatron.common.host_memory import available_bytes
 from megatron.common.nvidia import num_nvidia_devices
 from megatron.diagnostics.doctor.findings import GIB, MIB, Problem, Section, format_bytes
 
+_MOST_LOAD = 1.5  # for each core
 _LEAST_MEMORY = GIB
 _LEAST_SHARED = 64 * MIB
 _LEAST_SHARED_OF_GPUS = GIB  # NCCL's transport between processes of a node
@@ -32,16 +35,20 @@ def host_section(*, processes: int) -> Section:
     files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     usable = len(os.sched_getaffinity(0))
+    swap, (load, *_) = psutil.swap_memory(), os.getloadavg()
     facts = {
-        "machine": f"{platform.machine()}, load {os.getloadavg()[0]:.1f}",
+        "machine": f"{platform.machine()}, load {load:.1f}",
         "cores": f"{usable} of {os.cpu_count()} usable",
         "memory": f"{format_bytes(memory)} available",
+        "swap": f"{format_bytes(swap.used)} of {format_bytes(swap.total)} used",
         "shared memory (/dev/shm)": format_bytes(shared) if shared is not None else "none",
         "open files": f"{_limit(files)}, at most {_limit(most_files)}",
         "locked memory": _limit(locked, is_bytes=True),
     }
     problems = (
+        *load_problems(load, cores=os.cpu_count() or usable),
         *memory_problems(memory),
+        *swap_problems(swap.used, memory),
         *shared_memory_problems(shared, num_gpus=num_nvidia_devices()),
         *open_file_problems(files, most_files, processes=processes),
         *locked_memory_problems(locked, has_infiniband=Path("/sys/class/infiniband").exists()),
@@ -66,6 +73,20 @@ def compilers_section(*, needs: Mapping[str, str], extensions: Path, now: float)
     return Section("compilers", facts, problems)
 
 
+def load_problems(load: float, *, cores: int) -> Iterator[Problem]:
+    """Yield a problem if other processes occupy the cores of the machine.
+
+    Args:
+        load: number of processes that compute or wait for a core, over the last minute.
+    """
+    if load > _MOST_LOAD * cores:
+        yield Problem(
+            f"the load is {load:.1f} on {cores} cores: other processes compete for them",
+            "find them with `top`, end them or wait; a run beside them is slow, and its ranks wait "
+            "for each other",
+        )
+
+
 def memory_problems(available: int) -> Iterator[Problem]:
     """Yield a problem if the memory is too small for a process of a run."""
     if available < _LEAST_MEMORY:
@@ -73,6 +94,15 @@ def memory_problems(available: int) -> Iterator[Problem]:
             f"only {format_bytes(available)} of memory is available",
             f"end other programs, or raise the limit of the container or the job: a process takes "
             f"{format_bytes(_LEAST_MEMORY)} before it has read a model",
+        )
+
+
+def swap_problems(used: int, available: int) -> Iterator[Problem]:
+    """Yield a problem if more is in swap than memory has room for."""
+    if used > available:
+        yield Problem(
+            f"{format_bytes(used)} is in swap, and {format_bytes(available)} of memory is available",
+            "end other programs: memory that is read back from a disk stops a run for seconds",
         )
 
 

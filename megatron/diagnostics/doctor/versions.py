@@ -23,22 +23,20 @@ def versions_section(requirements: Path = _REQUIREMENTS) -> Section:
     """Return the versions of this project, of Python and of libraries.
 
     Args:
-        requirements: file with the versions that this project is tested with.
+        requirements: file with the supported ranges.
     """
     installed = {name: installed_version(name) for name in _PACKAGES}
-    tested = pinned_versions(requirements)
     facts = {
         "megatron-deepspeed": f"{VERSION} {commit()}".strip(),
         "python": platform.python_version(),
-        **{
-            name: f"{text} (tested with {tested[name]})"
-            if text.partition("+")[0] != tested.get(name, text.partition("+")[0])
-            else text
-            for name, text in installed.items()
-        },
+        **installed,
         "system": platform.platform(),
     }
-    return Section(VERSIONS, facts, tuple(version_problems(installed)))
+    problems = (
+        *version_problems(installed),
+        *range_problems(installed, supported_ranges(requirements)),
+    )
+    return Section(VERSIONS, facts, problems)
 
 
 def version_problems(installed: Mapping[str, str]) -> Iterator[Problem]:
@@ -59,16 +57,57 @@ def installed_version(package: str) -> str:
         return ABSENT
 
 
-def pinned_versions(requirements: Path) -> dict[str, str]:
-    """Return the versions that a requirements file pins.
+def range_problems(installed: Mapping[str, str], ranges: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield the installed packages whose versions are outside the supported ranges.
+
+    A version before a release, as in images with a torch of their own, counts as that release.
+
+    Args:
+        ranges: such as ">=2,<3", by package.
+    """
+    for name in ranges.keys() & installed.keys():
+        if installed[name] == ABSENT or is_in_range(installed[name], ranges[name]):
+            continue
+        yield Problem(
+            f"{name} {installed[name]} is outside the supported range {ranges[name]}",
+            f"run `python -m pip install '{name}{ranges[name]}'`, or expect failures that no test "
+            "has met",
+        )
+
+
+def is_in_range(number: str, limits: str) -> bool:
+    """Return whether a version meets all of the limits.
+
+    >>> is_in_range("2.10.0a0+b4e4", ">=2.10,<2.16"), is_in_range("2.16.1", ">=2.10,<2.16")
+    (True, False)
+    """
+    own = _release(number)
+    for sign, limit in re.findall(r"(>=|<|==)([\d.]+)", limits):
+        other = _release(limit)
+        if not {">=": own >= other, "<": own < other, "==": own == other}[sign]:
+            return False
+    return True
+
+
+def _release(number: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without zeros at the end."""
+    found = re.match(r"\d+(?:\.\d+)*", number)
+    numbers = [int(part) for part in found[0].split(".")] if found else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def supported_ranges(requirements: Path) -> dict[str, str]:
+    """Return the range of each package of a requirements file.
 
     Without the file: those that the installed package requires; none where there is neither.
     """
     try:
-        text = requirements.read_text(encoding="utf-8")
+        lines = requirements.read_text(encoding="utf-8").splitlines()
     except OSError:
         try:
-            text = "\n".join(requires("megatron-deepspeed") or ())
+            lines = [line for line in requires("megatron-deepspeed") or () if ";" not in line]
         except PackageNotFoundError:
             return {}
-    return dict(re.findall(r"^([\w-]+)==(\S+)$", text, re.MULTILINE))
+    return dict(re.findall(r"^([\w-]+)([<>=].+)$", "\n".join(lines), re.MULTILINE))

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def lines_of(problems):
 @pytest.mark.parametrize(
     ("problems", "words"),
     [
+        (host.load_problems(11.9, cores=8), []),
+        (host.load_problems(12.1, cores=8), ["the load is 12.1 on 8 cores", "`top`"]),
+        (host.swap_problems(GIB, 2 * GIB), []),
+        (host.swap_problems(2 * GIB, GIB), ["2 GiB is in swap, and 1 GiB of memory", "end other"]),
         (host.memory_problems(GIB), []),
         (host.memory_problems(GIB // 2), ["only 512 MiB of memory"]),
         (host.shared_memory_problems(64 * MIB, num_gpus=0), []),
@@ -67,6 +72,17 @@ def lines_of(problems):
                 {"torch": "1", "numpy": "1", "deepspeed": versions.installed_version("no-such")}
             ),
             ["the package deepspeed is not installed", "pip install"],
+        ),
+        (versions.range_problems({"torch": "2.10.0a0+b4"}, {"torch": ">=2.10,<2.16"}), []),
+        (versions.range_problems({"torch": versions.ABSENT}, {"torch": ">=2"}), []),
+        (versions.range_problems({"torch": "2.6.0+cpu"}, {"numpy": ">=2"}), []),
+        (
+            versions.range_problems({"torch": "2.6.0+cpu"}, {"torch": ">=2.7,<2.16"}),
+            ["torch 2.6.0+cpu is outside the supported range >=2.7,<2.16", "'torch>=2.7,<2.16'"],
+        ),
+        (
+            versions.range_problems({"torch": "2.16.0"}, {"torch": ">=2.7,<2.16"}),
+            ["torch 2.16.0 is outside"],
         ),
         (devices.device_problems(driver="", build="", nodes=0, visible=0), []),
         (devices.device_problems(driver="570", build="12.8", nodes=8, visible=8), []),
@@ -166,13 +182,16 @@ def test_gpus_are_counted_whether_or_not_they_can_be_used(tmp_path):
     assert num_nvidia_devices(tmp_path) == 2
 
 
-def test_versions_are_those_installed_beside_those_tested(tmp_path):
+def test_installed_versions_are_compared_with_the_ranges_of_the_requirements(tmp_path):
     requirements = tmp_path / "requirements.txt"
-    requirements.write_text("torch==0.4.1\nregex\nnumpy>=1\n")
-    facts = versions.versions_section(requirements).facts
-    assert facts["torch"] == f"{torch.__version__} (tested with 0.4.1)"
-    assert facts["bitsandbytes"] == versions.installed_version("bitsandbytes")
-    assert versions.pinned_versions(tmp_path / "none") == {}
+    requirements.write_text("torch>=0.4,<0.5\nregex\nnumpy>=1\n")
+    section = versions.versions_section(requirements)
+    assert section.facts["torch"] == version("torch")
+    (problem,) = section.problems
+    assert problem.what == f"torch {version('torch')} is outside the supported range >=0.4,<0.5"
+    supported = versions.supported_ranges(REPOSITORY / "requirements.txt")
+    assert versions.is_in_range(version("torch"), supported["torch"])
+    assert versions.supported_ranges(tmp_path / "none").get("numpy", ">=2").startswith(">=")
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path):

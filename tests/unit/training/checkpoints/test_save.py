@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from steps import step
 from tiny import tiny_config, tiny_plan
 
@@ -34,7 +34,7 @@ def test_the_manifest_holds_files_state_plan_config_and_versions(job):
     assert manifest.plan == json.loads(json.dumps(asdict(job.plan)))
     assert manifest.config == json.loads(json.dumps(asdict(job.config)))
     assert manifest.partition_dims == {"weight": 1}
-    assert manifest.versions["torch"] == torch.__version__
+    assert manifest.versions["torch"] == version("torch")
 
 
 def test_the_newest_checkpoint_is_verified_before_the_run_ends(job):
