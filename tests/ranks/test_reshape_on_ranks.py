@@ -1,6 +1,8 @@
 """What one layout saves, another goes on from: the same numbers, and the same next steps."""
 
 import contextlib
+import json
+import pickle
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -11,7 +13,8 @@ import torch
 import torch.distributed as dist
 from ended_groups import end_groups
 from engines import batches_of, engine_of
-from ranks import outcomes_on_ranks, require_passed
+from ranks import outcomes_on_ranks, require_passed, run_on_ranks
+from torch.testing import assert_close
 
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.parameter_names import is_buffer
@@ -193,6 +196,59 @@ def shared_folder():
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder)
+
+
+def trains_on(rank, folder, first, last):
+    """Take steps `first` to `last` at each ZeRO stage, behind what other ranks have saved."""
+    for stage in range(4):
+        # Gradients of the keys' biases are rounding errors: a larger epsilon keeps them small.
+        zero = ("--zero-stage", str(stage), "--adam-eps", "1e-3")
+        engine, plan, groups = engine_of(*NETWORK, *zero)
+        batches = batches_of(plan, groups)
+        here, number = folder / str(stage), plan.batch.num_micro_batches(8)
+        if first:
+            manifest = pickle.loads((here / f"{first}.manifest").read_bytes())
+            engine.load_full(read_sharded(here / str(first), manifest, verify=False))
+            for _ in range(first * number):  # samples of the steps before
+                next(batches)
+        losses = [float(engine.train_batch(batches)) for _ in range(first, last)]
+        kept = saved(engine, plan, here, str(last))
+        if rank == 0:
+            (here / f"{last}.manifest").write_bytes(pickle.dumps(kept))
+            (here / f"losses {first}.json").write_text(json.dumps(losses))
+            if first or last == 6:
+                whole = read_sharded(here / str(last), kept)
+                torch.save(numbers(whole), here / f"state behind {first}.pt")
+        dist.barrier()
+
+
+def test_fewer_replicas_and_then_all_again_end_in_the_same_state(tmp_path):
+    """That of four replicas throughout, at every ZeRO stage; only sums are rounded otherwise."""
+    for name, ranks, first, last in (
+        ("calm", 4, 0, 6),
+        ("lost", 4, 0, 2),
+        ("lost", 2, 2, 4),
+        ("lost", 4, 4, 6),
+    ):
+        work = tmp_path / f"{name} {first}"
+        work.mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
+        run_on_ranks(ranks, trains_on, work, tmp_path / name, first, last)
+    for stage in map(str, range(4)):
+        calm, lost = tmp_path / "calm" / stage, tmp_path / "lost" / stage
+        losses = [
+            loss
+            for first in (0, 2, 4)
+            for loss in json.loads((lost / f"losses {first}.json").read_text())
+        ]
+        assert losses == pytest.approx(json.loads((calm / "losses 0.json").read_text()), rel=1e-5)
+        expected, found = (
+            torch.load(folder / f"state behind {first}.pt")
+            for folder, first in ((calm, 0), (lost, 4))
+        )
+        assert found.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert_close(found[key], tensor, rtol=1e-4, atol=1e-6, msg=f"{stage} {key}")
 
 
 CHECKS = [
