@@ -1,6 +1,7 @@
 """What ranks must have in common is compared; one that comes apart is named."""
 
 import os
+from itertools import chain
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -38,8 +39,9 @@ def require_named(rank, check, what, ranks):
 
 
 def spoil(rank, engine, check, part, ranks):
-    """Change one number of the weight whose name ends in `part` on the odd rank, and back."""
-    own = {name: p for name, p in engine.module.named_parameters() if name.endswith(part)}
+    """Change one number of the weight or buffer whose name ends in `part` on the odd rank, and back."""
+    tensors = chain(engine.module.named_parameters(), engine.module.named_buffers())
+    own = {name: tensor for name, tensor in tensors if name.endswith(part)}
     if rank == ODD:
         weight = next(iter(own.values())).data.view(-1)
         kept = weight[0].item()
@@ -81,15 +83,18 @@ def compares_the_embeddings_of_stages(rank):
     spoil(rank, engine, check, "word_embeddings.weight", r"0, 1, 2 \| 3")
 
 
-def compares_nothing_that_is_held_once(rank):
-    trained_check("--zero-stage", "3")
+def compares_no_weight_that_is_held_once(rank):
+    bias = ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
+    experts = ("--num-experts", "2", "--disable-moe-token-dropping", *bias)
+    engine, check = trained_check("--zero-stage", "3", *experts)
+    spoil(rank, engine, check, "expert_bias", r"0, 1, 2 \| 3")
 
 
 CHECKS = [
     compares_replicas_and_tensor_ranks,
     divides_what_ranks_draw_with_sequence_parallelism,
     compares_the_embeddings_of_stages,
-    compares_nothing_that_is_held_once,
+    compares_no_weight_that_is_held_once,
 ]
 
 

@@ -1,4 +1,4 @@
-"""Replica check: weights, optimizer state, RNG states and counters that ranks must share."""
+"""Replica check: weights, buffers, optimizer state, RNG states and counters that ranks must share."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
@@ -71,6 +71,8 @@ class ReplicaCheck(Hook):
             shard = self._groups.tensor_rank if shard_of(parameter) else "all"
             experts = expert_share_of(parameter).index
             yield (name, (shard, experts)), fingerprint(parameter.detach())
+        for name, buffer in self._engine.module.named_buffers():
+            yield (name, "all"), fingerprint(buffer)
         groups = self._groups
         part = groups.tensor_rank if self._streams_per_tensor_rank else "all"
         drawing = (groups.stage, groups.data_rank, groups.sequence_rank, part)

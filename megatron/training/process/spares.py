@@ -1,5 +1,6 @@
 """Spare processes of an elastic run: those beyond the last replica, which wait for its end."""
 
+import logging
 import select
 import socket
 import sys
@@ -15,6 +16,8 @@ from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.rendezvous import rendezvous, set_key
 from megatron.training.guards.stop import Signals
 from megatron.training.process.environment import Launch, master_address
+
+log = logging.getLogger(__name__)
 
 _END = "end of the run"
 _PAUSE_S = 0.5
@@ -49,10 +52,23 @@ def wait_for_end(launch: Launch, look: Callable[[], None]) -> ExitCode:
 
 
 def release_spares(launch: Launch) -> None:
-    """Let the spare processes leave where the launcher hosts the store, which outlives rank 0."""
+    """Let the spare processes leave where the launcher hosts the store, which outlives rank 0.
+
+    The run has ended well: that the store is gone is only a warning.
+    """
     master = master_address(launch)
-    if master.is_hosted:
+    if not master.is_hosted:
+        return
+    try:
         set_key(master, _END)
+    except DistError as error:
+        cause = str(error).partition("\n")[0]
+        log.warning(
+            "the launcher of rank 0 at %s did not take the end of the run (%s): spare processes that "
+            "still wait have to be ended by hand",
+            master,
+            cause,
+        )
 
 
 def _is_announced(master: MasterAddress, has_key: Callable[[], bool]) -> Callable[[], bool]:

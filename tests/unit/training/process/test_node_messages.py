@@ -23,6 +23,17 @@ def test_a_word_arrives_at_the_others_of_the_host():
         own.send("hang")
 
 
+def test_words_of_other_users_are_dropped(monkeypatch):
+    own, other = NodeMessages(OWN, [OTHER]), NodeMessages(OTHER, [OWN])
+    own.send("failed")
+    uid = os.getuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: uid + 1)
+        assert other.receive(0.05) is None
+    own.send("hang")
+    assert other.receive(10) == "hang"
+
+
 def test_a_rank_that_may_not_look_yet_hears_of_a_hang_from_another_of_its_host(tmp_path):
     names = f"{os.getpid()} of this test"
     # Each of 16,384 ranks looks at the disk every three minutes.
