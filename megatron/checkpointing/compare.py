@@ -215,7 +215,7 @@ def _sample_order_problems(
     return [
         f"{folder} was saved by a run with --sample-order {saved}, and this run has {order}, which "
         "would train on some samples again and never on others; write "
-        f"--sample-order {saved}, or --finetune to start over with the weights alone"
+        f"--sample-order {saved}, or --finetune to start again with the weights alone"
     ]
 
 

@@ -274,7 +274,7 @@ def _fetch_checkpoint(url: str, folder: Path) -> bool:
     except NewerCheckpointError:
         raise
     except CheckpointError as error:
-        log.warning("%s is passed over: %s", url, error)
+        log.warning("%s is skipped: %s", url, error)
         shutil.rmtree(staging)
         return False
     size = sum(record.size for record in records)
@@ -290,7 +290,7 @@ def _fetch_checkpoint(url: str, folder: Path) -> bool:
         if not problems:
             break
     if problems:
-        log.warning("%s is passed over: %s", url, "; ".join(problems))
+        log.warning("%s is skipped: %s", url, "; ".join(problems))
         shutil.rmtree(staging)
         return False
     if (origin := folder / ORIGIN).exists():

@@ -163,7 +163,7 @@ def choose_kernels(
         raise ConfigError(
             *(
                 f"--abort-on-unmet-fused-kernel-constraints: no fused kernel for "
-                f"{choice.operation}: {choice.why}; mend that, or turn the kernel off with "
+                f"{choice.operation}: {choice.why}; fix that, or turn the kernel off with "
                 f"{FLAGS[choice.operation]}"
                 for choice in unmet
             )
@@ -218,7 +218,7 @@ def _require_compiler(device: torch.device, launch: Callable[[torch.device], Non
             )
     elif why := _obstacle(device, launch):
         raise ConfigError(
-            f"--compile: torch.compile generates Triton kernels on GPUs: {why}; mend that, or "
+            f"--compile: torch.compile generates Triton kernels on GPUs: {why}; fix that, or "
             "leave the flag out"
         )
 

@@ -62,7 +62,7 @@ class ChatTemplate:
             require_short(text)
         except TemplateSyntaxError as error:
             raise DataError(
-                f"the chat template is not Jinja: line {error.lineno}: {error.message}; mend "
+                f"the chat template is not Jinja: line {error.lineno}: {error.message}; correct "
                 "--chat-template, or the tokenizer's own"
             ) from error
         except Exception as error:  # a template raises what it likes

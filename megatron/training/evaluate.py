@@ -69,7 +69,7 @@ class Evaluation(Hook):
             self.validate(state, f"iteration {state.iteration}", ends=self._ends)
         except _Left:
             log.warning(
-                "the evaluation at iteration %d is left: the run is to end", state.iteration
+                "the evaluation at iteration %d is interrupted: the run is to end", state.iteration
             )
 
     def validate_at_end(self, state: TrainState) -> dict[str, float]:

@@ -69,7 +69,7 @@ def resize(folder: Path, printed: str) -> None:
 
 def nan(folder: Path, printed: str) -> None:
     assert "exit code 1\n" in printed
-    assert "--ckpt-step 20 goes on from the one before it" in printed
+    assert "--ckpt-step 20 resumes from the one before it" in printed
     assert "step 25 equals the journal, bit for bit" in printed
     steps = {
         record["iteration"]: record["lm_loss"]

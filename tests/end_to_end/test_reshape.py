@@ -27,7 +27,7 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     pipeline = ["--pipeline-model-parallel-size", "2", "--zero-stage", "1", "--exit-interval", "6"]
     (output, _) = start_ranks(2, *flags, *pipeline, *both(moved)).succeeded().outputs
     assert re.search(r"--pipeline-model-parallel-size +1 +2\n", output)
-    assert "random streams belong to ranks, and these are others" in output
+    assert "RNG states belong to ranks, and the ranks differ" in output
     assert losses(moved) == pytest.approx(expected[3:6], rel=1e-5)
 
     # What a reshaped run saves is a checkpoint like any other.

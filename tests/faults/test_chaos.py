@@ -48,7 +48,7 @@ def test_a_run_under_chaos_comes_to_the_same_bits(
         assert {"kill", "kill_save", "full_disk", "flip"} <= set(struck), struck
         assert len(output) == 4
         assert any("No space left on device (--chaos)" in text for text in output)
-        assert any("is passed over: " in text for text in output)
+        assert any("is skipped: " in text for text in output)
     assert is_same(save, keeping_job.save)
 
 
@@ -69,7 +69,7 @@ def test_two_ranks_under_chaos_come_to_the_same_bits(
     struck = {(record["fault"], record["where"]) for record in faults(save)}
     expected = {("kill", "rank 0"), ("full_disk", "rank 1"), ("kill_save", "rank 1")}
     assert expected <= struck, struck
-    assert any("is passed over: " in text for text in output)
+    assert any("is skipped: " in text for text in output)
     assert is_same(save, job.save)
 
 

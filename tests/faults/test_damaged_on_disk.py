@@ -40,7 +40,7 @@ def test_each_damaged_file_is_named_and_the_older_checkpoint_goes_on(
         assert "at iteration 4\n" in ended.outputs[0], file.name
         # Without its manifest a folder is no checkpoint, and not reported.
         if (harm, file.name) != (os.unlink, "manifest.json"):
-            assert f"{run / NEWEST} is passed over: " in ended.outputs[0]
+            assert f"{run / NEWEST} is skipped: " in ended.outputs[0]
             assert str(run / NEWEST / file.name) in ended.outputs[0]
         assert is_same(run, keeping_job.save)
 
@@ -74,7 +74,7 @@ def test_latest_is_put_right(keeping_job: Job, save: Path, output: bytes | None)
     (save / "pruned-global_step2").mkdir()
     ended = keeping_job.run(save, "--exit-interval", "1")
     assert ended.codes == [0]
-    assert "the folders count, and the newest is global_step4" in ended.outputs[0]
+    assert "the folders are authoritative, and the newest is global_step4" in ended.outputs[0]
     assert latest.read_text() == "global_step5"
     keeping_job.run(save).succeeded()
     assert is_same(save, keeping_job.save)
@@ -120,7 +120,7 @@ def test_tokens_that_are_damaged_end_all_ranks_with_one_sentence(
     )
     assert ended.codes == [1, 1], "\n".join(ended.outputs)
     sentence = {
-        "cut": f"{tokens} was cut while it is read: ",
+        "cut": f"{tokens} was truncated while it was read: ",
         "bit": f"{tokens} is damaged: bytes 0 to {tokens.stat().st_size} are not what was written",
     }[damage]
     failure = json.loads((save / "failure.json").read_text())

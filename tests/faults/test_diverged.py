@@ -31,7 +31,7 @@ def test_a_diverged_run_goes_on_from_its_last_good_checkpoint(job: Job, tmp_path
     for _ in range(2):
         ended = job.run(save, *saves, *DIVERGING)
         assert ended.codes == [ExitCode.FAILED]
-        assert "--ckpt-step 4 goes on from the one before it" in ended.outputs[0]
+        assert "--ckpt-step 4 resumes from the one before it" in ended.outputs[0]
         assert published_tags(save)[:2] == ["global_step5", "global_step4"]
     # With the rate of before, the weights of step 5 still give NaN, and the message says so.
     ended = job.run(save, *saves, *OVERRIDE)
@@ -51,7 +51,7 @@ def test_a_run_that_is_stopped_in_a_streak_of_nan_saves_nothing_of_it(
     ended = keeping_job.run(save, setup=struck)
     assert ended.codes == [ExitCode.RESUMABLE]
     output = "without a save: the loss or gradient of iteration 5 is not finite; the same command "
-    assert output + "goes on from global_step2" in ended.outputs[0]
+    assert output + "resumes from global_step2" in ended.outputs[0]
     assert published_tags(save) == ["global_step2"]
     # A run cannot be finished with a loss that is NaN.
     ended = keeping_job.run(save, setup=partial(has_no_finite_loss_from, 5, None))

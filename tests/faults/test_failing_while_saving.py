@@ -17,7 +17,8 @@ OWN_FILE = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
 @pytest.mark.parametrize(
-    ("failing", "output"), [("loss", "without a finite number"), ("data", "no such sample")]
+    ("failing", "output"),
+    [("loss", "consecutive steps with NaN or infinity"), ("data", "no such sample")],
 )
 def test_a_checkpoint_under_way_is_finished_before_a_run_fails(
     job_of_two: Job, tmp_path: Path, failing: str, output: str
@@ -76,8 +77,8 @@ def test_a_rank_that_is_killed_is_told_by_those_that_stay(job_of_two: Job, tmp_p
     failure = json.loads((save / FAILURE).read_text())
     assert (failure["kind"], failure["rank"]) == ("lost rank", 1)
     assert failure["message"].startswith(f"rank 1 (process {failure['pid']} on {failure['host']})")
-    assert "vanished without a word" in failure["message"]
-    assert "; rank 0 then met: " in failure["message"]
+    assert "ended without a message" in failure["message"]
+    assert "; rank 0 then failed with: " in failure["message"]
     assert f"ERROR [rank 0]: {failure['message'][:40]}" in ended.outputs[0]
     job_of_two.run(save).succeeded()
     assert is_same(save, job_of_two.save)

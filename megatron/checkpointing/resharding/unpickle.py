@@ -195,4 +195,4 @@ def _reason(error: Exception) -> str:
         return f"it refers to {unsupported.group(1)}, which no checkpoint needs; none of its code was run"
     if _MACHINE_ERROR.search(text):
         return text.partition("\n")[0]
-    return "it is no file that torch saved, or it is damaged or cut short"
+    return "it was not saved by torch, or it is damaged or truncated"

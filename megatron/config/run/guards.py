@@ -97,7 +97,7 @@ def guards_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Itera
         ("--ckpt-step", checkpoint.ckpt_step is not None),
     ):
         if given:
-            yield f"--replay-step goes on from the checkpoint before the step: leave {flag} out"
+            yield f"--replay-step resumes from the checkpoint before the step: leave {flag} out"
 
 
 def _policy_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -54,6 +54,6 @@ def watch_problems(
     if restarts < 0:
         yield f"--max-restarts {restarts} must be at least 0"
     if restarts and not goes_on(checkpoint):
-        yield "--max-restarts needs --save and the same directory as --load, to go on from"
+        yield "--max-restarts needs --save and the same directory as --load, to resume from"
     if restarts and checkpoint.ckpt_step is not None:
-        yield "--max-restarts goes on from the newest checkpoint: leave --ckpt-step out"
+        yield "--max-restarts resumes from the newest checkpoint: leave --ckpt-step out"

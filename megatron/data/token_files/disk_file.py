@@ -77,7 +77,7 @@ def file_digest(path: Path) -> str:
 def cut_under_the_reader(path: Path, opened: int, found: int, remedy: str) -> DataError:
     """Return the error for a file that lost bytes after it was opened."""
     return DataError(
-        f"{path} was cut while it is read: it had {opened} bytes when it was opened, and has "
+        f"{path} was truncated while it was read: it had {opened} bytes when it was opened, and has "
         f"{found} now; {remedy}"
     )
 

@@ -128,7 +128,7 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
     if not _goes_on(plan):
         return
     if found := [*other_changes(then, as_json(asdict(going_on(plan, chosen))))]:
-        log.warning("going on from %s with other settings:\n%s", folder, table(found))
+        log.warning("resuming from %s with other settings:\n%s", folder, table(found))
 
 
 def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> None:
@@ -155,8 +155,8 @@ def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> No
     reasons += other_order(then.get("data", {}), plan.data, uses, seq_length=seq_length)
     if reasons:
         log.warning(
-            "going on from %s, the training samples come in another order: some come again and "
-            "others never (%s); the flags of before keep the order, and --exit-interval ends a "
+            "resuming from %s, the training samples come in another order: some come again and "
+            "others never (%s); the former flags keep the order, and --exit-interval ends a "
             "run before its --train-iters",
             *(chosen.folder, "; ".join(reasons)),
         )
@@ -203,9 +203,9 @@ def as_json(tree: Any) -> Any:
 def warn_passed_over(folder: Path, why: str, before: int) -> None:
     """Warn that the damaged checkpoint `folder` is passed over, unless many were `before` it."""
     if before < _MOST_NAMED:
-        log.warning("%s is passed over: %s", folder, why)
+        log.warning("%s is skipped: %s", folder, why)
     elif before == _MOST_NAMED:
-        log.warning("%s is passed over too, and maybe others without a warning", folder)
+        log.warning("%s is skipped too; further ones are skipped without a warning", folder)
 
 
 def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
@@ -267,8 +267,8 @@ def _find(plan: Plan) -> list[str]:
             restore_replaced(directory)
         except OSError as error:
             raise WrongCheckpointError(
-                f"--load {directory}: a checkpoint has lost its name to a run that was killed, and "
-                f"it cannot have it back ({error}): rename it from where the disk can be written"
+                f"--load {directory}: a killed run renamed a checkpoint, and the "
+                f"name cannot be restored ({error}): rename it from a host that can write to the disk"
             ) from error
     tags = published_tags(directory)
     if requested.step:
@@ -282,8 +282,8 @@ def _find(plan: Plan) -> list[str]:
         return [tag for tag in tags if (iteration_of(tag) or 0) < before]
     if tags and (latest := other_latest(directory, tags[0])):
         log.warning(
-            "latest in %s says %s: the folders count, and the newest is %s; to go on from an older "
-            "one, write --ckpt-step",
+            "latest in %s names %s: the folders are authoritative, and the newest is %s; to resume "
+            "from an older one, write --ckpt-step",
             *(directory, latest, tags[0]),
         )
     return with_universal(directory, tags) if requested.universal else tags
@@ -293,8 +293,8 @@ def _none_whole(plan: Plan) -> WrongCheckpointError:
     tags = _find(plan)
     are = "is" if len(tags) == 1 else "are"
     return WrongCheckpointError(
-        f"no checkpoint of --load {plan.checkpoint.load} is whole ({_listed(tags)} {are} damaged); "
-        "starting over would replace them: mend them, or move them away"
+        f"no checkpoint in --load {plan.checkpoint.load} is intact ({_listed(tags)} {are} damaged); "
+        "a new run would replace them: repair them, or move them away"
     )
 
 

@@ -146,16 +146,20 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         megabytes = requested.reshape_buffer_bytes >> 20
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
     if adds[0]:
-        log.info("%s has no adapters: they begin as nothing beside its weights", folder)
+        log.info("%s has no adapters: they start with no effect on its weights", folder)
     if adds[1]:
         log.info(
-            "%s holds a GPT: cross-attention to neighbors and their encoder begin with initial weights",
+            "%s holds a GPT: cross-attention to neighbors and their encoder start with initial weights",
             folder,
         )
     if other:
-        log.warning("%s has the head of --task %s: that of this task begins anew", folder, other)
+        log.warning(
+            "%s has the head of --task %s: that of this task starts with initial weights",
+            folder,
+            other,
+        )
     elif new_head:
-        log.info("%s has no head of this task, which begins with initial weights", folder)
+        log.info("%s has no head of this task, which starts with initial weights", folder)
     _load_resharded(engine, plan, chosen, new_head=new_head)
     if not requested.loads_streams:
         return
@@ -165,8 +169,8 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     seed = renewed_seed(plan.training.seed, manifest.state["iteration"])
     engine.renew_streams(seed, sequence_parallel=plan.parallel.sequence_parallel)
     log.info(
-        "random streams belong to ranks, and these are others: they begin anew from --seed and "
-        "the iteration; what is dropped differs from what the former layout would have dropped"
+        "RNG states belong to ranks, and the ranks differ: they are seeded again from --seed and "
+        "the iteration; dropout masks differ from those of the former layout"
     )
 
 

@@ -163,7 +163,7 @@ class Checkpoints(Hook):
         self._pending = PendingSave(self._directory, manifest, files)
         if self._plan.checkpoint.in_background:
             seconds = time.perf_counter() - started_at
-            log.info("  copied in %.2f s; training goes on while it is written", seconds)
+            log.info("  copied in %.2f s; training continues while it is written", seconds)
         self._start(self._publish(manifest, files))
         return True
 
@@ -187,7 +187,7 @@ class Checkpoints(Hook):
         Communication: every rank must call this, in step.
         """
         damaged = damage(self._newest, self._unverified, forgets_cached=True)
-        self._require_intact(damaged, "and the next start goes on from an older checkpoint")
+        self._require_intact(damaged, "and the next start resumes from an older checkpoint")
         self._start(self._upload())
         self.finish()
         if self._not_uploaded:
@@ -218,7 +218,7 @@ class Checkpoints(Hook):
             return ""
         newest, iteration = tag_of(self._saved), self._saved
         if self._proven == iteration:
-            return f"; the same command goes on from {newest}, which a finite step has followed"
+            return f"; the same command resumes from {newest}, which a finite step has followed"
         older = [
             i
             for tag in published_tags(self._directory)
@@ -227,7 +227,7 @@ class Checkpoints(Hook):
         message = f"; no finite step has followed {newest}, so its weights may be the cause: "
         if not older:
             return message + "start again in another --save if the next start fails too"
-        return message + f"--ckpt-step {older[0]} goes on from the one before it"
+        return message + f"--ckpt-step {older[0]} resumes from the one before it"
 
     def _publish(
         self, manifest: Manifest, files: Sequence[Future[FileRecord]]
@@ -454,7 +454,7 @@ class Checkpoints(Hook):
         """
         if problems := found_on_ranks(damaged):
             raise CheckpointError(
-                f"--save {self._directory}: what was written is not what the disk holds, "
+                f"--save {self._directory}: the file on disk differs from what was written, "
                 f"{consequence}: {'; '.join(problems)}"
             )
         self._unverified = []

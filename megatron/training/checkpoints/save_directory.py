@@ -45,6 +45,6 @@ def require_own(plan: Plan) -> None:
         without = "" if requested.loads_progress else " without --finetune or --reset-progress"
         raise WrongCheckpointError(
             f"--save {requested.save} holds checkpoints already (the newest is {tags[0]}), and this "
-            f"run does not go on from them but would replace them: write --load {requested.save}"
-            f"{without} to go on, give another --save, or move them away"
+            f"run does not resume from them but would replace them: write --load {requested.save}"
+            f"{without} to resume, give another --save, or move them away"
         )

@@ -133,8 +133,8 @@ def go_back(
     message = f"iteration {spike.iteration}: {spike}"
     if len(state.spikes) >= policy.most:
         raise TrainingError(
-            f"{message}, after {len(state.spikes)} others: the run ends as --spike-policy says, and "
-            "its checkpoints are as they were; lower --lr, or go on with a larger max"
+            f"{message}, after {len(state.spikes)} others: the run ends as --spike-policy requires, and "
+            "its checkpoints are as they were; lower --lr, or continue with a larger max"
         )
     chosen = chosen_by_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
     while chosen and (problems := damage_of(chosen)):
@@ -150,7 +150,7 @@ def go_back(
     first = max(spike.iteration - policy.skip + 1, iteration + 1)
     passed = (first, spike.iteration + policy.after)
     log.warning(
-        "%s: going back to %s, and passing over iterations %d to %d (%d of at most %d)",
+        "%s: rolling back to %s and skipping iterations %d to %d (%d of at most %d)",
         *(message, chosen.folder, *passed, len(state.spikes) + 1, policy.most),
     )
     spikes = (*state.spikes, passed)

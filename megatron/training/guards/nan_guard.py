@@ -49,8 +49,8 @@ class NanGuard(Hook):
             log.warning("%s; %s; %d in a row", event, kept, self._in_a_row)
             return
         raise TrainingError(
-            f"{event}, the last of {self._in_a_row} in a row without a finite number: the run ends, "
-            "and none of these steps was saved; lower --lr, pass over these samples with "
+            f"{event}, the last of {self._in_a_row} consecutive steps with NaN or infinity: the run ends, "
+            "and none of these steps was saved; lower --lr, skip these samples with "
             "--skip-train-iteration-range if others are fine, or raise --max-nan-steps"
             + self._advice()
         )

@@ -56,11 +56,11 @@ class ReplicaCheck(Hook):
         if found := from_rank_0(lambda: [*differences(chain.from_iterable(posted.all()))]):
             more = len(found) - _MOST_LISTED
             raise TrainingError(
-                f"at iteration {state.iteration} ranks differ in what they must have in common: "
+                f"at iteration {state.iteration} ranks differ in values that must be equal: "
                 + "; ".join(found[:_MOST_LISTED])
                 + (f"; and {more} more" if more > 0 else "")
-                + ". A rank that is alone with its value has a broken device, host or library; go "
-                "on without it from a checkpoint of before"
+                + ". A rank that is alone with its value has a broken device, host or library; "
+                "resume without it from an earlier checkpoint"
             )
 
     def _prints(self, state: TrainState) -> Iterator[tuple[Common, Hashable]]:

@@ -168,7 +168,7 @@ class SaveFile:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("%s cannot be removed (%s): it asks for nothing more", self._path, error)
+            log.warning("%s cannot be removed (%s): it is ignored from here on", self._path, error)
             self._looks = False
 
 

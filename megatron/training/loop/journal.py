@@ -77,7 +77,7 @@ class Journal:
                 stream.write(line + "\n")
         except OSError as error:
             raise CheckpointError(
-                f"{self.file}: {error.strerror}; a run ends that cannot record its steps"
+                f"{self.file}: {error.strerror}; the run ends, because it cannot record its steps"
             ) from error
 
 

@@ -100,11 +100,11 @@ def failure_of(
 
 def located(failure: Failure, peers: Peers) -> Failure:
     """Return the record of a lost connection with whom it was lost, as far as can be known."""
-    met = f"rank {failure.rank} then met: {failure.message}"
+    met = f"rank {failure.rank} then failed with: {failure.message}"
     if gone := peers.gone():
         names = " and ".join(map(str, gone))
         message = (
-            f"{names} vanished without a word, as after kill -9, a crash of compiled code, or when "
+            f"{names} ended without a message, as after kill -9, a crash of compiled code, or when "
             f"memory runs out; {met}"
         )
         first = gone[0]
@@ -118,7 +118,7 @@ def located(failure: Failure, peers: Peers) -> Failure:
         )
     if elsewhere := peers.elsewhere():
         message = (
-            f"a rank vanished without a word; those of {failure.host} are there, so it was on "
+            f"a rank ended without a message; those of {failure.host} are there, so it was on "
             f"{elsewhere}; {met}"
         )
         return replace(failure, message=message)

@@ -57,8 +57,8 @@ def refuse_repeated_failure(save: str, launcher: Launcher) -> None:
     last = failures_of(Path(save))[-2:] if save else []
     if len(last) == 2 and last[0].signature == last[1].signature:
         raise RepeatedFailureError(
-            f"the last two attempts have failed alike at step {last[1].iteration} "
-            f"({last[1].message}): no other is begun"
+            f"the last two attempts failed in the same way at step {last[1].iteration} "
+            f"({last[1].message}): no other is started"
         )
 
 

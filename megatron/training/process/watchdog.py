@@ -133,7 +133,7 @@ class Watchdog:
                 self.write_down(error)
             if self._is_reported_elsewhere:
                 raise PeerLeftError(
-                    f"another rank has ended the run: {self.failures.file} says why"
+                    f"another rank has ended the run: {self.failures.file} contains the cause"
                 ) from error
             raise
         finally:
@@ -189,7 +189,9 @@ class Watchdog:
             PeerLeftError: it has.
         """
         if self.failures.is_written():
-            raise PeerLeftError(f"another rank has ended the run: {self.failures.file} says why")
+            raise PeerLeftError(
+                f"another rank has ended the run: {self.failures.file} contains the cause"
+            )
 
     def begins_step(self, iteration: int) -> None:
         """Record that step `iteration` begins."""
@@ -307,7 +309,9 @@ class Watchdog:
         if self.failures.record(failure) or not self.failures.is_written():
             self._write_message(failure.message)
         else:
-            self._write_message(f"another rank has ended the run: {self.failures.file} says why")
+            self._write_message(
+                f"another rank has ended the run: {self.failures.file} contains the cause"
+            )
         self.before_leaving()
 
     def _is_stuck(self, hangs: Hangs) -> bool:

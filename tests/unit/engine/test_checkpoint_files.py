@@ -173,7 +173,7 @@ def test_a_file_that_torch_cannot_read_is_one_message(tmp_path, kept):
     for read in (read_tensors, read_foreign):
         with pytest.raises(CheckpointError) as caught:
             read(file)
-        reason = "it is no file that torch saved, or it is damaged or cut short"
+        reason = "it was not saved by torch, or it is damaged or truncated"
         assert str(caught.value) == f"{file} cannot be read: {reason}"
     with pytest.raises(CheckpointError, match="none.pt cannot be read: No such file or directory"):
         read_tensors(tmp_path / "none.pt")

@@ -92,7 +92,7 @@ def test_a_run_that_is_to_end_waits_for_no_further_batch(messages):
     state = TrainState(iteration=5)
     made.after_step(state, step=None)
     assert made._engine.micro_batches == [4]
-    assert messages == ["the evaluation at iteration 5 is left: the run is to end"]
+    assert messages == ["the evaluation at iteration 5 is interrupted: the run is to end"]
     # Its samples count as seen: the next evaluation is that of an uninterrupted run.
     assert state.valid_samples == 16
     state.iteration = 10

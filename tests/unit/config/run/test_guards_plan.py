@@ -45,7 +45,7 @@ def test_a_policy_says_what_differs_from_the_usual_one():
         (["--use-checkpoint-args"], "--use-checkpoint-args needs --load"),
         (
             [*SAVE, *LOAD, "--max-restarts", "2", "--ckpt-step", "2"],
-            "--max-restarts goes on from the newest checkpoint",
+            "--max-restarts resumes from the newest checkpoint",
         ),
     ],
 )

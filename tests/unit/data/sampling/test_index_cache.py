@@ -181,7 +181,7 @@ def test_an_index_map_that_is_cut_under_the_reader_is_an_error(tmp_path, builds,
     (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.npy")
     os.truncate(path, 128)
     with pytest.raises(
-        DataError, match=f"-{name}.npy was cut while it is read: .* builds it again"
+        DataError, match=f"-{name}.npy was truncated while it was read: .* builds it again"
     ):
         list(samples)
     again = GPTDataset(IndexedDataset(tmp_path / "c"), range(8), **documents)

@@ -170,7 +170,9 @@ def test_a_file_that_is_cut_under_the_reader_is_an_error(prefix, has_digests):
     samples = samples_of(prefix)
     first = samples[0]["tokens"].tolist()
     os.truncate(f"{prefix}.bin", 10)
-    with pytest.raises(DataError, match=r"c\.bin was cut while it is read: it had 200000 bytes"):
+    with pytest.raises(
+        DataError, match=r"c\.bin was truncated while it was read: it had 200000 bytes"
+    ):
         list(samples)
     assert len(first) == 1000
 
@@ -185,7 +187,7 @@ def test_an_index_that_is_cut_under_the_reader_is_an_error(prefix, replaced):
             assert [sample["tokens"].tolist() for sample in samples] == expected
         return
     os.truncate(f"{prefix}.idx", 40)
-    with pytest.raises(DataError, match=r"c\.idx was cut while it is read: .* has 40 now"):
+    with pytest.raises(DataError, match=r"c\.idx was truncated while it was read: .* has 40 now"):
         samples[1]
 
 

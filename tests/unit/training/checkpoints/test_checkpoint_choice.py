@@ -43,9 +43,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(job, messages):
     assert job.resume("--seed", "99") == TrainState(iteration=5, samples=10)
     assert job.engine.loaded == [(job.directory, "global_step5")]
     (settings,) = [text for text in messages if "other settings" in text]
-    assert "going on from" in settings and "global_step5 " in settings
-    (warning,) = [text for text in messages if "passed over" in text]
-    assert "global_step10 is passed over: " in warning
+    assert "resuming from" in settings and "global_step5 " in settings
+    (warning,) = [text for text in messages if "is skipped" in text]
+    assert "global_step10 is skipped: " in warning
     assert "weights.pt has 0 bytes instead of " in warning
 
 
@@ -54,7 +54,7 @@ def test_a_damaged_manifest_is_skipped_with_a_warning(job, messages):
     job.save(10)
     (job.directory / "global_step10" / MANIFEST).write_text("{")
     assert job.resume().iteration == 5
-    assert [text for text in messages if "global_step10" in text and "passed over" in text]
+    assert [text for text in messages if "global_step10" in text and "is skipped" in text]
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_many_damaged_checkpoints_give_a_few_log_lines(job, messages):
         # Every other one has an intact manifest.
         (folder / ("weights.pt" if iteration % 2 else MANIFEST)).write_bytes(b"?")
     assert job.resume().iteration == 5
-    assert len([text for text in messages if "is passed over" in text]) == 11
+    assert len([text for text in messages if "is skipped" in text]) == 11
     shutil.rmtree(job.directory / "global_step5")
     messages.clear()
-    with pytest.raises(CheckpointError, match="is whole") as error:
+    with pytest.raises(CheckpointError, match="is intact") as error:
         job.resume()
     assert "and 290 others are damaged" in str(error.value)
-    assert len([text for text in messages if "is passed over" in text]) == 11
+    assert len([text for text in messages if "is skipped" in text]) == 11
     with pytest.raises(CheckpointError, match="but .* and 290 others"):
         job.resume("--ckpt-step", "7")
 
@@ -163,7 +163,7 @@ def test_ckpt_step_of_a_damaged_checkpoint_is_an_error(job):
     job.save(5)
     job.save(10)
     (job.directory / "global_step10" / "weights.pt").unlink()
-    with pytest.raises(WrongCheckpointError, match=r"is whole \(global_step10 is damaged\)"):
+    with pytest.raises(WrongCheckpointError, match=r"is intact \(global_step10 is damaged\)"):
         job.resume("--ckpt-step", "10")
 
 
@@ -191,7 +191,9 @@ def test_a_read_only_load_directory_suffices_unless_a_rename_is_needed(job, tmp_
     assert job.resume(*reads).iteration == 10
     replaced.rmdir()
     (job.directory / "global_step10").replace(replaced)
-    with pytest.raises(WrongCheckpointError, match="lost its name.* Read-only file system: .*re"):
+    with pytest.raises(
+        WrongCheckpointError, match="killed run renamed.* Read-only file system: .*re"
+    ):
         job.resume(*reads)
 
 

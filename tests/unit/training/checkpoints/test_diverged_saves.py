@@ -62,7 +62,7 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint_over_restarts(
     for _ in range(3):
         diverged = start(*flags, *more, saved=5)
         take(diverged, [math.nan, math.inf], 6)
-        assert "--ckpt-step 4 goes on from the one before it" in diverged.advice()
+        assert "--ckpt-step 4 resumes from the one before it" in diverged.advice()
         assert {int(tag[11:]) for tag in published_tags(tmp_path / "run")} == kept
 
 
@@ -102,7 +102,7 @@ def test_the_advice_names_a_checkpoint_that_a_finite_step_has_followed(start):
     take(checkpoints, [1.0], 1)
     assert "start again in another --save" in checkpoints.advice()
     take(checkpoints, [1.0, math.nan], 2)
-    assert "--ckpt-step 1 goes on from the one before it" in checkpoints.advice()
+    assert "--ckpt-step 1 resumes from the one before it" in checkpoints.advice()
     checkpoints = start(saved=2)
     take(checkpoints, [math.nan], 3)
     assert "no finite step has followed global_step2" in checkpoints.advice()
@@ -115,4 +115,4 @@ def test_the_same_command_goes_on_where_the_newest_checkpoint_is_proven(group, t
     words = ["--save", str(tmp_path), "--save-interval", "2"]
     checkpoints = Checkpoints(FakeEngine(), tiny_plan(*words), tiny_config(*words))
     take(checkpoints, [1.0, 1.0, 1.0, math.nan], 1)
-    assert "the same command goes on from global_step2" in checkpoints.advice()
+    assert "the same command resumes from global_step2" in checkpoints.advice()

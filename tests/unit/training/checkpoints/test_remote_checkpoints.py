@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_at_the_url_is_passed_over_and_of_the_cache_replace
     assert remote.start() == 10
     write_text(f"{remote.url}/global_step10/weights.pt", "damaged")
     assert remote.elsewhere() == 5
-    assert "global_step10 is passed over" in caplog.text
+    assert "global_step10 is skipped" in caplog.text
 
 
 def test_an_interrupted_download_goes_on_with_the_files_that_are_complete(remote, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_rollback_skips_damaged_checkpoints(job, messages):
     go_back(job.engine, plan, state, Spike(17, "loss 9"), journal)
     assert state == TrainState(iteration=5, samples=10, spikes=((2, 3), (17, 17)))
     assert job.engine.loaded == [(job.directory, "global_step5")]
-    assert len([text for text in messages if "passed over: " in text]) == 2
+    assert len([text for text in messages if "is skipped: " in text]) == 2
     (record,) = read_journal(job.directory)
     assert record["passed_over"] == [17, 17]
     assert record["all_passed_over"] == [[2, 3], [17, 17]]

@@ -41,7 +41,7 @@ def test_the_newest_checkpoint_is_verified_before_the_run_ends(job):
     job.save(5)
     file = job.directory / "global_step5" / "weights.pt"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointError, match="not what the disk holds.*weights.pt"):
+    with pytest.raises(CheckpointError, match="on disk differs from what was.*weights.pt"):
         job.checkpoints.verify()
     job.save(10)
     job.checkpoints.verify()
@@ -127,7 +127,7 @@ def test_checkpoints_that_a_run_does_not_resume_from_are_not_replaced(job, tmp_p
     require_own(tiny_plan(*job.flags[:4], *elsewhere, "--eval-only"))
     require_own(tiny_plan())
     for more in starts:
-        without = " without --finetune" if "--finetune" in more else " to go on"
+        without = " without --finetune" if "--finetune" in more else " to resume"
         messages = (
             re.escape("(the newest is global_step5)") + ".*" + f"--load {job.directory}{without}"
         )

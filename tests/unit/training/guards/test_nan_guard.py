@@ -21,7 +21,7 @@ def watch(steps, most=3, *, seeks_scale=False):
 @pytest.mark.parametrize("bad", [NAN, INFINITE, step(math.inf, 1.0), step(1.0, math.nan)])
 def test_some_in_a_row_end_the_run(bad):
     with pytest.raises(
-        TrainingError, match=r"iteration 4 \(samples 12 to 15\): loss .* 3 in a row"
+        TrainingError, match=r"iteration 4 \(samples 12 to 15\): loss .* 3 consecutive steps"
     ):
         watch([GOOD, bad, bad, bad])
 

@@ -64,8 +64,8 @@ def test_who_was_lost_is_told_before_what_came_of_it(tmp_path):
     found = lost(peers)
     assert (found.kind, found.rank, found.pid) == ("lost rank", 2, gone.pid)
     host = socket.gethostname()
-    assert found.message.startswith(f"rank 2 (process {gone.pid} on {host}) vanished without a w")
-    assert found.message.endswith("rank 0 then met: RuntimeError: " + LOST_BY_GLOO)
+    assert found.message.startswith(f"rank 2 (process {gone.pid} on {host}) ended without a m")
+    assert found.message.endswith("rank 0 then failed with: RuntimeError: " + LOST_BY_GLOO)
     # It takes the place of what says less, and gives way to a cause.
     file = FailureFile(str(tmp_path))
     assert file.record(LOST)
@@ -87,7 +87,7 @@ def test_a_rank_elsewhere_is_told_by_its_host(monkeypatch):
     others = [replace(here(n, 1, numbers="far"), host="far") for n in (1, 2)]
     found = lost([this_process(0), *others])
     assert (found.kind, found.rank) == ("lost peer", 0)
-    assert "so it was on far (ranks 1-2); rank 0 then met: " in found.message
+    assert "so it was on far (ranks 1-2); rank 0 then failed with: " in found.message
     assert lost([this_process(0)]).message == f"RuntimeError: {LOST_BY_GLOO}"
 
 

@@ -85,7 +85,7 @@ def test_after_the_same_failure_at_the_same_step_there_is_no_hope(tmp_path):
     # A person who starts the command anew has mended something.
     for count in (0, 1):
         refuse_repeated_failure(str(tmp_path), Launcher("torch", 5, count))
-    with pytest.raises(RepeatedFailureError, match=r"alike at step 7 \(port 2\)"):
+    with pytest.raises(RepeatedFailureError, match=r"same way at step 7 \(port 2\)"):
         refuse_repeated_failure(str(tmp_path), Launcher("torch", 5, 2))
     fail(tmp_path, "port 3", 8)
     refuse_repeated_failure(str(tmp_path), Launcher("torch", 5, 3))

@@ -252,7 +252,7 @@ def test_a_start_ends_when_another_rank_has_said_why_it_fails(tmp_path):
     waits.raise_if_over()
     with pytest.raises(DataError), fails.watching():
         raise DataError("the disk of this host is full")
-    with pytest.raises(PeerLeftError, match=r"failure\.json says why"), waits.watching():
+    with pytest.raises(PeerLeftError, match=r"failure\.json contains the cause"), waits.watching():
         waits.raise_if_over()
     assert read(tmp_path)["message"] == "DataError: the disk of this host is full"
 
