@@ -63,7 +63,7 @@ def device_of(name: str) -> Device:
         ConfigError: there is none.
     """
     if name not in DEVICES:
-        raise ConfigError(f"--gpu {name} is none of {', '.join(DEVICES)}")
+        raise ConfigError(f"--gpu {name} is not one of {', '.join(DEVICES)}")
     return DEVICES[name]
 
 

@@ -39,7 +39,7 @@ def test_every_violation_is_listed_at_once(corpus: Corpus, tmp_path: Path) -> No
         "--hidden-size 32 is not a multiple of --num-attention-heads 5",
         "--max-position-embeddings 8 is less than --seq-length 32",
         "--fp16 needs a GPU",
-        "--zero-stage 7 is none of 0, 1, 2, 3",
+        "--zero-stage 7 is not one of 0, 1, 2, 3",
         "--min-lr 1.0 is more than --lr",
         flags=[
             *RUN,

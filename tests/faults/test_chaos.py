@@ -108,7 +108,7 @@ def test_fault_options_become_chances() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ([*SAVING, "--chaos", "seed=1,kil=0.5"], "kil is none of seed, kill, "),
+        ([*SAVING, "--chaos", "seed=1,kil=0.5"], "kil is not one of seed, kill, "),
         ([*SAVING, "--chaos", "seed=1,kill=2"], "kill is a chance, from 0 to 1, not 2"),
         ([*SAVING, "--chaos", "seed=1,kill=-1"], "kill is a number from 0 on, not '-1'"),
         ([*SAVING, "--chaos", "seed=1,kill"], "kill is a number from 0 on, not ''"),

@@ -207,4 +207,4 @@ def _class_problems(config: TextTaskConfig) -> Iterator[str]:
     elif count is not None and labels and count != len(labels):
         yield f"--num-labels {count}: there are {len(labels)} labels, {' '.join(labels)}"
     if negative is not None and labels and negative not in labels:
-        yield f"--negative-label {negative} is none of the labels {' '.join(labels)}"
+        yield f"--negative-label {negative} is not one of the labels {' '.join(labels)}"

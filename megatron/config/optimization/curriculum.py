@@ -110,7 +110,7 @@ def _block_problems(block: Mapping[str, Any], seq_length: int) -> Iterator[str]:
         yield f"curriculum_type {kind!r} is unknown: only seqlen, the sequence length, can grow"
     schedule, settings = block.get("schedule_type"), block.get("schedule_config")
     if schedule not in _SCHEDULES:
-        yield f"schedule_type {schedule!r} is none of {', '.join(_SCHEDULES)}"
+        yield f"schedule_type {schedule!r} is not one of {', '.join(_SCHEDULES)}"
         return
     if not isinstance(settings, Mapping):
         yield "schedule_config must be an object"

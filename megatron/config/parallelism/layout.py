@@ -234,7 +234,7 @@ def parallel_problems(
             "a stage would have no layer"
         )
     if zero_stage not in range(4):
-        yield f"--zero-stage {zero_stage} is none of 0, 1, 2, 3"
+        yield f"--zero-stage {zero_stage} is not one of 0, 1, 2, 3"
     if pipeline > 1 and zero_stage >= 2:
         yield (
             f"--zero-stage {zero_stage} does not work with --pipeline-model-parallel-size "
@@ -426,4 +426,4 @@ def _partition_problems(method: str) -> Iterator[str]:
         except re.error as error:
             yield f"--pp-partition-method {method}: not a regular expression ({error})"
     elif method not in ("uniform", "parameters"):
-        yield f"--pp-partition-method {method} is none of type:REGEX, uniform, parameters"
+        yield f"--pp-partition-method {method} is not one of type:REGEX, uniform, parameters"

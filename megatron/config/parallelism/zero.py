@@ -216,7 +216,7 @@ def _offload_problems(
         )
     for block, device in ((_OPTIMIZER, plan.optimizer_device), (_WEIGHTS, plan.weights_device)):
         if device not in ("none", "cpu", "nvme"):
-            yield f"{block}.device of the JSON is {device!r}: none of none, cpu, nvme"
+            yield f"{block}.device of the JSON is {device!r}, not one of none, cpu, nvme"
         elif device == "nvme":
             if plan.stage < 3:
                 yield f"{block}: only ZeRO stage 3 offloads to nvme; write cpu, or --zero-stage 3"

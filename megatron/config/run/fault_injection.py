@@ -56,7 +56,7 @@ def chaos_problems(
     for key, number in _pairs(text):
         value = finite_or_none(number)
         if key not in _WORDS:
-            yield f"--chaos {text}: {key} is none of {', '.join(_WORDS)}"
+            yield f"--chaos {text}: {key} is not one of {', '.join(_WORDS)}"
         elif value is None or value < 0:
             yield f"--chaos {text}: {key} is a number from 0 on, not {number!r}"
         elif key in FAULTS and value > 1:
@@ -71,7 +71,7 @@ def chaos_problems(
     if not trains:
         yield "--chaos is for training: leave it out with --eval-only"
     if not goes_on(checkpoint):
-        yield "--chaos needs --save and the same directory as --load, to go on from"
+        yield "--chaos needs --save and the same directory as --load, to resume from"
     keeps_one = checkpoint.keep_last == 1 or (checkpoint.keep_every and not checkpoint.keep_last)
     if keeps_one and {"flip", "truncate"} & set(given):
         yield (

@@ -248,7 +248,7 @@ def retro_tasks(names: str) -> tuple[str, ...]:
         tasks = (name,) if name in TASKS else _SEVERAL.get(name, ())
         if not tasks:
             raise ConfigError(
-                f"--retro-tasks {names}: {name!r} is none of {', '.join((*TASKS, *_SEVERAL))}"
+                f"--retro-tasks {names}: {name!r} is not one of {', '.join((*TASKS, *_SEVERAL))}"
             )
         found.update(tasks)
     return tuple(task for task in TASKS if task in found)

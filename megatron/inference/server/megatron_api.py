@@ -101,7 +101,7 @@ def _problems(served: ServedModel, body: MegatronBody) -> Iterator[str]:
         yield "top_k and top_p exclude each other: give one of them"
     yield from served.candidate_problems(top_k=body.top_k, beam_width=body.beam_width)
     if (body.top_p_decay or body.top_p_bound) and not body.top_p:
-        yield "top_p_decay and top_p_bound need a top_p to begin with"
+        yield "top_p_decay and top_p_bound need a top_p"
     elif body.top_p_bound > (body.top_p or 0):
         yield f"top_p_bound: {body.top_p_bound} is more than top_p {body.top_p}"
     if not body.add_BOS and "" in body.prompts:

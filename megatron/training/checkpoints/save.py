@@ -441,7 +441,7 @@ class Checkpoints(Hook):
             left = "and nothing is left of it"
         else:
             tag = staging_tag_of(iteration)
-            left = f"and what there is of it, in {tag}, goes with the next start or save"
+            left = f"and the next start or save removes its incomplete files in {tag}"
         return CheckpointError(
             f"--save {self._directory}: the checkpoint of iteration {iteration} cannot be written "
             f"({why}); the older ones are as they were, {left}"

@@ -401,7 +401,7 @@ def verbosity() -> str | None:
     level = os.environ.get("MEGATRON_DEEPSPEED_VERBOSITY", "").lower()
     if level not in ("", *LEVELS):
         raise ConfigError(
-            f"environment variable MEGATRON_DEEPSPEED_VERBOSITY={level!r} is none of "
+            f"environment variable MEGATRON_DEEPSPEED_VERBOSITY={level!r} is not one of "
             + ", ".join(LEVELS)
         )
     return level or None

@@ -160,7 +160,7 @@ def test_what_a_pipeline_cannot_do_is_told(flags, message):
             "only ZeRO stage 3 offloads to nvme",
         ),
         ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "nvme needs zero_optimization.off"),
-        ({"stage": 3, "offload_optimizer": {"device": "tape"}}, "none of none, cpu, nvme"),
+        ({"stage": 3, "offload_optimizer": {"device": "tape"}}, "not one of none, cpu, nvme"),
         ({"stage": 2, "zero_quantized_weights": True}, "works at ZeRO stage 3 alone"),
         ({"stage": 3, "zero_hpz_partition_size": 4}, "4 does not divide the 2 replicas"),
         ({"stage": 3, "zero_hpz_partition_size": "2"}, "expected int"),

@@ -186,7 +186,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ),
         ("--tensor-model-parallel-size 0", "must be at least 1"),
         ("--pipeline-model-parallel-size 0", "must be at least 1"),
-        ("--zero-stage 4", "--zero-stage 4 is none of 0, 1, 2, 3"),
+        ("--zero-stage 4", "--zero-stage 4 is not one of 0, 1, 2, 3"),
         (
             "--pp-partition-method type:(",
             "--pp-partition-method type:(: not a regular expression (missing ), unterminated "
@@ -194,7 +194,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ),
         (
             "--pp-partition-method layers",
-            "--pp-partition-method layers is none of type:REGEX, uniform, parameters",
+            "--pp-partition-method layers is not one of type:REGEX, uniform, parameters",
         ),
         ("--fp16 --bf16", "--fp16 and --bf16 exclude each other: give one of them"),
         (

@@ -103,7 +103,7 @@ def test_weighted_data_need_not_be_there():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--device", "h1000"), "h1000 is none of v100-16gb"),
+        (("--device", "h1000"), "h1000 is not one of v100-16gb"),
         (("--mfu", "2", "--gpu", "h200"), "--mfu 2 must be more than 0 and at most 1"),
         (("--price-per-gpu-hour", "2"), "give --gpu too"),
         (("--measured", "results.json"), "give --gpu too"),

@@ -64,7 +64,7 @@ def test_a_run_of_epochs_and_iterations_ends_with_what_comes_first(tmp_path):
     ("words", "problem"),
     [
         ("--labels a b c --num-labels 2", "--num-labels 2: there are 3 labels, a b c"),
-        ("--labels a b --negative-label c", "--negative-label c is none of the labels a b"),
+        ("--labels a b --negative-label c", "--negative-label c is not one of the labels a b"),
         ("--labels a b --head-dropout 0.1", "--head-layers, which is missing"),
         ("--num-labels 1", "--num-labels 1 must be at least 2"),
     ],

@@ -54,7 +54,7 @@ def test_without_a_block_samples_are_whole():
     [
         (3, "curriculum_learning must be an object"),
         (BLOCKS[0] | {"curriculum_type": "vocab"}, "only seqlen, the sequence length, can grow"),
-        (BLOCKS[0] | {"schedule_type": "fixed"}, "is none of fixed_linear, fixed_root"),
+        (BLOCKS[0] | {"schedule_type": "fixed"}, "is not one of fixed_linear, fixed_root"),
         (BLOCKS[0] | {"schedule_config": 1}, "schedule_config must be an object"),
         (BLOCKS[0] | {"max_difficulty": 128}, "must rise and be at most --seq-length 64"),
         (BLOCKS[0] | {"min_difficulty": 12}, "must be multiples of"),

@@ -481,7 +481,7 @@ def test_names_of_tasks():
     assert retro_tasks("query-pretraining-neighbors") == everything[3:]
     assert retro_tasks("pretraining-query-neighbors") == everything[3:]
     with pytest.raises(
-        ConfigError, match="--retro-tasks db-build,neighbors: 'neighbors' is none of"
+        ConfigError, match="--retro-tasks db-build,neighbors: 'neighbors' is not one of"
     ):
         retro_tasks("db-build,neighbors")
 

@@ -184,7 +184,7 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoints(job, monkeypatch):
 
     monkeypatch.setattr(job.engine, "save", fill)
     messages = (
-        "iteration 10 cannot be written .*file write failed.*in staging-global_step10, goes with"
+        "iteration 10 cannot be written .*file write failed.*removes .* in staging-global_step10"
     )
     with pytest.raises(CheckpointError, match=messages):
         job.save(10)

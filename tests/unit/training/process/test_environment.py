@@ -378,7 +378,7 @@ def test_how_much_is_said_can_come_from_the_environment(environment):
     environment(MEGATRON_DEEPSPEED_VERBOSITY="Debug")
     assert verbosity() == "debug"
     environment(MEGATRON_DEEPSPEED_VERBOSITY="loud")
-    with pytest.raises(ConfigError, match="='loud' is none of debug, info, warning"):
+    with pytest.raises(ConfigError, match="='loud' is not one of debug, info, warning"):
         verbosity()
 
 
