@@ -84,7 +84,12 @@ def test_the_keyboard_stops_the_generation_on_the_server(group, tmp_path):
         loop, turns = running.served.engine_thread, threading.Semaphore(8)
         before = loop.num_tokens
         step = loop.engine.step
-        loop.engine.step = lambda: step() if turns.acquire(timeout=60) else []
+
+        def step_slowly():
+            turns.acquire(timeout=0.5)  # the rest would take twenty seconds
+            return step()
+
+        loop.engine.step = step_slowly
         page.open(address)
         order = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "go"]
         for name in order:
@@ -100,9 +105,8 @@ def test_the_keyboard_stops_the_generation_on_the_server(group, tmp_path):
         page.press("Escape")
         page.wait_for(f"{STATUS}.startsWith('stopped')")
         assert page.value(FOCUS) == "go"
-        turns.release(100)
         until(lambda: loop.num_running == 0)
-        assert 1 <= loop.num_tokens - before < 40
+        assert 1 <= loop.num_tokens - before < 48
         running.server.stop()
         page.click("go")
         page.wait_for(f"{STATUS}.match(/connection to the server is lost|shutting down/)")
