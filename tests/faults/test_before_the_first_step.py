@@ -101,7 +101,9 @@ def test_a_taken_port_and_an_unknown_address_end_every_rank(
         (unknown, "MASTER_ADDR=no-such-host.invalid does not resolve on "),
     ):
         for text in ended.outputs:
-            assert re.search(f"^error.*: ({own}|.*failure.json says why)", text, re.M), text
+            assert re.search(f"^error.*: ({own}|.*failure.json contains the cause)", text, re.M), (
+                text
+            )
         assert re.search(own, "".join(ended.outputs)), ended.outputs
     # A rank that starts after rank 0 has failed takes its record for that of an earlier attempt.
     messages = [failure.message for failure in failures_of(tmp_path / "taken")]

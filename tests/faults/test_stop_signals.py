@@ -37,7 +37,9 @@ def test_a_signal_to_any_rank_at_any_moment_loses_nothing(job_of_two: Job, tmp_p
         newest = published_tags(save)[0]
         assert iteration_of(newest) == stands, output
         assert damage(save / newest, read_manifest(save / newest).files) == []
-        assert ("the evaluation at iteration 3 is left" in output) == (moment == "evaluation")
+        assert ("the evaluation at iteration 3 is interrupted" in output) == (
+            moment == "evaluation"
+        )
     job_of_two.run(save).succeeded()
     assert is_same(save, job_of_two.save)
     # What was left is not made up for, and what follows it is that of the calm run.
