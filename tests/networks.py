@@ -11,6 +11,7 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import CoreAttention, core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
@@ -25,10 +26,12 @@ def gpt_steps(
     """Return the layers of a GPT; see `gpt_layers`."""
     return gpt_layers(
         spec,
-        kernels=kernels,
-        core_attention=core_attention or core_attention_of(spec, kernels),
-        batch_fields=batch_fields,
-        **parts,
+        LayerParts(
+            kernels=kernels,
+            core_attention=core_attention or core_attention_of(spec, kernels),
+            batch_fields=batch_fields,
+            **parts,
+        ),
     )
 
 
@@ -36,11 +39,13 @@ def task_network(plan: Plan, group: Any) -> SequentialModel:
     """Return the network of a downstream task, with large initial weights."""
     layers = OBJECTIVES.get(plan.objective.name)().layers(
         plan.model,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(plan.model),
-        batch_fields=(),
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=core_attention_of(plan.model),
+            batch_fields=(),
+        ),
     )
     model = SequentialModel(layers)
     initialise(model, seed=1, std=0.3, num_layers=plan.model.num_layers)

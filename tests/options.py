@@ -296,6 +296,7 @@ LORA = {
 PARALLEL = {
     "plugin": Turned("--plugin no_such_plugin", "error", says="there is no module no_such_plugin"),
     "objective": Turned("--objective gtp", "error", says="did you mean gpt?"),
+    "network": Turned("--network gtp", "error", says="did you mean gpt?"),
     "dataset": Turned("--dataset option_dataset", "batches", on="--plugin option_plugin"),
     "hook": Turned("--hook option_hook", "log", on="--plugin option_plugin"),
     "metric": Turned("--metric option_metric", "measures", on="--plugin option_plugin"),

@@ -30,14 +30,11 @@ class PlainMixture(nn.Module):
     def __init__(
         self,
         spec,
+        parts,
         *,
         number,
-        group,
-        kernels,
         terms,
         capacity=math.inf,
-        rng=None,
-        sequence_parallel=False,
     ):
         super().__init__()
         self.spec, self.terms, self.capacity = spec, terms, capacity
@@ -53,15 +50,15 @@ class PlainMixture(nn.Module):
                 "dense_4h_to_h": Stack(self.count, f, h, h * spec.linear_bias),
             }
         )
-        self.activate = activation_of(spec.activation, kernels, ())
+        self.activate = activation_of(spec.activation, parts.kernels, ())
         width = spec.shared_expert_ffn_hidden_size
         if width:
             shared = replace(spec, ffn_hidden_size=width)
-            self.shared_experts = ParallelMLP(shared, group=group, kernels=kernels)
+            self.shared_experts = ParallelMLP(shared, parts)
         if spec.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(h, 1, bias=False)
         if spec.residual_experts:
-            self.residual_mlp = ParallelMLP(spec, group=group, kernels=kernels)
+            self.residual_mlp = ParallelMLP(spec, parts)
             self.coefficient = nn.Linear(h, 2)
             nn.init.zeros_(self.coefficient.bias)
 

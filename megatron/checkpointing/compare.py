@@ -8,6 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.flag_names import flag_and_value
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_named
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.data.downstream.tasks import TASKS
 
@@ -280,8 +281,8 @@ def _labels(plan: Mapping[str, Any], task: str) -> list[str]:
 
 def adds_retriever(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether this run adds retrieval to a checkpoint of a GPT (Retro-fitting)."""
-    both = [plan["model"].get("architecture", "gpt") for plan in (then, now)]
-    return both == ["gpt", "retro"]
+    before, after = (plan["model"].get("architecture", "gpt") for plan in (then, now))
+    return network_named(after).extends == before
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from megatron.config.network.model_spec import Architecture
+from megatron.common.registry import NETWORKS, OwnFlags
+from megatron.config.networks.architecture import Architecture, Stacks
 
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 """Beginnings of the names of an embedding's weights, inside its layer."""
@@ -19,10 +20,7 @@ TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 SHARED_POSITIONS = "shared_positions."
 """Beginning of the name of the positions that encoder and decoder share."""
 
-FIRST_LAYER = 3
-"""Number of the first transformer layer."""
-
-_TIED, _UNTIED = "tied_modules.embed", "1"
+_TIED = "tied_modules.embed"
 _TIED_POSITIONS = "tied_modules.positions"
 
 
@@ -67,8 +65,9 @@ class ParameterNames:
 
     num_layers: int
     tied: bool = True
-    architecture: Architecture = "gpt"
+    architecture: str = "gpt"
     num_decoder_layers: int = 0
+    own_flags: OwnFlags = ()  # of a plugin's network
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ParameterNames":
@@ -78,6 +77,7 @@ class ParameterNames:
             tied=model["tied_embeddings"],
             architecture=model.get("architecture", "gpt"),
             num_decoder_layers=model.get("num_decoder_layers", 0),
+            own_flags=tuple(map(tuple, model.get("own_flags", ()))),
         )
 
     def module(self, name: str) -> str:
@@ -107,44 +107,13 @@ class ParameterNames:
 
     def _prefixes(self) -> Iterator[tuple[str, str]]:
         """Yield the beginnings of parameter names, or full ones, with those of module names."""
-        behind = FIRST_LAYER + self.num_layers
-        yield f"{_TIED if self.tied or self._is_t5 else _UNTIED}.", "embedding."
-        for number in range(self.num_layers):
-            yield f"{FIRST_LAYER + number}.", f"layers.{number}."
-        if self._is_t5:
-            yield from self._decoder_prefixes(behind)
-            return
-        yield f"{behind + 1}.", "final_layernorm."
-        if self.architecture in ("gpt", "retro"):
-            yield f"{behind + 2}.word_embeddings.", "output_layer."
-            yield f"{behind + 2}.classification_head.", "classification_head."
-            return
-        yield f"{behind + 2}.dense.", "lm_head.dense."
-        yield f"{behind + 2}.layernorm.", "lm_head.layernorm."
-        yield f"{behind + 2}.pooler.", "pooler.dense."
-        yield f"{behind + 2}.binary_head.", "binary_head."
-        yield f"{behind + 2}.classification_head.", "classification_head."
-        yield f"{behind + 3}.word_embeddings.", "output_layer."
-        yield f"{behind + 4}.output_bias", "lm_head.bias"
-
-    def _decoder_prefixes(self, behind: int) -> Iterator[tuple[str, str]]:
-        """Yield T5's, from the positions and the norm of the encoder on."""
-        first = behind + 3
-        last = first + self.num_decoder_layers
-        relative = "relative_pos_emb.relative_attention_bias.weight"
-        yield f"{_TIED_POSITIONS}.{SHARED_POSITIONS}", "embedding.position_embeddings."
-        yield f"{FIRST_LAYER - 1}.weight", f"encoder_{relative}"
-        yield f"{behind}.final_layernorm.", "final_layernorm."
-        yield f"{behind + 2}.weight", f"decoder_{relative}"
-        for number in range(self.num_decoder_layers):
-            yield f"{first + number}.", f"decoder.layers.{number}."
-        yield f"{last + 1}.", "decoder.final_layernorm."
-        yield f"{last + 2}.word_embeddings.", "output_layer."
-        yield f"{last + 3}.output_bias", "lm_head.bias"
-
-    @property
-    def _is_t5(self) -> bool:
-        return self.architecture == "t5"
+        stacks = Stacks(
+            num_layers=self.num_layers,
+            tied=self.tied,
+            num_decoder_layers=self.num_decoder_layers,
+        )
+        network: Architecture = NETWORKS.get(self.architecture, self.own_flags)()
+        return network.prefixes(stacks)
 
 
 def _translate(name: str, prefixes: Mapping[str, str]) -> str:

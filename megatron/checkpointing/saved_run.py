@@ -13,9 +13,9 @@ from megatron.common.errors import (
     MegatronError,
     UnreadableCheckpointError,
 )
+from megatron.common.registry import NETWORKS
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
@@ -54,14 +54,14 @@ def read_saved_run(directory: str | None) -> Run:
     )
 
 
-def saved_architecture(directory: Path) -> Architecture | None:
+def saved_architecture(directory: Path) -> str | None:
     """Return the architecture of the network in `directory`; None if no manifest can be read."""
     for tag in published_tags(directory):
         try:
             model = read_manifest(directory / tag).plan["model"]
         except CheckpointError:
             continue  # a run passes over it too, or names what is wrong
-        architecture: Architecture = model.get("architecture", "gpt")
+        architecture: str = model.get("architecture", "gpt")
         return architecture
     return None
 
@@ -138,6 +138,8 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
         }
         model = manifest.plan.get("model", {})
         flags |= dict(model.get("own_flags", ()))  # of plugins' parts
+        if NETWORKS.is_own(model.get("architecture", "")):
+            flags["network"] = model["architecture"]
         if model.get("attention"):
             flags["attention_impl"] = model["attention"]
         return SavedNetwork(Path(load) / tag, flags)

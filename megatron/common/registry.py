@@ -186,6 +186,14 @@ class Registry(Generic[Part]):
             raise ConfigError(self.unknown(name))
         return self._entries[name]
 
+    def get_class(self, name: str) -> Any:
+        """Return the part of that name as it was registered, for what does not depend on its flags.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        return self._entry(name).part
+
     def flags_of(self, name: str, sections: Mapping[str, Any]) -> OwnFlags:
         """Return the flags of the part of that name; () if it has none or is unknown.
 
@@ -307,6 +315,14 @@ OBJECTIVES: Registry[Any] = Registry("objective", "--objective", call="")
 """Classes like megatron.objectives.objective.Objective, with their `name`; `about` is a
 megatron.config.data.objective.Declaration, by default that of GPT."""
 
+NETWORKS: Registry[Any] = Registry(
+    "network",
+    "--network",
+    {name: f"megatron.config.networks.{name}" for name in ("gpt", "bert", "t5", "retro")},
+    call="",
+)
+"""Classes like megatron.config.networks.network.Network, with their `name`."""
+
 DATASETS: Registry[Any] = Registry("dataset", "--dataset")
 """Classes like megatron.data.datasets.gpt_dataset.GPTDataset."""
 
@@ -344,6 +360,7 @@ format to a folder, and return the text that the tool prints of it."""
 
 REGISTRIES = (
     OBJECTIVES,
+    NETWORKS,
     DATASETS,
     TOKENIZERS,
     POSITION_EMBEDDINGS,

@@ -10,6 +10,7 @@ from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
     DATASETS,
+    NETWORKS,
     NORMS,
     OBJECTIVES,
     OPTIMIZERS,
@@ -19,12 +20,7 @@ from megatron.common.registry import (
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
-from megatron.config.data.downstream import (
-    LABELLED,
-    DownstreamPlan,
-    plan_downstream,
-    with_classes,
-)
+from megatron.config.data.downstream import LABELLED, DownstreamPlan, plan_downstream
 from megatron.config.data.instructions import plan_instructions
 from megatron.config.data.masked_lm import plan_sentences
 from megatron.config.data.masks import MaskPlan, plan_masks
@@ -38,12 +34,11 @@ from megatron.config.data.objective import (
 )
 from megatron.config.data.text_tasks import TextTaskPlan, plan_text_task
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
-from megatron.config.network.encoder_decoder import with_decoder
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.network.retro import plan_retro, with_retriever
+from megatron.config.network.retro import plan_retro
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan
@@ -79,7 +74,7 @@ from megatron.config.run.watchdog import WatchPlan, plan_watch
 from megatron.config.validation import (
     Validated,
     length_problems,
-    num_layers_of,
+    network_in,
     owned_keys,
     steps_of,
     validate,
@@ -162,7 +157,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         config.parallel,
         world_size=valid.world_size,
         zero_stage=valid.zero.stage,
-        num_layers=num_layers_of(config, valid.objective),
+        num_layers=valid.network.num_layers(config),
         expert=config.experts.moe_expert_parallel_size,
     )
     evaluation = plan_evaluation(config.evaluation)
@@ -207,7 +202,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         guards=plan_guards(config.guards),
         recompute=plan_recompute(
             config.recompute,
-            num_layers=num_layers_of(config, valid.objective),
+            num_layers=valid.network.num_layers(config),
             pipeline=parallel.pipeline * parallel.chunks,
         ),
         kernels=plan_kernels(config.kernels, config.model, config.precision),
@@ -240,8 +235,8 @@ def plan_model(
     config: Config, *, vocab_size: int, tensor: int, objective: ObjectiveName = "gpt"
 ) -> ModelSpec:
     """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
-    architecture = declaration_of(objective).architecture
-    spec = resolve_model(
+    network = network_in(config, objective)
+    plain = resolve_model(
         config.model,
         config.experts,
         config.lora,
@@ -249,24 +244,12 @@ def plan_model(
         vocab_size=vocab_size,
         tensor=tensor,
         norms_embedding=config.optimizer.use_bnb_optimizer,
-        architecture=architecture,
-        binary_head=architecture == "bert" and config.masked_lm.bert_binary_head,
     )
-    if declaration_of(objective).kind == LABELLED:
-        text_task = plan_text_task(config.text_task, config.downstream.task)
-        spec = with_classes(spec, config.downstream, text_task)
-    if architecture == "t5":
-        spec = with_decoder(
-            spec,
-            config.encoder_decoder,
-            config.model,
-            decoder_seq_length=config.masked_lm.decoder_seq_length or 0,
-        )
-    if architecture == "retro":
-        spec = with_retriever(spec, config.retro, config.model)
+    spec = network.spec(plain, config)
     attention = config.kernels.attention_impl
     attention = attention if ATTENTIONS.is_own(attention) else ""
     own = (
+        *NETWORKS.flags_of(network.name, config.extensions),
         *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
         *ACTIVATIONS.flags_of(spec.activation, config.extensions),
         *NORMS.flags_of(spec.normalization, config.extensions),
@@ -355,9 +338,9 @@ def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
         seq_length=config.model.seq_length,
     )
     plan = replace(plan, instruct=plan_instructions(config.instruct))
-    retrieves = declaration_of(name).architecture == "retro"
-    retro = plan_retro(config.retro, seq_length=config.model.seq_length) if retrieves else None
-    return replace(plan, retro=retro) if retro else plan
+    if not network_in(config, name).retrieves:
+        return plan
+    return replace(plan, retro=plan_retro(config.retro, seq_length=config.model.seq_length))
 
 
 def _plan_data(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from megatron.common.errors import ConfigError, near
 from megatron.common.registry import (
@@ -17,6 +17,7 @@ from megatron.common.registry import (
     DATASETS,
     HOOKS,
     METRICS,
+    NETWORKS,
     NORMS,
     OBJECTIVES,
     OPTIMIZERS,
@@ -27,7 +28,8 @@ from megatron.common.registry import (
     OwnFlags,
     Registry,
 )
-from megatron.config.parsing.flags import Names, Spelling, field_default, options_of
+from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.flags import field_default, options_of
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +38,26 @@ log = logging.getLogger(__name__)
 class PluginConfig:
     """Modules of your own, and which of their parts act on a run."""
 
-    plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
+    plugin: list[str] | None = setting(None, repeats=True, plan="plugins.modules")
     """Import these modules, or .py files, before flags are parsed; they register parts of a run by
     name, and add the flags of these parts (docs/extending.md). Can be given several times."""
 
-    objective: Annotated[str | None, Names(OBJECTIVES)] = None
+    objective: str | None = setting(None, names=OBJECTIVES, plan="model.architecture")
     """Train another objective than that of the script (gpt is pretrain_gpt.py's, prefix-lm
     pretrain_prefix_lm.py's, bert pretrain_bert.py's, t5 pretrain_t5.py's, multitask
     finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's), or one of a plugin; default in tools:
     that of the checkpoint in --load, or gpt."""
 
-    dataset: Annotated[str | None, Names(DATASETS)] = None
+    network: str | None = setting(None, names=NETWORKS)
+    """Train a network of a plugin in place of that of the objective, by name."""
+
+    dataset: str | None = setting(None, names=DATASETS)
     """Cut documents into samples with a dataset of a plugin, by name."""
 
-    hook: Annotated[list[str] | None, Names(HOOKS), Spelling("--hook", repeats=True)] = None
+    hook: list[str] | None = setting(None, names=HOOKS, repeats=True, plan="plugins.hooks")
     """Hooks of plugins that act before and after each step, by name."""
 
-    metric: Annotated[list[str] | None, Names(METRICS), Spelling("--metric", repeats=True)] = None
+    metric: list[str] | None = setting(None, names=METRICS, repeats=True, plan="plugins.metrics")
     """Metrics of plugins that the journal records with each log line, by name."""
 
 
@@ -60,7 +65,7 @@ class PluginConfig:
 class PluginModulesConfig:
     """Modules of your own that a checkpoint or a tokenizer needs."""
 
-    plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
+    plugin: list[str] | None = setting(None, repeats=True)
     """Import these modules, or .py files, which register parts of the network, the optimizer or the
     tokenizer (docs/extending.md). Can be given several times."""
 
@@ -278,6 +283,7 @@ _CHOICES: Mapping[tuple[str, str], Registry[Any]] = {
     ("schedule", "lr_decay_style"): SCHEDULES,
     ("tokenizer", "tokenizer_type"): TOKENIZERS,
     ("plugins", "objective"): OBJECTIVES,
+    ("plugins", "network"): NETWORKS,
     ("plugins", "dataset"): DATASETS,
     ("plugins", "hook"): HOOKS,
     ("plugins", "metric"): METRICS,

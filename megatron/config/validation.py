@@ -3,28 +3,23 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import OBJECTIVES
+from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.downstream import LABELLED, downstream_problems
-from megatron.config.data.instructions import QUESTIONS, instruction_problems
+from megatron.config.data.instructions import instruction_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
-from megatron.config.data.text_tasks import TEXT_TASKS, text_task_problems
-from megatron.config.network.encoder_decoder import (
-    decoder_flag_problems,
-    encoder_decoder_problems,
-    num_decoder_layers,
-    unsupported_problems,
-)
+from megatron.config.data.text_tasks import text_task_problems
 from megatron.config.network.expert_problems import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
-from megatron.config.network.model_problems import encoder_problems, model_problems
-from megatron.config.network.model_spec import Architecture
-from megatron.config.network.retro import neighbor_problems, retro_flag_problems, retro_problems
+from megatron.config.network.model_problems import model_problems
+from megatron.config.network.retro import neighbor_problems
+from megatron.config.networks.network import Network, network_class, network_for
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -54,7 +49,6 @@ from megatron.config.parallelism.layout import (
     plan_parallel,
     replica_size,
     replicas_with_all_experts,
-    sequence_flags,
     sequence_parts,
     sequence_problems,
     split_backward_problems,
@@ -87,6 +81,7 @@ class Validated:
     world_size: int
     device: str
     objective: ObjectiveName
+    network: Network
     zero: ZeroPlan
     storage: Storage
     steps: StepsPlan
@@ -113,18 +108,13 @@ def validate(
     Raises:
         ConfigError: lists every problem.
     """
-    problems: list[str] = []
-    try:
-        user = read_ds_config(config.deepspeed.deepspeed_config)
-    except ConfigError as error:
-        problems += error.problems
-        user = {}
+    user, problems = _deepspeed_json(config)
     if config.parallel.elastic:
         problems += _elastic_problems(config, user, world_size=world_size)
         world_size = _elastic_size(config, user, world_size, device=device, objective=objective)
     zero = zero_of(config, user)
-    num_layers = num_layers_of(config, objective)
-    storage = _storage_of(config, user, world_size=world_size, device=device, num_layers=num_layers)
+    network = network_in(config, objective)
+    storage = _storage_of(config, user, network, world_size=world_size, device=device)
     steps, schedule = _plan_valid_steps(config, user, world_size=world_size)
     problems += _problems(
         config,
@@ -135,11 +125,11 @@ def validate(
         schedule,
         world_size=world_size,
         device=device,
-        num_layers=num_layers,
+        num_layers=network.num_layers(config),
         kind=declaration_of(objective).kind,
     )
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
-    problems += [*_objective_problems(config, user, objective), *others]
+    problems += chain(_objective_problems(config, user, objective, network), others)
     if problems or steps is None or schedule is None:
         raise ConfigError(*problems)
     return Validated(
@@ -148,11 +138,20 @@ def validate(
         world_size=world_size,
         device=device,
         objective=objective,
+        network=network,
         zero=zero,
         storage=storage,
         steps=steps,
         schedule=schedule,
     )
+
+
+def _deepspeed_json(config: Config) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON of --deepspeed_config, {} without one, and why it cannot be read."""
+    try:
+        return read_ds_config(config.deepspeed.deepspeed_config), []
+    except ConfigError as error:
+        return {}, [*error.problems]
 
 
 def _elastic_size(
@@ -348,38 +347,12 @@ def _run_problems(
         )
 
 
-def _architecture_problems(config: Config, architecture: Architecture, kind: str) -> Iterator[str]:
+def _flags_of_network_problems(config: Config, network: Network) -> Iterator[str]:
     """Yield the flags that the network of an objective does not have, and wrong values of its own."""
-    if architecture == "bert":
-        yield from encoder_problems(config.model, config.masks)
-    elif config.text_task.head_layers is not None:
-        yield f"--head-layers {config.text_task.head_layers} is for a BERT; leave it out"
-    if architecture == "retro":
-        yield from retro_problems(
-            config.retro,
-            config.model,
-            config.experts,
-            config.masks,
-            config.parallel,
-        )
-        if kind != QUESTIONS:
-            yield from neighbor_problems(
-                config.retro, config.model, order=config.data.dataloader_type
-            )
-    else:
-        yield from retro_flag_problems(config.retro)
-    if architecture != "t5":
-        yield from decoder_flag_problems(config.encoder_decoder, config.model, config.parallel)
-        return
-    yield from unsupported_problems(
-        config.model, config.experts, config.lora, config.masks, config.parallel
-    )
-    yield from encoder_decoder_problems(
-        config.encoder_decoder,
-        config.model,
-        config.parallel,
-        decoder_seq_length=config.masked_lm.decoder_seq_length or 1,
-    )
+    yield from network.problems(config)
+    for name in NETWORKS:
+        if name != network.name:
+            yield from network_class(name).misplaced(config)
 
 
 def _replicas_of(config: Config, world_size: int) -> int:
@@ -470,18 +443,26 @@ def zero_of(config: Config, user: dict[str, Any]) -> ZeroPlan:
     return plan_zero(config.deepspeed, config.optimizer, plan_precision(config.precision), user)
 
 
-def num_layers_of(config: Config, objective: ObjectiveName) -> int:
-    """Return the number of transformer layers, those of a decoder behind an encoder included."""
-    layers = config.model.num_layers
-    if declaration_of(objective).architecture == "t5":
-        layers += num_decoder_layers(config.encoder_decoder, config.model)
-    return layers
+def network_in(config: Config, objective: ObjectiveName) -> Network:
+    """Return the network that `config` and its objective name.
+
+    Raises:
+        ConfigError: the objective does not train it.
+    """
+    name, declared = config.plugins.network, declaration_of(objective)
+    if name and not NETWORKS.is_own(name) and name != declared.network:
+        raise ConfigError(
+            f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
+            "the flag out"
+        )
+    return network_for(replace(declared, network=name or declared.network), config.extensions)
 
 
 def _storage_of(
-    config: Config, user: dict[str, Any], *, world_size: int, device: str, num_layers: int
+    config: Config, user: dict[str, Any], network: Network, *, world_size: int, device: str
 ) -> Storage:
     """Return how the activations that recomputation keeps are stored."""
+    num_layers = network.num_layers(config)
     return plan_storage(
         config.recompute,
         user,
@@ -503,7 +484,7 @@ def owned_keys(
 
 
 def _objective_problems(
-    config: Config, user: dict[str, Any], objective: ObjectiveName
+    config: Config, user: dict[str, Any], objective: ObjectiveName, network: Network
 ) -> Iterator[str]:
     """Yield what is wrong with flags of the objective, its network, dataset and curriculum."""
     yield from objective_problems(
@@ -519,11 +500,6 @@ def _objective_problems(
             f"objective ({objective}) gets all logits at once: leave it out"
         )
     declared = declaration_of(objective)
-    if config.kernels.loss_chunk_tokens and declared.kind == LABELLED:
-        yield (
-            f"--loss-chunk-tokens {config.kernels.loss_chunk_tokens}: a downstream task has no logits "
-            "of tokens: leave it out"
-        )
     yield from downstream_problems(
         config.downstream,
         objective,
@@ -538,11 +514,6 @@ def _objective_problems(
         num_files=len(config.downstream.valid_data or ()),
         has_folder=bool(config.checkpoint.save or config.checkpoint.load),
     )
-    # Heads on each token, of which a GPT's loss takes the last.
-    on_tokens = declared.kind == LABELLED and declared.architecture == "gpt" or task in TEXT_TASKS
-    for flag, ranks in sequence_flags(config.parallel).items():
-        if on_tokens and ranks > 1:
-            yield f"{flag} {ranks}: --task {task} needs full sequences; write 1"
     length = config.model.seq_length
     if objective != "gpt" and padded_length(config.parallel, length) > length:
         yield (
@@ -551,7 +522,9 @@ def _objective_problems(
             f"objective {objective} cannot be padded"
         )
     yield from instruction_problems(config.instruct, kind=declared.kind, split=config.data.split)
-    yield from _architecture_problems(config, declared.architecture, declared.kind)
+    yield from _flags_of_network_problems(config, network)
+    if declared.reads_neighbors:
+        yield from neighbor_problems(config.retro, config.model, order=config.data.dataloader_type)
     if config.plugins.dataset and declared.kind != "documents":
         yield f"--dataset {config.plugins.dataset} reads documents, not {declared.kind}"
     if has_curriculum(user) and not declared.takes_short_samples:

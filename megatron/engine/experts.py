@@ -20,7 +20,8 @@ from megatron.engine.deepspeed.patches.experts import (
     register_expert_groups,
 )
 from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm, replace_partitioned_norm
-from megatron.model.layers.experts import MixtureBuilder, MixtureOfExperts
+from megatron.model.layers.experts import MixtureOfExperts
+from megatron.model.layers.parts import MixtureBuilder
 from megatron.model.layers.router import Router
 from megatron.model.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.process_groups import Groups

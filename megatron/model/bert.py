@@ -1,6 +1,6 @@
 """BERT as a list of layers: bidirectional blocks, masked-LM head, pooler and sentence-order head."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_sequence_first
-from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
     TokenTable,
@@ -19,13 +17,12 @@ from megatron.model.layers.embedding import (
     tied_logits,
     vocabulary_bias,
 )
-from megatron.model.layers.experts import MixtureBuilder
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
-from megatron.tensor_parallel.rng import RngTracker
 
 _WORDS = "word_embeddings.weight"
 
@@ -44,97 +41,55 @@ class BertOutput(NamedTuple):
     order_logits: Tensor | None
 
 
-def bert_layers(
-    spec: ModelSpec,
-    *,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    mixed: bool,
-    core_attention: CoreAttention,
-    batch_fields: Collection[str],
-    kernels: Kernels = REFERENCE,
-    build_mixture: MixtureBuilder | None = None,
-    sequence_parallel: bool = False,
-    loss_chunk_tokens: int = 0,
-) -> list[Step]:
+def bert_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the layers of BERT: a batch in, a `BertOutput` out.
 
     A batch has tokens, positions, token types if there is a binary head, and an attention span:
     the real tokens of each sample, [b, 1, 2].
 
-    The arguments are those of `gpt_layers`.
-
     Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms in front of sublayers, and
         arXiv:1909.11942, section 3.1, for the order of segments.
     """
-    shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
-    encoder = encoder_layers(
-        spec,
-        rng=rng,
-        core_attention=core_attention,
-        kernels=kernels,
-        build_mixture=build_mixture,
-        **shared,
-    )
+    bias = {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}
     return [
         take_tokens,
-        *encoder,
-        Layer(BertHeadPipe, {"spec": spec, "kernels": kernels, **shared}),
-        _logits(spec, shared, loss_chunk_tokens),
-        Layer(MaskedLMBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
-        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
+        *encoder_layers(spec, parts),
+        Layer(BertHeadPipe, {"spec": spec, "parts": parts}),
+        _logits(spec, parts),
+        Layer(MaskedLMBiasPipe, bias),
+        *end_of(to_float32, parts),
     ]
 
 
-def encoder_layers(
-    spec: ModelSpec,
-    *,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    core_attention: CoreAttention,
-    kernels: Kernels,
-    build_mixture: MixtureBuilder | None,
-    sequence_parallel: bool,
-) -> list[Step]:
+def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the layers of BERT's encoder, from the embedding to the final norm.
 
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
-    shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+    own: dict[str, Any] = {"spec": spec, "parts": parts}
     positions = ["positions"] if spec.layers_read_positions else []
     embedding = Layer(
         EmbeddingPipe,
-        {"spec": spec, "kernels": kernels, **shared},
+        own,
         tie=Tie("embed", _WORDS) if spec.tied_embeddings else None,
         carried=("hidden", *positions, "attention_span"),
     )
     blocks = [
-        Layer(
-            ParallelTransformerLayerPipe,
-            {
-                "spec": spec,
-                "number": number,
-                "rng": rng,
-                "kernels": kernels,
-                "build_mixture": build_mixture,
-                "core_attention": core_attention,
-                **shared,
-            },
-        )
+        Layer(ParallelTransformerLayerPipe, {**own, "number": number})
         for number in range(1, spec.num_layers + 1)
     ]
-    norm = norm_layer(spec, kernels=kernels)
+    norm = norm_layer(spec, kernels=parts.kernels)
     return [embedding, to_sequence_first, *blocks, to_batch_first, norm]
 
 
-def _logits(spec: ModelSpec, shared: dict[str, Any], chunk_tokens: int) -> Layer:
+def _logits(spec: ModelSpec, parts: LayerParts) -> Layer:
     """Return the layer of the token logits, with the embedding's weight if they are tied."""
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
+    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
     logits = partial(masked_lm_logits, **form)
     return Layer(
         MaskedLMLogitsPipe,
-        {**sizes, **form, **shared},
+        {**sizes, **form, **parts.division},
         tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
     )
 
@@ -155,28 +110,19 @@ class BertHeadPipe(nn.Module):
 
     Args:
         spec: the network.
-        group: the tensor-parallel ranks.
-        kernels: what computes the norm.
-        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        parts: what its layers are built with.
 
     Shapes: x_bsh [b, s, h] -> `BertOutput` of [b, s, h] and [b, 2].
     Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: ModelSpec,
-        group: dist.ProcessGroup,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         width = spec.hidden_size
         self.approximate = "tanh" if spec.head_activation == "gelu_tanh" else "none"
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.division = parts.division
         self.dense = ReplicatedLinear(width, width)
-        self.layernorm = norm_layer(spec, kernels=kernels).build()
+        self.layernorm = norm_layer(spec, kernels=parts.kernels).build()
         self.has_binary_head = spec.binary_head
         if spec.binary_head:
             self.pooler = ReplicatedLinear(width, width)
@@ -191,8 +137,7 @@ class BertHeadPipe(nn.Module):
         return on_first_token(
             lambda first_bh: self.binary_head(self.pooler(first_bh).tanh()),
             x_bsh,
-            group=self.group,
-            sequence_parallel=self.sequence_parallel,
+            **self.division,
         )
 
 

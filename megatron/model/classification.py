@@ -1,55 +1,32 @@
 """Heads of downstream tasks on BERT or GPT: classification, multiple choice, each token."""
 
-from collections.abc import Collection
 from typing import Any
 
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.bert import ReplicatedLinear, encoder_layers, on_first_token
 from megatron.model.gpt import decoder_layers, take_tokens, to_float32
-from megatron.model.layers.attention_kernels import CoreAttention
-from megatron.model.layers.experts import MixtureBuilder
 from megatron.model.layers.layer_list import Layer, Step
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import gather_sequence
-from megatron.tensor_parallel.rng import RngTracker
 
 
-def classification_layers(
-    spec: ModelSpec,
-    *,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    mixed: bool,
-    core_attention: CoreAttention,
-    batch_fields: Collection[str],
-    kernels: Kernels = REFERENCE,
-    build_mixture: MixtureBuilder | None = None,
-    sequence_parallel: bool = False,
-) -> list[Step]:
+def classification_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the layers of a classifier: a batch in, logits out, [b, C] of a BERT and [b, s, C] of a GPT.
 
     The layers below the head, and the pooler, have the numbers and names of `bert_layers` or
     `gpt_layers`, whose checkpoints they open. With several choices a batch has fields [b, n, s], and
     there is a row of logits for each.
-
-    The arguments are those of `gpt_layers`.
     """
-    shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
-    parts = {"rng": rng, "core_attention": core_attention, "kernels": kernels, **shared}
-    if spec.architecture == "gpt":
-        body = decoder_layers(spec, batch_fields=batch_fields, build_mixture=build_mixture, **parts)
-    else:
-        body = encoder_layers(spec, build_mixture=build_mixture, **parts)
+    body = decoder_layers if spec.architecture == "gpt" else encoder_layers
     return [
         take_tokens if spec.num_choices == 1 else rows_of_choices,
-        *body,
-        Layer(_head_of(spec), {"spec": spec, **shared}),
-        *([to_float32] if mixed else []),
+        *body(spec, parts),
+        Layer(_head_of(spec), {"spec": spec, "parts": parts}),
+        *([to_float32] if parts.mixed else []),
     ]
 
 
@@ -77,27 +54,21 @@ class ClassificationHeadPipe(nn.Module):
 
     Args:
         spec: the network.
-        group: the tensor-parallel ranks.
-        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        parts: what its layers are built with.
 
     Shapes: x_bsh [b, s, h] -> [b, C].
     Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(
-        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.dropout, self.group = spec.hidden_dropout, group
-        self.sequence_parallel = sequence_parallel
+        self.dropout, self.division = spec.hidden_dropout, parts.division
         self.pooler = ReplicatedLinear(spec.hidden_size, spec.hidden_size)
         self.classification_head = ReplicatedLinear(spec.hidden_size, spec.num_outputs)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
-        return on_first_token(
-            self._logits, x_bsh, group=self.group, sequence_parallel=self.sequence_parallel
-        )
+        return on_first_token(self._logits, x_bsh, **self.division)
 
     def _logits(self, first_bh: Tensor) -> Tensor:
         pooled_bh: Any = self.pooler(first_bh).tanh()
@@ -111,8 +82,7 @@ class LayersHeadPipe(nn.Module):
 
     Args:
         spec: the network.
-        group: the tensor-parallel ranks.
-        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        parts: what its layers are built with.
 
     Shapes: x_bsh [b, s, h] -> [b, s, C], or [b, C] on the first token.
     Communication: none; with sequence parallelism one all-gather of [b, s, C] forward and one
@@ -121,13 +91,10 @@ class LayersHeadPipe(nn.Module):
         divide the sequence.
     """
 
-    def __init__(
-        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.dropout, self.group = spec.head_dropout, group
+        self.dropout, self.parts = spec.head_dropout, parts
         self.on_first_token = spec.first_token_head
-        self.sequence_parallel = sequence_parallel
         width = spec.hidden_size
         hidden = (ReplicatedLinear(width, width) for _ in range(spec.head_layers - 1))
         self.classification_head = nn.ModuleList(
@@ -136,11 +103,8 @@ class LayersHeadPipe(nn.Module):
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         if self.on_first_token:
-            return on_first_token(
-                self._logits, x_bsh, group=self.group, sequence_parallel=self.sequence_parallel
-            )
-        logits = self._logits(x_bsh)
-        return _of_all_tokens(logits, self.group) if self.sequence_parallel else logits
+            return on_first_token(self._logits, x_bsh, **self.parts.division)
+        return _of_all_tokens(self._logits(x_bsh), self.parts)
 
     def _logits(self, x: Tensor) -> Tensor:
         x = F.dropout(x, self.dropout, self.training)
@@ -156,31 +120,29 @@ class ScorePipe(nn.Module):
 
     Args:
         spec: the network.
-        group: the tensor-parallel ranks.
-        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        parts: what its layers are built with.
 
     Shapes: x_bsh [b, s, h] -> [b, s, C].
     Communication: as of `LayersHeadPipe`.
     Source: GPT2ForSequenceClassification of transformers.
     """
 
-    def __init__(
-        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.parts = parts
         self.classification_head = ReplicatedLinear(spec.hidden_size, spec.num_outputs, bias=False)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
-        logits: Tensor = self.classification_head(x_bsh)
-        return _of_all_tokens(logits, self.group) if self.sequence_parallel else logits
+        return _of_all_tokens(self.classification_head(x_bsh), self.parts)
 
 
-def _of_all_tokens(logits: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gather the logits of a divided sequence.
+def _of_all_tokens(logits: Tensor, parts: LayerParts) -> Tensor:
+    """Gather the logits of a sequence, if it is divided.
 
     All ranks compute the same loss of all tokens, and the gather sums its gradients over them: only
     those of rank 0 count.
     """
-    full = gather_sequence(logits, 1, group)
-    return full if group.rank() == 0 else full.detach() + 0 * full
+    if not parts.sequence_parallel:
+        return logits
+    full = gather_sequence(logits, 1, parts.group)
+    return full if parts.group.rank() == 0 else full.detach() + 0 * full

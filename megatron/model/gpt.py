@@ -1,136 +1,76 @@
 """GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
-from megatron.model.layers.experts import MixtureBuilder
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.broadcast import Batch
-from megatron.tensor_parallel.rng import RngTracker
 
 
-def gpt_layers(
-    spec: ModelSpec,
-    *,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    mixed: bool,
-    core_attention: CoreAttention,
-    batch_fields: Collection[str],
-    kernels: Kernels = REFERENCE,
-    build_mixture: MixtureBuilder | None = None,
-    sequence_parallel: bool = False,
-    loss_chunk_tokens: int = 0,
-) -> list[Step]:
+def gpt_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the network: a batch with tokens and positions in, logits_bsv [b, s, V/t] out.
 
     The batch's attention span, if it has one, says what each token sees; else attention is causal.
-
-    Args:
-        group: the tensor-parallel ranks.
-        rng: the stream for what differs between them.
-        mixed: whether weights are 16-bit: see `end_of`.
-        core_attention: returns what computes attention in the layer of a number.
-        batch_fields: names of the fields of a batch.
-        kernels: what computes the operations inside the layers.
-        build_mixture: builds the MLPs of layers with experts.
-        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
-        loss_chunk_tokens: leaves the logits to the loss, as `DeferredLogits`; 0 for none.
     """
-    own: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
-    decoder = decoder_layers(
-        spec,
-        rng=rng,
-        core_attention=core_attention,
-        batch_fields=batch_fields,
-        kernels=kernels,
-        build_mixture=build_mixture,
-        **own,
-    )
     return [
         take_tokens,
-        *decoder,
-        _head(spec, own, loss_chunk_tokens),
-        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
+        *decoder_layers(spec, parts),
+        _head(spec, parts),
+        *end_of(to_float32, parts),
     ]
 
 
-def decoder_layers(
-    spec: ModelSpec,
-    *,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    core_attention: CoreAttention,
-    batch_fields: Collection[str],
-    kernels: Kernels,
-    build_mixture: MixtureBuilder | None,
-    sequence_parallel: bool,
-) -> list[Step]:
+def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the layers of a GPT's decoder, from the embedding to the final norm.
 
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
-    own: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+    own: dict[str, Any] = {"spec": spec, "parts": parts}
     embedding = Layer(
         EmbeddingPipe,
-        {**own, "spec": spec, "kernels": kernels},
+        own,
         tie=_tie() if spec.tied_embeddings else None,
         carried=(
             "hidden",
             *(["positions"] if spec.layers_read_positions else []),
-            *(["attention_span"] if "attention_span" in batch_fields else []),
+            *(["attention_span"] if "attention_span" in parts.batch_fields else []),
         ),
     )
-    block = {
-        **own,
-        "spec": spec,
-        "rng": rng,
-        "kernels": kernels,
-        "build_mixture": build_mixture,
-        "core_attention": core_attention,
-    }
     return [
         embedding,
         to_sequence_first,
         *(
-            Layer(ParallelTransformerLayerPipe, {**block, "number": number})
+            Layer(ParallelTransformerLayerPipe, {**own, "number": number})
             for number in range(1, spec.num_layers + 1)
         ),
         to_batch_first,
-        norm_layer(spec, kernels=kernels),
+        norm_layer(spec, kernels=parts.kernels),
     ]
 
 
-def _head(spec: ModelSpec, own: dict[str, Any], chunk_tokens: int) -> Layer:
+def _head(spec: ModelSpec, parts: LayerParts) -> Layer:
     """Return the layer that makes logits, with the embedding's weight if they are tied."""
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
+    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
+    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     return Layer(
         OutputEmbeddingPipe,
-        {
-            **own,
-            "padded_vocab_size": spec.padded_vocab_size,
-            "hidden_size": spec.hidden_size,
-            **form,
-        },
+        {**sizes, **form, **parts.division},
         tie=_tie(partial(tied_logits, **form)) if spec.tied_embeddings else None,
     )
 
 
-def end_of(
-    cast: Callable[[Any], Any], *, mixed: bool, kernels: Kernels, loss_chunk_tokens: int
-) -> list[Step]:
+def end_of(cast: Callable[[Any], Any], parts: LayerParts) -> list[Step]:
     """Return the last entry of a network of 16-bit weights: what makes its logits 32-bit numbers.
 
     Kernels that read 16 bits and compute in 32 need no copy of the logits, and the loss casts
@@ -139,10 +79,10 @@ def end_of(
     Args:
         cast: of the network's output.
     """
-    if not mixed:
+    if not parts.mixed:
         return []
-    is_reference = kernels.cross_entropy is REFERENCE.cross_entropy
-    return [cast if is_reference and not loss_chunk_tokens else keep_dtype]
+    is_reference = parts.kernels.cross_entropy is REFERENCE.cross_entropy
+    return [cast if is_reference and not parts.loss_chunk_tokens else keep_dtype]
 
 
 def _tie(forward: Callable[[Any, Any], Any] | None = None) -> Tie:

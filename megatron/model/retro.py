@@ -6,25 +6,21 @@ batch of neighbors is e = b * c * k, that of chunks n = b * c; sample by sample,
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention import ParallelCrossAttention, Regrouping, keep
-from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import EmbeddingPipe
 from megatron.model.layers.layer_input import LayerInput, Shared, once
 from megatron.model.layers.layer_list import Layer, Step
 from megatron.model.layers.norms import norm_layer, residual_and_norm
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.broadcast import Batch
-from megatron.tensor_parallel.rng import RngTracker
 
 FIRST_LAYER = 3
 """Index of the first transformer layer in the list of GPT."""
@@ -36,7 +32,7 @@ the prompt. Without it chunks of equal length have retrieved them."""
 _RETRIEVER = {"inter_attention", "pre_inter_attention_layernorm", "encoder"}
 
 
-def retro_layers(spec: ModelSpec, **parts: Any) -> list[Step]:
+def retro_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the network: a batch with tokens and neighbors in, logits_bsv [b, s, V/t] out.
 
     The list is that of GPT with other layers in some of its places, so that a GPT's checkpoint has
@@ -45,26 +41,23 @@ def retro_layers(spec: ModelSpec, **parts: Any) -> list[Step]:
     Embedded neighbors travel down to the first Retro layer, which encodes them; the encoder's output
     travels to the last one.
 
-    Args:
-        parts: the arguments of `gpt_layers`; no layer has experts.
+    No layer has experts.
     """
-    steps = gpt_layers(spec, **parts)
+    steps = gpt_layers(spec, parts)
     embedding = _layer_of(steps[1])
     plain = embedding.carried or ()
     neighbors = ("encoder_hidden", "encoder_span")
     fields = [name for name in LayerInput._fields if name in (*plain, *neighbors)]
-    if PROMPT_LENGTHS in parts["batch_fields"]:
+    if PROMPT_LENGTHS in parts.batch_fields:
         fields.append(PROMPT_LENGTHS)
     steps[1] = replace(embedding, cls=RetroEmbeddingPipe, carried=tuple(fields))
     for number in spec.retro_layers:
         index = FIRST_LAYER + number - 1
         layer = _layer_of(steps[index])
-        own = {name: value for name, value in layer.kwargs.items() if name != "build_mixture"}
         ends = number == spec.retro_layers[-1]
         steps[index] = replace(
             layer,
             cls=ParallelTransformerRetroLayerPipe,
-            kwargs=own,
             carried=plain if ends else None,
         )
     if not spec.final_norm:
@@ -116,25 +109,12 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
     The other weights have the names of a GPT layer. Ranks may divide the sequence into `parts`.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: ModelSpec,
-        number: int = 1,
-        group: dist.ProcessGroup,
-        rng: RngTracker,
-        core_attention: CoreAttention,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
-    ):
-        parts: dict[str, Any] = {"group": group, "rng": rng, "kernels": kernels}
-        parts |= {"number": number, "sequence_parallel": sequence_parallel}
-        super().__init__(spec=spec, core_attention=core_attention, **parts)
-        self.inter_attention = ParallelCrossAttention(
-            spec, core_attention=core_attention(number), **parts
-        )
-        self.pre_inter_attention_layernorm = norm_layer(spec, kernels=kernels).build()
-        self.parts, self.part = (group.size(), group.rank()) if sequence_parallel else (1, 0)
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
+        super().__init__(spec, parts, number=number)
+        self.inter_attention = ParallelCrossAttention(spec, parts, number=number)
+        self.pre_inter_attention_layernorm = norm_layer(spec, kernels=parts.kernels).build()
+        divided = parts.sequence_parallel
+        self.parts, self.part = (parts.group.size(), parts.group.rank()) if divided else (1, 0)
 
     def self_attended(self, inputs: LayerInput) -> tuple[Tensor, Tensor]:
         """Return the residual stream behind self-attention, and its norm for cross-attention."""
@@ -174,11 +154,11 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     Source: arXiv:2112.04426, section 2.4; arXiv:2304.06762, section 3.
     """
 
-    def __init__(self, *, spec: ModelSpec, number: int, **parts: Any):
-        super().__init__(spec=spec, number=number, **parts)
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int):
+        super().__init__(spec, parts, number=number)
         self.encoder = None
         if number == spec.retro_layers[0]:
-            self.encoder = RetroEncoder(spec=spec, **parts)
+            self.encoder = RetroEncoder(spec, parts)
             self.replaces = ("hidden", "encoder_hidden")
         if number == spec.retro_layers[-1]:
             self.drops = ("encoder_hidden", "encoder_span", "batch")
@@ -290,7 +270,7 @@ class RetroEncoder(nn.Module):
     Communication: as many all-reduces as layers have, of [r, e, h].
     """
 
-    def __init__(self, *, spec: ModelSpec, **parts: Any):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         self.spec = spec
         own = replace(
@@ -301,10 +281,10 @@ class RetroEncoder(nn.Module):
             full_attention_layers=(),
         )
         # Into which ranks divide sequences.
-        self.parts = parts["group"].size() if parts.get("sequence_parallel") else 1
+        self.parts = parts.group.size() if parts.sequence_parallel else 1
         self.layers = nn.ModuleList(
             (RetroEncoderLayer if number == 1 else ParallelTransformerLayerPipe)(
-                spec=own, number=number, **parts
+                own, parts, number=number
             )
             for number in range(1, spec.retro_encoder_layers + 1)
         )

@@ -1,6 +1,5 @@
 """T5: encoder and decoder, front to back, as a list of layers that are not built yet."""
 
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -10,20 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
-from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import (
     ParallelTransformerDecoderLayerPipe,
     ParallelTransformerLayerPipe,
 )
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
-from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 DECODER_TOKENS = "decoder_tokens"
@@ -32,64 +29,40 @@ DECODER_TOKENS = "decoder_tokens"
 _WORDS = "word_embeddings.weight"
 
 
-def t5_layers(
-    spec: ModelSpec,
-    *,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    mixed: bool,
-    core_attention: CoreAttention,
-    batch_fields: Collection[str],
-    kernels: Kernels = REFERENCE,
-    build_mixture: Any = None,
-    sequence_parallel: bool = False,
-    loss_chunk_tokens: int = 0,
-) -> list[Step]:
+def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the network: a batch with tokens, lengths and decoder_tokens in, logits [b, d, V/t] out.
 
     Words are one table for encoder, decoder and logits, and learned positions one table for
     encoder and decoder. In a pipeline each is on up to three stages, as two ties: the stage of the
     logits has no positions.
 
-    The arguments are those of `gpt_layers`, except that `core_attention` counts layers from 1 in
-    each stack, `batch_fields` are those above, and no layer has experts (`build_mixture`).
+    `parts.core_attention` counts layers from 1 in each stack, and no layer has experts.
     """
-    shared = {"group": group, "sequence_parallel": sequence_parallel}
+    own: dict[str, Any] = {"spec": spec, "parts": parts}
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    words = partial(Layer, WordEmbeddingPipe, {**sizes, **shared})
-    block = {
-        "spec": spec,
-        **shared,
-        "rng": rng,
-        "core_attention": core_attention,
-        "kernels": kernels,
-    }
+    words = partial(Layer, WordEmbeddingPipe, {**sizes, **parts.division})
     table = ("relative_table",) if spec.relative_buckets else ()
 
     def stack(layer: type[nn.Module], count: int) -> list[Step]:
-        return [Layer(layer, {**block, "number": number}) for number in range(1, count + 1)]
+        return [Layer(layer, {**own, "number": number}) for number in range(1, count + 1)]
 
     return [
         take_tokens,
         words(tie=Tie("embed", _WORDS), carried=("hidden", "attention_span", DECODER_TOKENS)),
-        _positions(spec, **shared, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
+        _positions(spec, parts, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
         *stack(ParallelTransformerLayerPipe, spec.num_layers),
-        Layer(
-            EncoderNormPipe,
-            {"spec": spec, "kernels": kernels},
-            carried=("hidden", "attention_span", DECODER_TOKENS),
-        ),
+        Layer(EncoderNormPipe, own, carried=("hidden", "attention_span", DECODER_TOKENS)),
         words(
             tie=Tie("embed", _WORDS, embed_decoder),
             carried=("hidden", "encoder_hidden", "encoder_span"),
         ),
-        _positions(spec, **shared, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
+        _positions(spec, parts, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
         *stack(ParallelTransformerDecoderLayerPipe, spec.num_decoder_layers),
         to_batch_first,
-        norm_layer(spec, kernels=kernels),
-        _logits(spec, {**sizes, **shared}, loss_chunk_tokens),
-        Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
-        *end_of(to_float32, mixed=mixed, kernels=kernels, loss_chunk_tokens=loss_chunk_tokens),
+        norm_layer(spec, kernels=parts.kernels),
+        _logits(spec, {**sizes, **parts.division}, parts.loss_chunk_tokens),
+        Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}),
+        *end_of(to_float32, parts),
     ]
 
 
@@ -104,12 +77,13 @@ def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
     )
 
 
-def _positions(spec: ModelSpec, *, carried: tuple[str, ...], **parts: Any) -> Layer:
+def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) -> Layer:
     """Return the positions of a stack: of a shared table, or biases of its own."""
+    own = {"spec": spec, "parts": parts}
     if spec.relative_buckets:
-        return Layer(RelativePositionsPipe, {"spec": spec, **parts}, carried=carried)
+        return Layer(RelativePositionsPipe, own, carried=carried)
     tie = Tie("positions", "shared_positions.weight")
-    return Layer(PositionEmbeddingPipe, {"spec": spec, **parts}, tie=tie, carried=carried)
+    return Layer(PositionEmbeddingPipe, own, tie=tie, carried=carried)
 
 
 class WordEmbeddingPipe(nn.Module):
@@ -165,18 +139,15 @@ class PositionsPipe(nn.Module):
 
     Args:
         spec: the network.
-        group: the tensor-parallel ranks.
-        sequence_parallel: whether they divide the sequence of `hidden`.
+        parts: what its layers are built with.
 
     Shapes: hidden [b, s, h] -> hidden [s, b, h].
     Randomness: dropout draws from the ordinary stream, which differs between pipeline stages.
     """
 
-    def __init__(
-        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.spec, self.group, self.sequence_parallel = spec, group, sequence_parallel
+        self.spec, self.parts = spec, parts
 
     def to_layers(self, inputs: LayerInput, x_bsh: Tensor) -> LayerInput:
         """Return the inputs of the first transformer layer of the stack."""
@@ -192,13 +163,13 @@ class PositionsPipe(nn.Module):
 class PositionEmbeddingPipe(PositionsPipe):
     """Learned absolute positions, of one table for encoder and decoder."""
 
-    def __init__(self, *, spec: ModelSpec, **parts: Any):
-        super().__init__(spec=spec, **parts)
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
+        super().__init__(spec, parts)
         self.shared_positions = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_bsh = inputs.hidden
-        first = self.group.rank() * x_bsh.size(1) if self.sequence_parallel else 0
+        first = self.parts.group.rank() * x_bsh.size(1) if self.parts.sequence_parallel else 0
         positions_s = torch.arange(first, first + x_bsh.size(1), device=x_bsh.device)
         return self.to_layers(inputs, x_bsh + self.shared_positions(positions_s))
 
@@ -211,11 +182,11 @@ class RelativePositionsPipe(PositionsPipe):
     Source: arXiv:1910.10683, section 2.1.
     """
 
-    def __init__(self, *, spec: ModelSpec, **parts: Any):
-        super().__init__(spec=spec, **parts)
-        heads = exact_quotient(spec.num_attention_heads, self.group.size(), "num_attention_heads")
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
+        super().__init__(spec, parts)
+        heads = exact_quotient(spec.num_attention_heads, parts.group.size(), "num_attention_heads")
         self.weight = mark_sharded(
-            nn.Parameter(torch.empty(spec.relative_buckets, heads)), 1, self.group
+            nn.Parameter(torch.empty(spec.relative_buckets, heads)), 1, parts.group
         )
 
     def forward(self, inputs: LayerInput) -> LayerInput:
@@ -230,9 +201,9 @@ class EncoderNormPipe(nn.Module):
     Shapes: hidden [s, b, h] -> the same. The encoder's relative positions end here.
     """
 
-    def __init__(self, *, spec: ModelSpec, kernels: Kernels = REFERENCE):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.final_layernorm = norm_layer(spec, kernels=kernels).build()
+        self.final_layernorm = norm_layer(spec, kernels=parts.kernels).build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         return inputs._replace(hidden=self.final_layernorm(inputs.hidden), relative_table=None)

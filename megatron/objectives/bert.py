@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,7 @@ from megatron.config.data.objective import (
 )
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.bert import BertOutput, bert_layers
-from megatron.model.layers.layer_list import Step
+from megatron.model.bert import BertOutput
 from megatron.model.loss import Loss, Losses, next_token_loss
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
@@ -52,10 +50,6 @@ class BERT(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `bert_batch`."""
         return bert_batch
-
-    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
-        """Return the layers of an encoder with its heads."""
-        return bert_layers(spec, **parts)
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return the names of both losses, and of the share of micro-batches without a target."""

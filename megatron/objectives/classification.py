@@ -1,7 +1,6 @@
 """Classification, regression and multiple choice: the loss of a head on a token of BERT or GPT."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,15 +10,13 @@ from torch import Tensor
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.task_datasets import task_datasets
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.classification import classification_layers
-from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss, Losses
 from megatron.objectives.objective import Collate, Objective
+from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -60,35 +57,6 @@ CHOICE_SCORE_FIELDS: Fields = {
 """A batch of questions of a GPT with a row for each of their choices."""
 
 
-class Predictions:
-    """Logits of the samples that are evaluated, recorded where the loss is computed."""
-
-    def __init__(self) -> None:
-        self._is_on = False
-        self._rows: list[tuple[Tensor, Tensor]] = []
-
-    def start(self) -> None:
-        """Record from now on; what was recorded is dropped."""
-        self._is_on, self._rows = True, []
-
-    def add(self, logits_bc: Tensor, batch: Batch) -> None:
-        """Record the logits of a micro-batch, without its padding, while recording is on."""
-        if self._is_on:
-            counts = batch["weight"] > 0
-            self._rows.append((batch["index"][counts], logits_bc[counts].detach()))
-
-    def stop(self) -> list[tuple[int, list[float]]]:
-        """Return the sample numbers and logits recorded on this rank, and stop recording."""
-        self._is_on = False
-        rows = [
-            (index, logits)
-            for indices, logits_bc in self._rows
-            for index, logits in zip(indices.tolist(), logits_bc.tolist(), strict=True)
-        ]
-        self._rows = []
-        return rows
-
-
 @OBJECTIVES.register("classification")
 class Classification(Objective):
     """Cross-entropy of the class of a text or a pair of texts; of a single output squared error.
@@ -98,6 +66,8 @@ class Classification(Objective):
 
     name: ObjectiveName = "classification"
     token_fields = ("text",)
+
+    predictions: Predictions
 
     def __init__(self) -> None:
         self.predictions = Predictions()
@@ -113,10 +83,6 @@ class Classification(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `labelled_batch`."""
         return labelled_batch
-
-    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
-        """Return the layers of an encoder with a classification head."""
-        return classification_layers(spec, **parts)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the builder of the loss, which also records predictions."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +9,6 @@ from torch import Tensor
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.config.network.model_spec import ModelSpec
-from megatron.model.gpt import gpt_layers
-from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss, next_token_loss
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
@@ -45,10 +41,6 @@ class GPT(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `gpt_batch` for these masks."""
         return partial(gpt_batch, masks=masks, eod=eod)
-
-    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
-        """Return the layers of a decoder."""
-        return gpt_layers(spec, **parts)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the mean cross-entropy of the tokens that count."""

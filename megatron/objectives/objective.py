@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import Datasets, RoleView, View
 from megatron.data.datasets.views import view_of
 from megatron.model.layers.layer_list import Step
+from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import Loss
+from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.broadcast import Batch, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -28,6 +30,7 @@ class Objective(ABC):
 
     name: ObjectiveName
     token_fields: tuple[str, ...] = ("tokens",)  # of a sample, whose ids the vocabulary must hold
+    predictions: Predictions | None = None  # of a downstream task, that its loss records
 
     def view(
         self, plan: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
@@ -63,14 +66,9 @@ class Objective(ABC):
             eod: the token that ends a document; None if `masks` do not need it.
         """
 
-    @abstractmethod
-    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
-        """Return the network as a list of layers that are not built yet.
-
-        Args:
-            parts: what layers are built with, and the names of the batch's fields: see
-                `gpt_layers`.
-        """
+    def layers(self, spec: ModelSpec, parts: LayerParts) -> list[Step]:
+        """Return the network as a list of layers that are not built yet: those of `spec`."""
+        return network_of(spec).layers(spec, parts)
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return the names of the terms that the loss returns beside its total: see `Losses`.

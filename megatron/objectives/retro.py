@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -10,9 +9,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss, next_token_loss
-from megatron.model.retro import retro_layers
 from megatron.objectives.gpt import CAUSAL_FIELDS, PACKED, gpt_batch
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
@@ -46,10 +43,6 @@ class Retro(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `retro_batch` for these masks."""
         return partial(retro_batch, masks=masks, eod=eod)
-
-    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
-        """Return the layers of a decoder, some with chunked cross-attention."""
-        return retro_layers(spec, **parts)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the mean cross-entropy of the tokens that count."""

@@ -1,7 +1,6 @@
 """T5: span corruption; the decoder restores the spans that sentinels stand for in the encoder."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +9,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss, next_token_loss
-from megatron.model.t5 import t5_layers
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 
@@ -44,10 +41,6 @@ class T5(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `t5_batch`."""
         return t5_batch
-
-    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
-        """Return the layers of an encoder and a decoder."""
-        return t5_layers(spec, **parts)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the mean cross-entropy of the decoder's real tokens."""

@@ -14,11 +14,11 @@ from megatron.model.loss import Loss
 from megatron.objectives.classification import (
     CLASSIFICATION_FIELDS,
     Classification,
-    Predictions,
     labelled_batch,
     loss_builder,
 )
 from megatron.objectives.objective import Collate
+from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 
 _INPUTS = {

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -115,10 +116,8 @@ class Activations:
         """Return the activations of the last norm, its result for the head included."""
         return self._decoder._norm()
 
-    def head(self) -> int:
-        """Return the activations of BERT's head in front of the logits: dense layer, GELU and norm."""
-        if self.plan.model.architecture != "bert" or self.plan.model.num_outputs:
-            return 0
+    def features(self) -> int:
+        """Return the activations of a head in front of the logits: dense layer, GELU and norm."""
         return self.outside * self.plan.model.hidden_size * self._bytes + self._norm()
 
     def logits(self) -> int:
@@ -169,7 +168,7 @@ class Activations:
     def _logits_of(self, tokens: int) -> int:
         spec = self.plan.model
         if spec.num_outputs:
-            on_tokens = spec.head_layers and not spec.first_token_head or spec.architecture == "gpt"
+            on_tokens = network_of(spec).scores_tokens(spec)
             return 4 * spec.num_outputs * (tokens if on_tokens else self.rows)
         copies = 2 if spec.logit_softcap else 1
         each = self._bytes if self._overwrites_logits else 4
@@ -251,12 +250,12 @@ class Activations:
         encodes = any(number <= spec.num_layers for number in layers)
         decodes = any(number > spec.num_layers for number in layers)
         rows = self.rows * self._bytes
-        if spec.architecture == "t5":
+        if spec.num_decoder_layers:
             # Of padding, for the encoder and for cross-attention; the decoder's is causal.
             queries = spec.seq_length * encodes + spec.decoder_seq_length * decodes
             return rows * queries * spec.seq_length
         heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
-        has_spans = documents or spec.architecture == "bert"
+        has_spans = documents or network_of(spec).masks_padding
         windows = {spec.window_of(number) for number in layers}
         kinds = sum(1 for window in windows if window or slopes or has_spans)
         return kinds * (rows if has_spans else self._bytes) * heads * spec.seq_length**2

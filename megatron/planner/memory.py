@@ -2,20 +2,12 @@
 
 from dataclasses import dataclass
 
+from megatron.config.networks.counts import Weights, table_weights
 from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.pipeline_schedule import Grid
 from megatron.planner.pipeline_stages import Stage, stages_of
-from megatron.planner.weights import (
-    Weights,
-    embedding_weights,
-    head_weights,
-    layer_weights,
-    norm_width,
-    output_weights,
-    relative_weights,
-)
 
 _MASTER = 4
 _BUCKET = 5e8
@@ -63,7 +55,7 @@ def memory_of_stages(plan: Plan, *, device: str = "cuda") -> list[Memory]:
 
 
 def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
-    held, layers = weights_of(plan, stage), [_layer(plan, number) for number in stage.layers]
+    held, layers = stage.weights, [entry.weights for entry in stage.blocks]
     sizes = _Sizes(plan)
     activations = Activations(plan, device)
     parts = [*zip(_under_way(plan, stage), stage.parts, strict=True)]
@@ -128,26 +120,7 @@ def schedule_of(plan: Plan) -> Grid:
 
 def weights_of(plan: Plan, stage: Stage) -> Weights:
     """Return the numbers of weights of one rank of `stage`; a tied table is on both of its stages."""
-    spec, tensor = plan.model, plan.parallel.tensor
-    held = sum((_layer(plan, number) for number in stage.layers), Weights(0))
-    if stage.has_embedding:
-        held += Weights(embedding_weights(spec, tensor=tensor))
-    held += Weights(stage.num_relative_tables * relative_weights(spec, tensor=tensor))
-    if stage.has_encoder_norm:
-        held += Weights(norm_width(spec, spec.hidden_size))
-    if stage.has_final_norm:
-        held += Weights(norm_width(spec, spec.hidden_size))
-    has_table = stage.has_head and not spec.num_outputs
-    if has_table and not (spec.tied_embeddings and stage.has_embedding):
-        held += Weights(head_weights(spec, tensor=tensor))
-    if stage.has_head:
-        held += Weights(sum(output_weights(spec, tensor=tensor).values()))
-    return held
-
-
-def _layer(plan: Plan, number: int) -> Weights:
-    parallel = plan.parallel
-    return layer_weights(plan.model, number, tensor=parallel.tensor, expert=parallel.expert)
+    return stage.weights
 
 
 def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
@@ -158,7 +131,9 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
     if stage.has_embedding:
         kept += activations.in_front()
     if stage.has_final_norm:
-        kept += activations.final_norm() + activations.head()
+        kept += activations.final_norm()
+    if stage.has("features"):
+        kept += activations.features()
     # The pipeline holds what it has sent until it is needed no more.
     return kept + (0 if stage.has_head else activations.stream)
 
@@ -237,7 +212,7 @@ class _Sizes:
             *([qkv // tensor] if spec.qkv_bias else []),
             *(size * width // tensor for size in (heads, qkv, inner, spec.ffn_hidden_size)),
         ]
-        tables = [head_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
+        tables = [table_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
         if spec.position_embedding == "learned":
             tables.append(spec.max_position_embeddings * width)
         small = sum(n for n in layer if n <= most) * len(stage.layers)

@@ -7,49 +7,62 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import Entry, Kind, network_of
+from megatron.config.networks.counts import Weights
 from megatron.config.plan import Plan
-from megatron.planner.weights import (
-    embedding_weights,
-    head_weights,
-    layer_weights,
-    norm_width,
-    output_weights,
-    relative_weights,
-    task_head,
-)
 
 _LAYER = "ParallelTransformerLayerPipe"
 _DECODER_LAYER = "ParallelTransformerDecoderLayerPipe"
-_RETRO_LAYER = "ParallelTransformerRetroLayerPipe"
-_BLOCKS = (_LAYER, _DECODER_LAYER, _RETRO_LAYER)
-_EMBEDDINGS = ("EmbeddingPipe", "WordEmbeddingPipe", "RetroEmbeddingPipe")
 _ENCODER_NORM = "EncoderNormPipe"
-_TABLES = {
-    "gpt": "OutputEmbeddingPipe",
-    "bert": "MaskedLMLogitsPipe",
-    "t5": "OutputEmbeddingPipe",
-    "retro": "OutputEmbeddingPipe",
-}
-"""The layer of the logits, by architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Layers of one pipeline stage, or of a chunk of it."""
+    """Entries of one pipeline stage, or of a chunk of it."""
 
     index: int
-    layers: tuple[int, ...]  # numbers from 1 on; those of a decoder follow the encoder's
-    has_embedding: bool
-    has_final_norm: bool
-    has_head: bool
-    has_encoder_norm: bool = False
-    num_relative_tables: int = 0
+    entries: tuple[Entry, ...]
     chunks: tuple["Stage", ...] = ()  # its virtual stages; empty with the schedule 1F1B
 
     @property
     def parts(self) -> tuple["Stage", ...]:
         """Its chunks, or itself if it is one."""
         return self.chunks or (self,)
+
+    @property
+    def blocks(self) -> list[Entry]:
+        """Its layers; those of a decoder follow the encoder's."""
+        return [entry for entry in self.entries if entry.kind == "block"]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Their numbers, from 1 on."""
+        return tuple(entry.number for entry in self.blocks)
+
+    def has(self, *kinds: Kind) -> bool:
+        """Whether there is an entry of one of these kinds."""
+        return any(entry.kind in kinds for entry in self.entries)
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether tokens come in here."""
+        return self.has("embedding")
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether the norm behind the layers is here."""
+        return self.has("norm")
+
+    @property
+    def has_head(self) -> bool:
+        """Whether logits are made here."""
+        return self.has("logits", "task")
+
+    @property
+    def weights(self) -> Weights:
+        """What one rank holds; what is tied inside a stage once."""
+        held = {entry.tie or index: entry for index, entry in reversed([*enumerate(self.entries)])}
+        return sum((entry.weights for entry in held.values()), Weights())
 
 
 def stages_of(plan: Plan) -> list[Stage]:
@@ -61,42 +74,28 @@ def stages_of(plan: Plan) -> list[Stage]:
 
 
 def _joined(index: int, chunks: tuple[Stage, ...]) -> Stage:
-    return Stage(
-        index=index,
-        layers=tuple(number for chunk in chunks for number in chunk.layers),
-        has_embedding=any(chunk.has_embedding for chunk in chunks),
-        has_final_norm=any(chunk.has_final_norm for chunk in chunks),
-        has_head=any(chunk.has_head for chunk in chunks),
-        chunks=chunks,
-    )
+    entries = tuple(entry for chunk in chunks for entry in chunk.entries)
+    return Stage(index=index, entries=entries, chunks=chunks)
 
 
 def _virtual_stages(plan: Plan) -> list[Stage]:
     """Return the parts that the partition cuts: stages, or chunks of stages."""
-    names = entry_names(plan.model, mixed=plan.precision.is_mixed)
-    bounds = [0, len(names)]
-    if plan.parallel.pipeline > 1:
-        weights = _entry_weights(plan, names)
-        bounds = _partition(tuple(weights), plan.parallel.pipeline * plan.parallel.chunks)
-        if plan.parallel.split_rank:
-            bounds = split_bounds(names, plan.parallel.pipeline, plan.parallel.split_rank)
-    blocks = [index for index, name in enumerate(names) if name in _BLOCKS]
-    stages = []
-    for index, (start, stop) in enumerate(pairwise(bounds)):
-        own = [number for number, index in enumerate(blocks, 1) if start <= index < stop]
-        held = names[start:stop]
-        stages.append(
-            Stage(
-                index=index,
-                layers=tuple(own),
-                has_embedding=any(name in held for name in _EMBEDDINGS),
-                has_final_norm=plan.model.normalization in held,
-                has_head=_head(plan.model) in held,
-                has_encoder_norm=_ENCODER_NORM in held,
-                num_relative_tables=held.count("RelativePositionsPipe"),
-            )
-        )
-    return stages
+    parallel = plan.parallel
+    entries = network_of(plan.model).entries(
+        plan.model, tensor=parallel.tensor, expert=parallel.expert
+    )
+    entries += [Entry(name="to_float32")] * plan.precision.is_mixed
+    bounds = [0, len(entries)]
+    if parallel.split_rank:
+        names = [entry.name for entry in entries]
+        bounds = split_bounds(names, parallel.pipeline, parallel.split_rank)
+    elif parallel.pipeline > 1:
+        weights = _entry_weights(parallel.partition_method, entries)
+        bounds = _partition(tuple(weights), parallel.pipeline * parallel.chunks)
+    return [
+        Stage(index=index, entries=tuple(entries[start:stop]))
+        for index, (start, stop) in enumerate(pairwise(bounds))
+    ]
 
 
 def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
@@ -105,37 +104,8 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
     Args:
         mixed: whether logits are cast to 32 bits at the end.
     """
-    embedding = ["EmbeddingPipe", "to_sequence_first"]
-    decoder, before, behind = [], [], []
-    if spec.architecture == "retro":
-        embedding[0] = "RetroEmbeddingPipe"
-    if spec.architecture == "bert" and not spec.num_outputs:
-        before, behind = ["BertHeadPipe"], ["MaskedLMBiasPipe"]
-    if spec.architecture == "t5":
-        positions = "RelativePositionsPipe" if spec.relative_buckets else "PositionEmbeddingPipe"
-        embedding = ["WordEmbeddingPipe", positions]
-        layers = [_DECODER_LAYER] * spec.num_decoder_layers
-        decoder, behind = [_ENCODER_NORM, *embedding, *layers], ["OutputBiasPipe"]
-    return [
-        "take_tokens" if spec.num_choices == 1 else "rows_of_choices",
-        *embedding,
-        *(
-            _RETRO_LAYER if number in spec.retro_layers else _LAYER
-            for number in range(1, spec.num_layers + 1)
-        ),
-        *decoder,
-        "to_batch_first",
-        spec.normalization if spec.final_norm else "no_final_norm",
-        *before,
-        _head(spec),
-        *behind,
-        *(["to_float32"] if mixed else []),
-    ]
-
-
-def _head(spec: ModelSpec) -> str:
-    """Return the layer of the logits."""
-    return task_head(spec) if spec.num_outputs else _TABLES[spec.architecture]
+    names = [entry.name for entry in network_of(spec).entries(spec)]
+    return [*names, *["to_float32"] * mixed]
 
 
 def split_bounds(names: Sequence[str], stages: int, split: int) -> list[int]:
@@ -158,30 +128,13 @@ def _cuts(names: Sequence[str], layer: str, parts: int) -> list[int]:
     return indices[:: len(indices) // parts]
 
 
-def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
-    method, spec, tensor = plan.parallel.partition_method, plan.model, plan.parallel.tensor
+def _entry_weights(method: str, entries: Sequence[Entry]) -> list[int]:
     if method == "uniform":
-        return [1] * len(names)
+        return [1] * len(entries)
     if method.startswith("type:"):
         pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
-        return [1 if pattern.search(name) else 0 for name in names]
-    numbers = iter(range(1, spec.num_layers + spec.num_decoder_layers + 1))
-    sizes = {
-        **dict.fromkeys(_EMBEDDINGS, embedding_weights(spec, tensor=tensor)),
-        "WordEmbeddingPipe": head_weights(spec, tensor=tensor),
-        "PositionEmbeddingPipe": spec.max_position_embeddings * spec.hidden_size,
-        "RelativePositionsPipe": relative_weights(spec, tensor=tensor),
-        _ENCODER_NORM: norm_width(spec, spec.hidden_size),
-        _head(spec): head_weights(spec, tensor=tensor),
-        **output_weights(spec, tensor=tensor),
-        spec.normalization: norm_width(spec, spec.hidden_size),
-    }
-    return [
-        layer_weights(spec, next(numbers), tensor=tensor, expert=plan.parallel.expert).total
-        if name in _BLOCKS
-        else sizes.get(name, 0)
-        for name in names
-    ]
+        return [1 if pattern.search(entry.name) else 0 for entry in entries]
+    return [entry.weights.total for entry in entries]
 
 
 @cache

@@ -10,6 +10,7 @@ needs to launch it.
 from dataclasses import dataclass
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device
@@ -161,7 +162,7 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
         shape = min(1.0, 0.6 + 0.4 * spec.head_dim / 128) * spec.head_dim / padded
         is_masked = spec.position_embedding == "alibi" or spec.window > 0
         share = shape * (MASKED_SHARE if is_masked else 1.0)
-        is_causal = spec.architecture in ("gpt", "retro") and not is_masked
+        is_causal = network_of(spec).is_causal and not is_masked
         counted = core / 2 if is_causal else core
         forward, backward = (peak * each * share for each in ATTENTION_SHARES)
         return counted * ((1 + again) / forward + 2.5 / backward)

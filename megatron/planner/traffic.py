@@ -2,12 +2,12 @@
 
 from dataclasses import astuple, dataclass
 
+from megatron.config.networks.counts import table_weights
 from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.memory import weights_of
 from megatron.planner.pipeline_stages import Stage, stages_of
-from megatron.planner.weights import head_weights
 
 _BUCKET = 5e8
 _REUSE = 1e9
@@ -132,7 +132,7 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
     rings = 4 * layers * (1 + again) + (2 * layers if divides else 0)
     if stage.has_embedding:
         rings += 2
-    if stage.has_head and not spec.num_outputs:
+    if stage.has("logits"):
         # The gradient of its input, and with a divided sequence both gatherings of that.
         rings += 1 if divides else 0
         beside += 2
@@ -241,7 +241,7 @@ def _shared(plan: Plan, stage: Stage) -> int:
     is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)
     if not is_shared or not spec.tied_embeddings or spec.num_outputs:
         return 0
-    return head_weights(spec, tensor=parallel.tensor)
+    return table_weights(spec, tensor=parallel.tensor)
 
 
 def _ring(ranks: int) -> float:

@@ -22,7 +22,7 @@ from megatron.config.plan import Plan
 from megatron.data.datasets.epoch_order import EachOnce
 from megatron.data.downstream.task import LabelledData, Predicted, Task
 from megatron.engine.engine import Engine
-from megatron.objectives.classification import Predictions
+from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.collectives import all_gather_items, from_rank_0

@@ -186,7 +186,7 @@ def _may_be_gpu(wanted: str) -> bool:
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
-    if objective == "retro" and not config.retro.retro_project_dir:
+    if declaration_of(objective).reads_neighbors and not config.retro.retro_project_dir:
         yield "--retro-project-dir is missing: the directory of Retro preprocessing"
     yield from _data_problems(config, SUFFIXES[declaration_of(objective).kind])
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.

@@ -28,7 +28,6 @@ from megatron.data.downstream.tasks import task_of
 from megatron.engine.engine import Engine
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
-from megatron.objectives.classification import Classification
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
@@ -215,15 +214,15 @@ class _Job:
 
     def tasks(self) -> TaskSets | None:
         """Return the labelled data of a downstream task, if one is learned."""
-        train = self.sets.train
-        if not isinstance(self.objective, Classification) or not isinstance(train, ShuffledEpochs):
+        train, predictions = self.sets.train, self.objective.predictions
+        if predictions is None or not isinstance(train, ShuffledEpochs):
             return None
         return TaskSets(
             task=task_of(self.plan.downstream.task, self.plan.text_task),
             steps=train.plan.steps,
             sets=self.sets.labelled,
             batches=self.batches,
-            predictions=self.objective.predictions,
+            predictions=predictions,
         )
 
 

@@ -14,6 +14,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.logging import set_level
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.watchdog import WatchPlan
@@ -33,6 +34,7 @@ from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.initialization import initialise
 from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.layer_list import Step
+from megatron.model.layers.parts import LayerParts
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
@@ -210,7 +212,7 @@ def _has_spans(plan: Plan) -> bool:
     """Whether batches limit what tokens see, or the network does: an encoder's padding."""
     objective: Objective = OBJECTIVES.get(plan.objective.name, plan.objective.own_flags)()
     fields = objective.batch_fields(plan.masks)
-    return "attention_span" in fields or plan.model.architecture == "t5"
+    return "attention_span" in fields or network_of(plan.model).masks_padding
 
 
 def build_engine(
@@ -300,10 +302,8 @@ def _layers(
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
         sequence_parallel=parallel.sequence_parallel,
     )
-    mixture = auxiliary and mixture_builder(plan.experts, groups, auxiliary=auxiliary)
-    chunk_tokens = plan.kernels.loss_chunk_tokens
-    return objective.layers(
-        plan.model,
+    mixture = mixture_builder(plan.experts, groups, auxiliary=auxiliary) if auxiliary else None
+    parts = LayerParts(
         group=groups.tensor,
         # Compiled code cannot switch RNG states; the checks of flags saw to it that one is enough.
         rng=rng if plan.kernels.compile == "none" else OrdinaryStream(),
@@ -315,9 +315,9 @@ def _layers(
         core_attention=build.core_attention(
             plan.model, kernels, groups=groups, parallel=parallel, recompute=plan.recompute
         ),
-        # Layers of plugins have no such argument.
-        **({"loss_chunk_tokens": chunk_tokens} if chunk_tokens else {}),
+        loss_chunk_tokens=plan.kernels.loss_chunk_tokens,
     )
+    return objective.layers(plan.model, parts)
 
 
 def _timers(plan: Plan) -> Timers:

@@ -25,6 +25,7 @@ from megatron.config.data.objective import ObjectiveName, declaration_of
 from megatron.config.data.text_tasks import TextTaskConfig
 from megatron.config.foreign_flags.nemo import nemo_flags
 from megatron.config.foreign_flags.nemo_tasks import NEMO_TASKS
+from megatron.config.networks.architecture import network_named
 from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
@@ -85,11 +86,11 @@ def objective_in(words: Sequence[str], task: str) -> ObjectiveName:
         folder = value_in(words, flag)
         architecture = saved_architecture(Path(folder)) if folder else None
         if folder and architecture:
-            objective = objective_of(task, architecture)
-            if declaration_of(objective).architecture != architecture:
+            objective = objective_of(task, causal=network_named(architecture).is_causal)
+            if declaration_of(objective).network != architecture:
                 raise WrongCheckpointError(
                     f"{flag} {folder} holds a {architecture.upper()}, which does not learn --task "
-                    f"{task}: give a {declaration_of(objective).architecture.upper()}"
+                    f"{task}: give a {declaration_of(objective).network.upper()}"
                 )
             return objective
     return objective_of(task)

@@ -11,6 +11,7 @@ from source import PACKAGE, REPOSITORY, SCRIPTS, files_of, module_name
 
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.parsing.declaration import copied_settings
 from megatron.config.parsing.flags import argparse_form, field_docstrings, get_type_hints
 from megatron.config.programs import PROGRAMS
 
@@ -63,9 +64,28 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
     }
 
 
+def fields_resolved(file: Path) -> set[tuple[str, str]]:
+    """Return (section class, field) for every setting that `resolved` copies in `file`."""
+    found = set()
+    for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        types = {a.arg: a.annotation.id for a in arguments if isinstance(a.annotation, ast.Name)}
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "resolved":
+                part, path, *sections = call.args
+                module = vars(import_module(module_name(file)))
+                own = [module[types[each.id]] for each in sections if isinstance(each, ast.Name)]
+                if own and isinstance(part, ast.Name) and part.id in module:
+                    found |= copied_settings(module[part.id], ast.literal_eval(path), own)
+    return found
+
+
 def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
+    read |= set().union(*map(fields_resolved, files_of("config")))
     unread = [
         (section.__name__, field.name)
         for section in ALL_SECTIONS

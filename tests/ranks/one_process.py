@@ -17,6 +17,7 @@ from megatron.engine.deepspeed import distributed
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import Losses
 from megatron.objectives.objective import Objective
 from megatron.optimizer.param_groups import plan_groups
@@ -68,11 +69,13 @@ class Network:
         model = SequentialModel(
             self.objective.layers(
                 spec,
-                group=lone_group(),
-                rng=OrdinaryStream(),
-                mixed=False,
-                core_attention=core_attention_of(spec),
-                batch_fields=tuple(self.fields),
+                LayerParts(
+                    group=lone_group(),
+                    rng=OrdinaryStream(),
+                    mixed=False,
+                    core_attention=core_attention_of(spec),
+                    batch_fields=tuple(self.fields),
+                ),
             )
         )
         initialise(model, seed=1234, std=0.3, num_layers=spec.num_layers, vocab_size=11)

@@ -105,7 +105,11 @@ def finetune(task, words, *flags, architecture="bert"):
     paths = " ".join(
         str(folder() / word) if word.startswith(task) else word for word in of_task.split()
     )
-    train(f"--task {task} {paths} {words}", *flags, objective=objective_of(task, architecture))
+    train(
+        f"--task {task} {paths} {words}",
+        *flags,
+        objective=objective_of(task, causal=architecture == "gpt"),
+    )
 
 
 @cache

@@ -37,8 +37,8 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.process_groups import lone_group
-from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tokenizer.types.null import NullTokenizer
 
 
@@ -129,15 +129,8 @@ def engine(args: Namespace, *, rows: int) -> Engine:
     )
     parsed, _ = parse_config(flags.split())
     spec = plan_model(parsed, vocab_size=args.vocab + 1, tensor=1)
-    layers = gpt_layers(
-        spec,
-        group=lone_group(),
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(spec),
-        batch_fields=(),
-    )
-    model = SequentialModel(layers)
+    parts = LayerParts(group=lone_group(), core_attention=core_attention_of(spec))
+    model = SequentialModel(gpt_layers(spec, parts))
     initialise(model, seed=1, std=0.02, num_layers=spec.num_layers)
     weights = {
         name: ParameterState(weight=unsharded(tensor))

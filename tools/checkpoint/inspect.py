@@ -17,8 +17,10 @@ from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
-from megatron.config.data.downstream import LABELLED
+from megatron.common.registry import NETWORKS
 from megatron.config.data.objective import declaration_of
+from megatron.config.networks.architecture import network_named
+from megatron.config.networks.classifier import Classifier
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.checkpoint_tools import LookConfig
@@ -64,15 +66,14 @@ def _own(path: Path, *, each: bool) -> Iterator[str]:
     objective = manifest.plan.get("objective", {}).get("name", "gpt")
     script = declaration_of(objective).script or f"pretrain_gpt.py --objective {objective}"
     yield f"resume with: {script} --use-checkpoint-args --load {directory} --save {directory} ..."
-    if declaration_of(objective).kind == LABELLED:
-        yield f"evaluate with: {script} --epochs 0 --use-checkpoint-args --load {directory} ..."
+    model = manifest.plan["model"]
+    name = model.get("architecture", "gpt")
+    if name not in NETWORKS:
+        yield f"its network, {name}, is that of a plugin"
         return
-    yield {
-        "gpt": f"generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT",
-        "bert": f'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"',
-        "t5": f"generate with: tools/text_to_text.py --load {directory} --text TEXT",
-        "retro": f"evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ...",
-    }[declaration_of(objective).architecture]
+    usage = Classifier.usage if model.get("num_outputs") else network_named(name).usage
+    if usage:
+        yield usage.format(directory=directory, script=script)
 
 
 def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
             yield f"{name} {list(parameter.weight.shape)} | {', '.join(parameter.tensors)}"
     unknown = " --true-vocab-size N" if found.vocab_size is None else ""
     yield (
-        f"to use it: tools/checkpoint/util.py --model-type {declaration_of(found.objective).architecture.upper()} --loader {system} --saver own "
+        f"to use it: tools/checkpoint/util.py --model-type {declaration_of(found.objective).network.upper()} --loader {system} --saver own "
         f"--load-dir {path} --save-dir NEW{unknown}"
     )
 

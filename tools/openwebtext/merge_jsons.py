@@ -8,12 +8,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from typing import Annotated
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.common.remote_files import is_url
-from megatron.config.parsing.flags import Spelling, parse_sections
+from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.flags import parse_sections
 from megatron.data.cleaning.records import new_files, read_lines
 
 
@@ -21,10 +21,10 @@ from megatron.data.cleaning.records import new_files, read_lines
 class MergeConfig:
     """Options of the merge."""
 
-    json_path: Annotated[str, Spelling("--json_path")] = "."
+    json_path: str = setting(".", flag="--json_path")
     """Directory whose *.json files are put together, in the order of their names."""
 
-    output_file: Annotated[str, Spelling("--output_file")] = "merged_output.json"
+    output_file: str = setting("merged_output.json", flag="--output_file")
     """File for all their lines; if it is in that directory, it is not read."""
 
 

@@ -30,6 +30,7 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
 from megatron.data.downstream.tasks import TASKS
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
@@ -88,7 +89,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     template = options.chat_template or trained_with
     write_model(folder, spec, family, job.checkpoint, dtype, max_bytes=options.max_shard_bytes)
     _write_json(folder / "config.json", _config(spec, family, dtype, tokenizer))
-    if spec.architecture == "gpt" and not spec.num_outputs:
+    if network_of(spec).service == "prompts":
         _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
     no_tokenizer = write_hugging_face_files(
         folder, tokenizer, job.tokenizer_arguments, max_length=spec.max_position_embeddings

@@ -12,6 +12,7 @@ from megatron.checkpointing.hugging_face.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
 from megatron.model.bert import BertHeadPipe
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -204,7 +205,7 @@ def _our_logits(
     """
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
     batch = {"tokens": tokens_bs, "positions": positions_bs}
-    if spec.architecture == "gpt":
+    if network_of(spec).is_causal:
         logits_bsv = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
         return [logits_bsv[..., : spec.num_outputs or spec.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
@@ -238,11 +239,11 @@ def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> l
 @torch.no_grad()
 def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor]:
     """Return the outputs of transformers' model in the form of `_our_logits`."""
-    if spec.architecture == "gpt" and spec.num_outputs:
+    if network_of(spec).is_causal and spec.num_outputs:
         # Of every token: the model itself returns those of the last that is no padding.
         hidden_bsh = model.base_model(tokens_bs).last_hidden_state
         return [model.score(hidden_bsh).float().flatten(0, 1)]
-    if spec.architecture == "gpt":
+    if network_of(spec).is_causal:
         return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
     inputs = {

@@ -1,7 +1,7 @@
 """Build a network from a checkpoint's spec: parameter shapes, loaded weights, and new manifests."""
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -16,22 +16,15 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
 from megatron.common.version import VERSION
 from megatron.config.config import Config
-from megatron.config.network.model_spec import Architecture, ModelSpec
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
-from megatron.model.bert import bert_layers
-from megatron.model.classification import classification_layers
-from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
-from megatron.model.layers.layer_list import SequentialModel, Step
-from megatron.model.retro import retro_layers
-from megatron.model.t5 import t5_layers
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.process_groups import lone_group
-from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 
-_LAYERS: Mapping[Architecture, Callable[..., list[Step]]] = MappingProxyType(
-    {"gpt": gpt_layers, "bert": bert_layers, "t5": t5_layers, "retro": retro_layers}
-)
 _TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers", "labels", "retro_layers")
 """Fields that are lists in JSON."""
 
@@ -44,6 +37,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     """
     try:
         lists = {name: tuple(model.get(name, ())) for name in _TUPLES}
+        lists["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
         return ModelSpec(**{**model, **lists})
     except TypeError as error:
         raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
@@ -112,16 +106,8 @@ def require_parameters(wanted: Mapping[str, Tensor], checkpoint: FullCheckpoint)
 
 
 def _model(spec: ModelSpec) -> SequentialModel:
-    layers = classification_layers if spec.num_outputs else _LAYERS[spec.architecture]
-    steps = layers(
-        spec,
-        group=lone_group(),
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(spec),
-        batch_fields=(),
-    )
-    return SequentialModel(steps)
+    parts = LayerParts(group=lone_group(), core_attention=core_attention_of(spec))
+    return SequentialModel(network_of(spec).layers(spec, parts))
 
 
 _INITIAL_STATE = MappingProxyType(

@@ -20,7 +20,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
-from megatron.checkpointing.parameter_names import FIRST_LAYER, ParameterNames
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FlatShard,
     FullCheckpoint,
@@ -30,6 +30,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
+from megatron.config.networks.architecture import FIRST_LAYER
 
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _MAIN = re.compile(r"mp_rank_(\d+)_model_states\.pt")

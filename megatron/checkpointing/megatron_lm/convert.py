@@ -30,7 +30,7 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.downstream import LABELLED
 from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
-from megatron.config.network.model_spec import Architecture
+from megatron.config.networks.architecture import network_named
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.plan import plan
@@ -62,7 +62,7 @@ class Conversion:
     pipeline: int = 1
     flags: tuple[str, str]
     heads: int | None = None
-    architecture: Architecture | None = "gpt"
+    architecture: str | None = "gpt"
     task: str | None = None
 
 
@@ -120,7 +120,7 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
         checkpoint = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
         found = find(conversion.source, loader, heads=conversion.heads, task=conversion.task)
-        _require_architecture(conversion, declaration_of(found.objective).architecture)
+        _require_architecture(conversion, declaration_of(found.objective).network)
         manifest, checkpoint = _to_native(found, parse, keeps_rows=saver == "own")
         yield from found.notices
     if saver == "megatron":
@@ -144,7 +144,7 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
     yield from _next_steps(publish_full(conversion.output, manifest, checkpoint), conversion, how)
 
 
-def _require_architecture(conversion: Conversion, found: Architecture) -> None:
+def _require_architecture(conversion: Conversion, found: str) -> None:
     """Refuse a network of another architecture than --model-type.
 
     Raises:
@@ -168,7 +168,7 @@ def _next_steps(written: Path, conversion: Conversion, how: str = "--finetune") 
         return
     script = declaration_of(conversion.architecture).script
     yield f"continue training with: {script} --use-checkpoint-args --load {conversion.output} {how} ..."
-    if conversion.architecture == "gpt":
+    if network_named(conversion.architecture).service == "prompts":
         yield f"generate with: tools/generate_samples_gpt.py --load {conversion.output} --prompt TEXT"
 
 

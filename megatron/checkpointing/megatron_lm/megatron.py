@@ -19,8 +19,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
-from megatron.checkpointing.megatron_lm.retro import CROSS_ATTENTION, retro_flags
-from megatron.checkpointing.megatron_lm.retro import RENAMED as RETRO_RENAMED
+from megatron.checkpointing.megatron_lm.networks import Form, recognised
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
@@ -30,14 +29,11 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import Architecture
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 _FILE = "model_optim_rng.pt"
 
-_ONE_STACK = (r"^(encoder|transformer|decoder)\.", "")
-_TWO_STACKS = (r"^(encoder|transformer)\.", "")
 _RENAMED = (
     (r"^(decoder\.layers\.\d+)\.pre_mlp_layernorm\.", r"\1.post_inter_attention_layernorm."),
     (
@@ -120,9 +116,9 @@ def found_in(
     version = known_version(float(first.get("checkpoint_version", 0)), folder)
     try:
         parts = [[_parts(rank) for rank in ranks] for ranks in stages]
-        architecture = _architecture(parts)
+        architecture, form = recognised({n for ranks in parts for part in ranks[0] for n in part})
         modules, layers = _modules(
-            [[[_renamed(part, architecture) for part in rank] for rank in ranks] for ranks in parts]
+            [[[_renamed(part, form) for part in rank] for rank in ranks] for ranks in parts]
         )
         names = ParameterNames(
             architecture=architecture,
@@ -148,7 +144,7 @@ def found_in(
         folder=folder,
         flags=[
             *(flags_of(arguments) or _flags_of_shapes(modules, layers[""], heads)),
-            *_flags_of_architecture(names, modules, saved_args),
+            *form.flags(modules, names.num_decoder_layers, saved_args),
         ],
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
@@ -221,23 +217,11 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _architecture(stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]]) -> Architecture:
-    """Return the architecture that parameters of these names belong to."""
-    names = {name for ranks in stages for part in ranks[0] for name in part}
-    if any(CROSS_ATTENTION in name for name in names):
-        return "retro"
-    if any(".inter_attention." in name or ".cross_attention." in name for name in names):
-        return "t5"
-    of_bert = ("lm_head.dense.", "classification_head.")
-    return "bert" if any(name.startswith(of_bert) for name in names) else "gpt"
-
-
-def _renamed(part: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+def _renamed(part: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
     """Return the parameters by the names of version 3; the only stack's have no prefix."""
-    first = {"t5": (_TWO_STACKS,), "retro": RETRO_RENAMED}.get(architecture, (_ONE_STACK,))
     found = {}
     for name, tensor in part.items():
-        for pattern, other in (*first, *_RENAMED):
+        for pattern, other in (*form.renamed, *_RENAMED):
             name = re.sub(pattern, other, name)
         found[name] = tensor
     return found
@@ -311,24 +295,3 @@ def _flags_of_shapes(
     )
     if table.dtype != torch.float32:
         yield "--bf16" if table.dtype == torch.bfloat16 else "--fp16"
-
-
-def _flags_of_architecture(
-    names: ParameterNames, modules: Mapping[str, Sequence[Tensor]], arguments: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the flags of BERT's heads, of T5's decoder, or of Retro's encoder and its form."""
-    if names.architecture == "retro":
-        yield from retro_flags(modules, arguments)
-    if names.architecture == "bert":
-        if not any(name.startswith(("binary_head.", "classification_head.")) for name in modules):
-            yield "--bert-no-binary-head"
-        if arguments.get("openai_gelu"):
-            yield "--openai-gelu"
-    if names.architecture == "t5":
-        yield f"--decoder-num-layers={names.num_decoder_layers}"
-        length = arguments.get("decoder_seq_length") or arguments.get("seq_length")
-        if length:
-            yield f"--decoder-seq-length={length}"
-        for name in ("relative_attention_num_buckets", "relative_attention_max_distance"):
-            if arguments.get("position_embedding_type") == "relative" and arguments.get(name):
-                yield f"--{name.replace('_', '-')}={arguments[name]}"

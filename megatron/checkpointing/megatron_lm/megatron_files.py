@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import STAGING, Manifest
-from megatron.checkpointing.megatron_lm.retro import core_name, retro_arguments, retro_problems
+from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
+from megatron.checkpointing.megatron_lm.retro import core_name, retro_problems
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
+from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
@@ -91,6 +93,7 @@ def write_megatron(
     Source: Megatron-LM's checkpoints of version 3.0.
     """
     model, tokenizer = manifest.plan["model"], manifest.config["tokenizer"]
+    _form_of(model)
     raise_if_any(_problems(model, tensor, pipeline, flags))
     rows = padded_vocab_size(
         model["vocab_size"],
@@ -179,7 +182,7 @@ def _problems(
     if model.get("relative_buckets"):
         yield "Megatron-LM's files cannot express relative positions"
     has_decoder = model.get("num_decoder_layers", 0) > 0
-    if has_decoder and pipeline > 1 and not _first_decoder_stage(model, pipeline):
+    if has_decoder and pipeline > 1 and not first_decoder_stage(model, pipeline):
         yield (
             f"{flags[1]} {pipeline} cannot be divided between the {model['num_layers']} layers of "
             f"the encoder and the {model['num_decoder_layers']} of the decoder"
@@ -212,7 +215,7 @@ def _keys(
     if part not in _PATHS:
         raise CheckpointError(f"Megatron-LM's files cannot express the parameter {name}")
     parents, levels = _PATHS[part]
-    first = _first_decoder_stage(model, pipeline)
+    first = first_decoder_stage(model, pipeline)
     encoder_stages = first or pipeline
     own = {pipeline - 1}
     if part == "embedding":
@@ -232,19 +235,6 @@ def _keys(
     is_tied_table = model["tied_embeddings"] and module == "embedding.word_embeddings.weight"
     if is_tied_table and stage == pipeline - 1 > 0:
         yield "word_embeddings_for_head", "weight"
-
-
-def _first_decoder_stage(model: Mapping[str, Any], pipeline: int) -> int:
-    """Return the stage where T5's decoder begins, the nearest to the middle; 0 if it has no own."""
-    decoder_layers = model.get("num_decoder_layers", 0)
-    fitting = [
-        stage
-        for stage in range(1, pipeline)
-        if decoder_layers
-        and model["num_layers"] % stage == 0
-        and decoder_layers % (pipeline - stage) == 0
-    ]
-    return min(fitting, key=lambda stage: abs(2 * stage - pipeline), default=0)
 
 
 def _shard(
@@ -316,7 +306,7 @@ def _arguments(
         add_bias_linear=model["linear_bias"],
         add_qkv_bias=model["qkv_bias"] and not model["linear_bias"],
         untie_embeddings_and_output_weights=not model["tied_embeddings"],
-        **_architecture_arguments(model, pipeline),
+        **_form_of(model).arguments(model, pipeline),
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
         fp16=dtype == "fp16",
@@ -327,25 +317,16 @@ def _arguments(
     )
 
 
-def _architecture_arguments(model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
-    """Return the arguments of BERT's heads, of T5's decoder, or of Retro's encoder."""
-    match model.get("architecture", "gpt"):
-        case "bert":
-            return {
-                "bert_binary_head": model["binary_head"],
-                "openai_gelu": model["head_activation"] == "gelu_tanh",
-            }
-        case "retro":
-            return retro_arguments(model)
-        case "t5":
-            return {
-                "encoder_num_layers": model["num_layers"],
-                "decoder_num_layers": model["num_decoder_layers"],
-                "encoder_seq_length": model["seq_length"],
-                "decoder_seq_length": model["decoder_seq_length"],
-                "pipeline_model_parallel_split_rank": _first_decoder_stage(model, pipeline) or None,
-            }
-    return {}
+def _form_of(model: Mapping[str, Any]) -> Form:
+    """Return the form of a network in these files.
+
+    Raises:
+        CheckpointError: they cannot hold it.
+    """
+    name = model.get("architecture", "gpt")
+    if name in NETWORKS and (form := form_of(name)):
+        return form
+    raise CheckpointError(f"Megatron-LM has no {name}: its files cannot hold this network")
 
 
 def _windows(model: Mapping[str, Any]) -> list[int] | None:

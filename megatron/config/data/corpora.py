@@ -17,6 +17,7 @@ from megatron.config.data.split_paths import (
     read_split_groups,
 )
 from megatron.config.optimization.training import TrainingPlan
+from megatron.config.parsing.declaration import setting
 from megatron.config.run.evaluation import EvaluationPlan
 
 SampleOrder = Literal["bigscience", "megatron-core"]
@@ -62,7 +63,7 @@ class DataConfig:
     """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of
     BigScience's Megatron-DeepSpeed, or those of current Megatron-LM (megatron-core)."""
 
-    mid_level_dataset_surplus: float = 0.005
+    mid_level_dataset_surplus: float = setting(0.005, plan="data.blend_surplus")
     """Share of its samples that is built in addition for each corpus of a blend; another value than
     the default needs --sample-order megatron-core."""
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from megatron.config.data.text_tasks import TEXT_TASKS, TextTaskPlan, num_outputs_of
-from megatron.config.network.model_spec import Architecture, ModelSpec
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.declaration import resolved, setting
 
 LABELLED = "labelled"
 """Kind of the labelled texts of a downstream task, which are no token files."""
@@ -45,7 +46,10 @@ Task = Literal[
 class DownstreamConfig:
     """Labelled texts of a downstream task, to finetune on and to evaluate on (tasks/main.py)."""
 
-    task: Task | None = None
+    task: Task | None = setting(
+        None,
+        plan="downstream.task model.num_outputs model.num_choices model.first_token_head",
+    )
     """What is measured: of a GPT the perplexity of a text (WIKITEXT103) or the accuracy of last words
     (LAMBADA); of a BERT or GPT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
 
@@ -60,11 +64,11 @@ class DownstreamConfig:
     """Passes through --train-data, in place of --train-iters (with both, the run ends with what
     comes first); 0 evaluates, and writes the predictions to a file."""
 
-    pretrained_checkpoint: str | None = None
+    pretrained_checkpoint: str | None = setting(None, plan="downstream.pretrained")
     """Directory of a pretrained BERT or GPT, whose weights a run begins with that has no checkpoint in
     --load yet; one of transformers or Megatron-LM is converted to pretrained/ in --save."""
 
-    keep_last_batch: bool = False
+    keep_last_batch: bool = setting(False, plan="downstream.keeps_last")
     """Train on the last samples of each epoch too where they are less than a global batch (in
     tasks/main.py also --keep-last without a number)."""
 
@@ -82,13 +86,7 @@ class DownstreamPlan:
 
 def plan_downstream(downstream: DownstreamConfig) -> DownstreamPlan:
     """Return the files of the task."""
-    return DownstreamPlan(
-        task=downstream.task or "",
-        train_data=tuple(downstream.train_data or ()),
-        valid_data=tuple(downstream.valid_data or ()),
-        keeps_last=downstream.keep_last_batch,
-        pretrained=downstream.pretrained_checkpoint or "",
-    )
+    return resolved(DownstreamPlan, "downstream", downstream)
 
 
 def with_classes(
@@ -119,10 +117,14 @@ def is_finetuned(task: str | None) -> bool:
     return task in get_args(Task) and task not in _ZERO_SHOT
 
 
-def objective_of(task: str | None, architecture: Architecture = "bert") -> str:
-    """Return the name of the objective that a network is finetuned on a task with."""
+def objective_of(task: str | None, *, causal: bool = False) -> str:
+    """Return the name of the objective that a network is finetuned on a task with.
+
+    Args:
+        causal: whether its tokens see only those before them.
+    """
     name = TEXT_TASKS.get(task or "", "multiple-choice" if task in _CHOICES else "classification")
-    return f"gpt-{name}" if architecture == "gpt" and name in _OF_ROWS else name
+    return f"gpt-{name}" if causal and name in _OF_ROWS else name
 
 
 def downstream_problems(
@@ -149,7 +151,7 @@ def downstream_problems(
     task, epochs = downstream.task, downstream.epochs
     if not is_finetuned(task):
         yield f"--task {task}: write the task whose labelled texts are learned, such as MNLI"
-    elif objective not in (objective_of(task), objective_of(task, "gpt")):
+    elif objective not in (objective_of(task), objective_of(task, causal=True)):
         yield f"--task {task} is learned with --objective {objective_of(task)}, not {objective}"
     if epochs is not None and epochs < 0:
         yield f"--epochs {epochs} must be at least 0"

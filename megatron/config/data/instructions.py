@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Annotated
 
-from megatron.config.parsing.flags import Spelling, options_of
+from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.flags import options_of
 
 QUESTIONS = "questions"
 """Kind of the questions and answers of JSON files, which are no token files."""
@@ -14,25 +14,31 @@ QUESTIONS = "questions"
 class InstructConfig:
     """Instruction tuning on questions and answers (tools/retro/sft/sft_retro.py)."""
 
-    data_folder: str | None = None
+    data_folder: str | None = setting(None, plan="objective.instruct.folder")
     """Directory with NAME/NAME_QA_train.json, and NAME/NAME_QA_dev.json to evaluate on, for each NAME
     of --data-path."""
 
-    ft_neighbours: Annotated[int, Spelling("--ft_neighbours", ("--ft-neighbours",))] = 1
+    ft_neighbours: int = setting(
+        1,
+        at_least=0,
+        flag="--ft_neighbours",
+        older=("--ft-neighbours",),
+        plan="objective.instruct.num_contexts",
+    )
     """Contexts of a question in its prompt."""
 
-    use_retrieved_neighbours: bool = False
+    use_retrieved_neighbours: bool = setting(False, plan="objective.instruct.is_retrieved")
     """Take the contexts that were retrieved for a question (ctxs, bert_pretrain_corpus_neighbours)
     rather than its own paragraphs."""
 
-    reuse_top: bool = False
+    reuse_top: bool = setting(False, plan="objective.instruct.reuses_top")
     """Let the encoder of neighbors read the first contexts, as the prompt does, rather than those
     behind the prompt's."""
 
-    longform_answer: bool = False
+    longform_answer: bool = setting(False, plan="objective.instruct.is_longform")
     """The files hold one JSON object a line, with the answer under longform_answer."""
 
-    answer_loss_only: bool = False
+    answer_loss_only: bool = setting(False, plan="objective.instruct.answers_only")
     """Leave the tokens of prompts out of the loss."""
 
 
@@ -50,14 +56,7 @@ class InstructPlan:
 
 def plan_instructions(config: InstructConfig) -> InstructPlan:
     """Return how questions are read."""
-    return InstructPlan(
-        folder=config.data_folder or "",
-        num_contexts=config.ft_neighbours,
-        is_retrieved=config.use_retrieved_neighbours,
-        reuses_top=config.reuse_top,
-        is_longform=config.longform_answer,
-        answers_only=config.answer_loss_only,
-    )
+    return resolved(InstructPlan, "objective.instruct", config)
 
 
 def instruction_problems(config: InstructConfig, *, kind: str, split: str | None) -> Iterator[str]:
@@ -82,5 +81,4 @@ def instruction_problems(config: InstructConfig, *, kind: str, split: str | None
 
 def context_problems(config: InstructConfig) -> Iterator[str]:
     """Yield why no prompt has such contexts."""
-    if config.ft_neighbours < 0:
-        yield f"--ft_neighbours {config.ft_neighbours} must be at least 0"
+    yield from range_problems(config)

@@ -2,27 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig:
     """Samples of masked sentences (pretrain_bert.py, pretrain_t5.py)."""
 
-    mask_prob: float = 0.15
+    mask_prob: float = setting(0.15, above=0, below=1)
     """Share of the tokens that are masked (BERT) or replaced by sentinels (T5)."""
 
-    short_seq_prob: float = 0.1
+    short_seq_prob: float = setting(0.1, at_least=0, at_most=1)
     """Share of the samples that are cut to a random shorter length; in effect 1 / n for the integer
     n next to 1 / this."""
 
-    bert_binary_head: Annotated[bool, Spelling("--bert-no-binary-head")] = True
+    bert_binary_head: bool = setting(True, flag="--bert-no-binary-head", plan="model.binary_head")
     """BERT's sentence-order prediction: binary head, pooler and token types. Without it, samples may
     have a single sentence."""
 
-    decoder_seq_length: int | None = None
+    decoder_seq_length: int | None = setting(None, at_least=1)
     """Length of the decoder's samples in tokens (T5)."""
 
 
@@ -74,14 +73,9 @@ def plan_sentences(config: MaskedLMConfig, name: str) -> SentencePlan:
 
 def masked_lm_problems(config: MaskedLMConfig, name: str, *, seq_length: int) -> Iterator[str]:
     """Yield why masked samples of `seq_length` tokens cannot be made."""
-    if not 0 < config.mask_prob < 1:
-        yield f"--mask-prob {config.mask_prob} must be more than 0 and less than 1"
-    if not 0 <= config.short_seq_prob <= 1:
-        yield f"--short-seq-prob {config.short_seq_prob} must be from 0 to 1"
+    yield from range_problems(config)
     fewest = plan_sentences(config, name).num_special + 2
     if seq_length < fewest:
         yield f"--seq-length {seq_length} must be at least {fewest} for samples of sentences"
     if name == "t5" and config.decoder_seq_length is None:
         yield "--decoder-seq-length is missing: the length of the decoder's samples, such as 128"
-    elif config.decoder_seq_length is not None and config.decoder_seq_length < 1:
-        yield f"--decoder-seq-length {config.decoder_seq_length} must be at least 1"

@@ -2,18 +2,20 @@
 
 from dataclasses import dataclass
 
+from megatron.config.parsing.declaration import resolved, setting
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
     """Positions, attention mask and loss mask of documents packed into one sample."""
 
-    reset_position_ids: bool = False
+    reset_position_ids: bool = setting(False, plan="masks.reset_positions")
     """Count positions from 0 again after every end-of-document token."""
 
-    reset_attention_mask: bool = False
+    reset_attention_mask: bool = setting(False, plan="masks.isolate_documents")
     """Let no token see the documents before its own."""
 
-    eod_mask_loss: bool = False
+    eod_mask_loss: bool = setting(False, plan="masks.mask_loss")
     """Leave out of the loss what is predicted from an end-of-document token."""
 
 
@@ -33,8 +35,4 @@ class MaskPlan:
 
 def plan_masks(masks: MaskConfig) -> MaskPlan:
     """Return the masks of packed documents."""
-    return MaskPlan(
-        reset_positions=masks.reset_position_ids,
-        isolate_documents=masks.reset_attention_mask,
-        mask_loss=masks.eod_mask_loss,
-    )
+    return resolved(MaskPlan, "masks", masks)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from megatron.common.registry import OBJECTIVES, OwnFlags
 from megatron.config.data.downstream import LABELLED
@@ -15,8 +15,7 @@ from megatron.config.data.masked_lm import (
 )
 from megatron.config.data.retro_project import RetroPlan
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.network.model_spec import Architecture
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,25 +42,31 @@ class ObjectiveConfig:
 class FimConfig:
     """Fill-in-the-middle: the share of documents, and the special tokens."""
 
-    fim_rate: float = 0.0
+    fim_rate: float = setting(0.0, at_least=0, at_most=1, plan="objective.fim.rate")
     """Share of documents that are rearranged for fill-in-the-middle."""
 
-    fim_spm_rate: float = 0.5
+    fim_spm_rate: float = setting(0.5, at_least=0, at_most=1, plan="objective.fim.spm_rate")
     """Share of those in which the suffix comes before the prefix."""
 
-    fim_split_sample: str | None = None
+    fim_split_sample: str | None = setting(None, plan="objective.fim.split_token")
     """Token that cuts a document, such as a repository, into fragments that are rearranged apart
     (default: not cut)."""
 
-    fragment_fim_rate: Annotated[
-        float, Spelling("--fragment-fim-rate", ("--fim-fragment-rate",))
-    ] = 0.5
+    fragment_fim_rate: float = setting(
+        0.5,
+        at_least=0,
+        at_most=1,
+        older=("--fim-fragment-rate",),
+        plan="objective.fim.fragment_rate",
+    )
     """Share of the fragments of a chosen document that are rearranged."""
 
-    no_fim_prefix: Annotated[str | None, Spelling("--no-fim-prefix", ("--fim-no-prefix",))] = None
+    no_fim_prefix: str | None = setting(
+        None, older=("--fim-no-prefix",), plan="objective.fim.skipped_prefix"
+    )
     """Leave fragments that start with this text as they are."""
 
-    fim_cut: Literal["characters", "tokens"] = "characters"
+    fim_cut: Literal["characters", "tokens"] = setting("characters", plan="objective.fim.cut")
     """Where documents may be cut: between any two characters, or only between two tokens."""
 
     fim_prefix_token: str | None = None
@@ -92,7 +97,8 @@ class Declaration:
     """An objective as far as it needs no torch; the rest is in `megatron/objectives/`."""
 
     script: str = ""  # which trains it; "": any, with --objective
-    architecture: Architecture = "gpt"  # of the network
+    network: str = "gpt"  # that it trains: see NETWORKS
+    reads_neighbors: bool = False  # stored ones, of each chunk of a sample
     kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
     flags: tuple[str, ...] = ()  # those of objectives that it takes
     view: str = ""  # of the samples: see `data.datasets.views`; "": as they are
@@ -150,7 +156,7 @@ _declare(
     Declaration(
         script="pretrain_bert.py",
         kind="sentences",
-        architecture="bert",
+        network="bert",
         flags=("--mask-prob", "--short-seq-prob", "--bert-no-binary-head"),
         view="bert",
         tokenizer="BertWordPieceLowerCase",
@@ -161,7 +167,7 @@ _declare(
     "t5",
     Declaration(
         script="pretrain_t5.py",
-        architecture="t5",
+        network="t5",
         kind="sentences",
         flags=("--mask-prob", "--short-seq-prob", "--decoder-seq-length"),
         view="t5",
@@ -172,11 +178,11 @@ _declare(
 _declare(
     "retro",
     "retro",
-    Declaration(script="pretrain_retro.py", architecture="retro", view="retro"),
+    Declaration(script="pretrain_retro.py", network="retro", view="retro", reads_neighbors=True),
 )
 _INSTRUCT = Declaration(script="tools/retro/sft/sft_retro.py", kind=QUESTIONS)
 _declare("instruct", "instruct", _INSTRUCT)
-_declare("instruct-retro", "instruct", replace(_INSTRUCT, architecture="retro"))
+_declare("instruct-retro", "instruct", replace(_INSTRUCT, network="retro"))
 for _name, _module, _script in (
     ("classification", "classification", "tasks/main.py"),
     ("multiple-choice", "classification", "tasks/main.py"),
@@ -188,7 +194,7 @@ for _name, _module, _script in (
         _module,
         Declaration(
             script=_script,
-            architecture="bert",
+            network="bert",
             kind=LABELLED,
             tokenizer="BertWordPieceLowerCase",
         ),
@@ -289,13 +295,7 @@ def objective_problems(
             scripts = " and ".join(owner.script for owner in owners if owner.script)
             this = own.script or f"--objective {name}"
             yield f"{flag} is for {scripts}; {this} has no use for it"
-    for flag, rate in (
-        ("--fim-rate", fim.fim_rate),
-        ("--fim-spm-rate", fim.fim_spm_rate),
-        ("--fragment-fim-rate", fim.fragment_fim_rate),
-    ):
-        if not 0 <= rate <= 1:
-            yield f"{flag} {rate} must be from 0 to 1"
+    yield from range_problems(fim)
     if own.kind == "sentences":
         yield from masked_lm_problems(masked, name, seq_length=seq_length)
 
@@ -309,17 +309,10 @@ def objective_notices(objective: ObjectivePlan) -> Iterator[str]:
 
 
 def _plan_fim(fim: FimConfig) -> FimPlan:
-    return FimPlan(
-        rate=fim.fim_rate,
-        spm_rate=fim.fim_spm_rate,
-        split_token=fim.fim_split_sample or "",
-        fragment_rate=fim.fragment_fim_rate,
-        skipped_prefix=fim.no_fim_prefix or "",
-        cut=fim.fim_cut,
-        tokens={
-            "prefix": fim.fim_prefix_token or "",
-            "middle": fim.fim_middle_token or "",
-            "suffix": fim.fim_suffix_token or "",
-            "pad": fim.fim_pad_token or "",
-        },
-    )
+    tokens = {
+        "prefix": fim.fim_prefix_token or "",
+        "middle": fim.fim_middle_token or "",
+        "suffix": fim.fim_suffix_token or "",
+        "pad": fim.fim_pad_token or "",
+    }
+    return resolved(FimPlan, "objective.fim", fim, tokens=tokens)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.config.parsing.declaration import range_problems, resolved, setting
+
 TEXT_TASKS = {
     "token-classification": "token-classification",
     "text-classification": "classification",
@@ -29,12 +31,12 @@ class TextTaskConfig:
     """Label of sentences without a relation. The score is then the micro-averaged F1 of all other
     labels, in place of the accuracy (text-classification)."""
 
-    head_layers: int | None = None
+    head_layers: int | None = setting(None, at_least=1)
     """Linear layers of the head, with ReLU between them: on each token (default: 2 of
     token-classification, 1 of question-answering), or of text-classification on the first token
     (default: BERT's pooler and one layer)."""
 
-    head_dropout: float | None = None
+    head_dropout: float | None = setting(None, at_least=0, below=1)
     """Dropout in front of these layers (default: 0.5 of token-classification, 0 of
     question-answering, 0.1 of text-classification)."""
 
@@ -48,30 +50,30 @@ class TextTaskConfig:
     """Weigh labels in the loss: with the mean number of words or sentences of a label, divided by
     its own (token-classification and text-classification)."""
 
-    version_2_with_negative: bool = False
+    version_2_with_negative: bool = setting(False, plan="text_task.has_unanswerable")
     """Some questions have no answer in their context, as in SQuAD 2.0 (question-answering)."""
 
-    doc_stride: int = 128
+    doc_stride: int = setting(128, at_least=1)
     """Tokens from one window of a long context to the next (question-answering)."""
 
-    max_query_length: int = 64
+    max_query_length: int = setting(64, at_least=1)
     """Tokens of a question; the rest is cut off (question-answering)."""
 
-    max_answer_length: int = 30
+    max_answer_length: int = setting(30, at_least=1)
     """Most tokens of an answer (question-answering)."""
 
-    n_best_size: int = 20
+    n_best_size: int = setting(20, at_least=1, plan="text_task.n_best")
     """Candidates of starts, ends and answers (question-answering)."""
 
-    null_score_diff_threshold: float = 0.0
+    null_score_diff_threshold: float = setting(0.0, plan="text_task.null_threshold")
     """A question has no answer if this is less than the score of none minus that of the best
     (question-answering)."""
 
-    output_prediction_file: str | None = None
+    output_prediction_file: str | None = setting(None, plan="text_task.prediction_file")
     """File for a further copy of the answers, written after an evaluation, and after the last epoch
     of a training (question-answering)."""
 
-    output_nbest_file: str | None = None
+    output_nbest_file: str | None = setting(None, plan="text_task.nbest_file")
     """File for a further copy of the candidates of each answer, likewise (question-answering)."""
 
 
@@ -109,22 +111,13 @@ def plan_text_task(config: TextTaskConfig, task: str | None) -> TextTaskPlan:
     layers, dropout = _HEADS.get(task or "", (0, 0.0))
     layers = layers if config.head_layers is None else config.head_layers
     dropout = dropout if config.head_dropout is None else config.head_dropout
-    return TextTaskPlan(
-        labels=tuple(config.labels or ()),
-        negative_label=config.negative_label or "",
+    return resolved(
+        TextTaskPlan,
+        "text_task",
+        config,
         head_layers=layers,
         head_dropout=dropout if layers else 0.0,
-        ignore_extra_tokens=config.ignore_extra_tokens,
-        ignore_start_end=config.ignore_start_end,
         balances_classes=config.class_balancing is not None,
-        has_unanswerable=config.version_2_with_negative,
-        doc_stride=config.doc_stride,
-        max_query_length=config.max_query_length,
-        max_answer_length=config.max_answer_length,
-        n_best=config.n_best_size,
-        null_threshold=config.null_score_diff_threshold,
-        prediction_file=config.output_prediction_file or "",
-        nbest_file=config.output_nbest_file or "",
     )
 
 
@@ -183,15 +176,7 @@ def text_task_problems(
             f"--head-dropout {config.head_dropout} is in front of the layers of --head-layers, which is "
             "missing; dropout behind BERT's pooler is --hidden-dropout"
         )
-    for field, least in (
-        *(("head_layers", 1), ("doc_stride", 1), ("max_query_length", 1)),
-        *(("max_answer_length", 1), ("n_best_size", 1)),
-    ):
-        value = getattr(config, field)
-        if value is not None and value < least:
-            yield f"--{field.replace('_', '-')} {value} must be at least {least}"
-    if config.head_dropout is not None and not 0 <= config.head_dropout < 1:
-        yield f"--head-dropout {config.head_dropout} must be from 0 to less than 1"
+    yield from range_problems(config)
     if task == "question-answering" and config.max_query_length + 4 > seq_length:
         yield (
             f"--max-query-length {config.max_query_length} leaves no room for a context in "

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class TokenizerConfig:
     GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. (default:
     BertWordPieceLowerCase for BERT and T5, GPT2BPETokenizer for others)."""
 
-    vocab_file: Annotated[str | None, Spelling("--vocab-file", ("--vocab",))] = None
+    vocab_file: str | None = setting(None, older=("--vocab",))
     """Vocabulary. GPT2BPETokenizer: a JSON object, token to id. BertWordPiece: one token a line.
     TikTokenizer: as --tokenizer-model."""
 
@@ -59,9 +59,7 @@ class TokenizerConfig:
     """Ids that TikTokenizer of a .json file keeps for special tokens, before all others (default:
     1000)."""
 
-    tiktoken_special_tokens: Annotated[
-        list[str] | None, Spelling("--tiktoken-special-tokens", ("--special-tokens",))
-    ] = None
+    tiktoken_special_tokens: list[str] | None = setting(None, older=("--special-tokens",))
     """Special tokens of TikTokenizer: the first ids of a .json file (default: <unk> <s> </s>); the ids
     after the last of a .tiktoken file."""
 
@@ -72,7 +70,7 @@ class TokenizerConfig:
     make_vocab_size_divisible_by: int = 128
     """The vocabulary is padded to a multiple of this times the tensor-model-parallel size."""
 
-    pad_vocab_size_to: int | None = None
+    pad_vocab_size_to: int | None = setting(None, plan="model.padded_vocab_size")
     """Rows of the padded vocabulary, so that they do not depend on the layout; rounded up to a
     multiple of the tensor-model-parallel size."""
 
@@ -81,9 +79,7 @@ class TokenizerConfig:
     vocabulary size of the tokenizer). Models of transformers may have more rows than their tokenizer
     has tokens."""
 
-    padded_vocab_in_softmax: Annotated[
-        bool | None, Spelling("--padded-vocab-in-softmax", with_truth=True)
-    ] = None
+    padded_vocab_in_softmax: bool | None = setting(None, with_truth=True)
     """Let the padded vocabulary columns take part in the softmax of the training loss, as in
     Megatron-LM. Without the flag it is as in the run that is continued; a new run leaves them out, so
     that the loss does not depend on the padding."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig, world_size_problems
 from megatron.config.parallelism.precision import PrecisionConfig
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +17,13 @@ class SamplingConfig:
     greedy: bool = False
     """Always choose the most likely token."""
 
-    temperature: float = 1.0
+    temperature: float = setting(1.0, at_least=0, remedy="; 0 is as --greedy")
     """Divisor of the logits: below 1 favours likely tokens; 0: as --greedy."""
 
-    top_k: Annotated[int, Spelling("--top_k", ("--top-k",))] = 0
+    top_k: int = setting(0, at_least=0, flag="--top_k", older=("--top-k",))
     """Sample from the N most likely tokens; 0: from all."""
 
-    top_p: Annotated[float, Spelling("--top_p", ("--top-p",))] = 0.0
+    top_p: float = setting(0.0, at_least=0, at_most=1, flag="--top_p", older=("--top-p",))
     """Sample from the most likely tokens whose probabilities sum up to this (nucleus sampling); 0: from all."""
 
 
@@ -31,10 +31,10 @@ class SamplingConfig:
 class DecodingConfig(SamplingConfig):
     """How tokens are chosen, one by one or by beam search, and in which dtype."""
 
-    beam_width: Annotated[int | None, Spelling("--beam-width", ("--beam_width",))] = None
+    beam_width: int | None = setting(None, at_least=1, older=("--beam_width",))
     """Beam search for the most likely continuation with this number of beams, instead of sampling."""
 
-    length_penalty: Annotated[float, Spelling("--length-penalty", ("--length_penalty",))] = 1.0
+    length_penalty: float = setting(1.0, older=("--length_penalty",))
     """Log-probabilities of --beam-width are divided by the length to this power; 0 favours short
     continuations."""
 
@@ -60,13 +60,13 @@ class GenerationConfig(DecodingConfig):
     """Output file of the continued prompts (default: the name of --sample-input-file with .out). A
     name that ends in .jsonl gets one JSON object a line."""
 
-    num_samples: int = 0
+    num_samples: int = setting(0, at_least=0)
     """Number of texts to generate without a prompt, into --genfile."""
 
     genfile: str | None = None
     """File for texts generated without a prompt: one JSON object a line with text, length, finished."""
 
-    out_seq_length: int = 1024
+    out_seq_length: int = setting(1024, at_least=1)
     """Maximum number of tokens generated after a prompt."""
 
     stop_strings: list[str] | None = None
@@ -116,14 +116,10 @@ def generation_problems(generation: GenerationConfig) -> Iterator[str]:
     given = [flag for flag, on in modes.items() if on]
     if len(given) > 1:
         yield f"give one of {', '.join(modes)}, or none to type prompts; found {' and '.join(given)}"
-    if generation.num_samples < 0:
-        yield f"--num-samples {generation.num_samples} must be at least 0"
     if generation.num_samples and not generation.genfile:
         yield "--num-samples needs --genfile: the file to write the texts to"
     if generation.genfile and not generation.num_samples:
         yield "--genfile needs --num-samples: how many texts to generate"
-    if generation.out_seq_length < 1:
-        yield f"--out-seq-length {generation.out_seq_length} must be at least 1"
     if generation.logprobs and not (generation.num_samples or _has_objects(generation)):
         yield "--logprobs needs a file of JSON objects: --genfile, or --sample-output-file ….jsonl"
     if generation.sample_output_file and (generation.num_samples or not given):
@@ -142,12 +138,7 @@ def generation_problems(generation: GenerationConfig) -> Iterator[str]:
 
 def sampling_problems(generation: SamplingConfig) -> Iterator[str]:
     """Yield every problem of the sampling flags, for any vocabulary."""
-    if generation.temperature < 0:
-        yield f"--temperature {generation.temperature} must be at least 0; 0 is as --greedy"
-    if generation.top_k < 0:
-        yield f"--top_k {generation.top_k} must be at least 0"
-    if not 0 <= generation.top_p <= 1:
-        yield f"--top_p {generation.top_p} must be between 0 and 1"
+    yield from range_problems(generation)
     if generation.greedy and (
         generation.top_k or generation.top_p or generation.temperature not in (0, 1)
     ):
@@ -181,8 +172,6 @@ def beam_problems(generation: DecodingConfig, own: Mapping[str, object]) -> Iter
         if generation.length_penalty != 1:
             yield "--length-penalty is for --beam-width"
         return
-    if generation.beam_width < 1:
-        yield f"--beam-width {generation.beam_width} must be at least 1"
     others = {
         "--greedy": generation.greedy,
         "--temperature": generation.temperature != 1,

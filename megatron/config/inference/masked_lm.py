@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron.config.parsing.declaration import range_problems, setting
+
 
 @dataclass(frozen=True, kw_only=True)
 class FillMaskConfig:
@@ -14,7 +16,7 @@ class FillMaskConfig:
     input_file: str | None = None
     """File of texts, one a line."""
 
-    top: int = 5
+    top: int = setting(5, at_least=1)
     """Number of candidates for each [MASK] of a text."""
 
     output_bert_embeddings: str | None = None
@@ -26,8 +28,7 @@ def fill_mask_problems(options: FillMaskConfig) -> Iterator[str]:
     """Yield why there is nothing to do."""
     if (options.text is None) == (options.input_file is None):
         yield "give the texts with either --text or --input-file"
-    if options.top < 1:
-        yield f"--top {options.top} must be at least 1"
+    yield from range_problems(options)
     file = options.output_bert_embeddings
     if file is not None and not file.endswith(".npy"):
         yield f"--output-bert-embeddings {file} must end in .npy"

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 from megatron.config.data.instructions import InstructConfig, context_problems
 from megatron.config.inference.generation import GenerationConfig
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionRangeConfig:
     """Which questions of a file are answered."""
 
-    gen_start_idx: int = 0
+    gen_start_idx: int = setting(0, at_least=0)
     """Number of the first question, from 0."""
 
-    num_gen: int | None = None
+    num_gen: int | None = setting(None, at_least=1)
     """Number of questions (default: all from the first on)."""
 
 
@@ -39,14 +40,6 @@ class AnswerScoreConfig(QuestionRangeConfig):
 
     longform_answer: bool = False
     """The file of questions holds one JSON object a line, with the answer under longform_answer."""
-
-
-def range_problems(config: QuestionRangeConfig) -> Iterator[str]:
-    """Yield why there is no such range of questions."""
-    if config.gen_start_idx < 0:
-        yield f"--gen-start-idx {config.gen_start_idx} must be at least 0"
-    if config.num_gen is not None and config.num_gen < 1:
-        yield f"--num-gen {config.num_gen} must be at least 1"
 
 
 def answer_problems(

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
 from megatron.config.inference.generation import GenerationConfig, sampling_problems
-from megatron.config.network.model_spec import Architecture
-from megatron.config.parsing.flags import Spelling
+from megatron.config.networks.architecture import Architecture
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,7 @@ class ServingConfig:
     host: str = "127.0.0.1"
     """Address to listen on; only this machine reaches the default, 0.0.0.0 is all addresses."""
 
-    port: int = 5000
+    port: int = setting(5000, at_least=0, at_most=65535)
     """Port to listen on; 0: any free one, which the log names."""
 
     api_key: str | None = None
@@ -32,24 +31,24 @@ class ServingConfig:
     """File with the Jinja chat template of /v1/chat/completions (default: the
     checkpoint's, or the tokenizer's)."""
 
-    max_prompts: int = 128
+    max_prompts: int = setting(128, at_least=1, plan="limits.prompts")
     """Maximum number of prompts of a request."""
 
-    max_request_tokens: Annotated[
-        int, Spelling("--max-request-tokens", ("--max-tokens-to-oom",))
-    ] = 12000
+    max_request_tokens: int = setting(
+        12000, at_least=1, older=("--max-tokens-to-oom",), plan="limits.request_tokens"
+    )
     """Maximum number of tokens of a request: prompts and continuations."""
 
-    max_body_bytes: int = 1 << 20
+    max_body_bytes: int = setting(1 << 20, at_least=1, plan="limits.body_bytes")
     """Maximum size of a request in bytes."""
 
-    max_queue: int = 1024
+    max_queue: int = setting(1024, at_least=1, plan="limits.queue")
     """Length of the queue, in sequences; while it is full, further requests are refused."""
 
-    shutdown_grace: float = 30.0
+    shutdown_grace: float = setting(30.0, plan="limits.grace_s")
     """Seconds for running requests to finish after SIGTERM."""
 
-    request_timeout: float = 60.0
+    request_timeout: float = setting(60.0, plan="limits.request_s")
     """Timeout in seconds for the headers of a request, and for its body."""
 
 
@@ -68,19 +67,11 @@ class Limits:
 
 def plan_limits(server: ServingConfig, generation: GenerationConfig) -> Limits:
     """Return the limits of requests and of the queue."""
-    return Limits(
-        new_tokens=generation.out_seq_length,
-        prompts=server.max_prompts,
-        request_tokens=server.max_request_tokens,
-        body_bytes=server.max_body_bytes,
-        queue=server.max_queue,
-        grace_s=server.shutdown_grace,
-        request_s=server.request_timeout,
-    )
+    return resolved(Limits, "limits", server, new_tokens=generation.out_seq_length)
 
 
 def encoder_problems(
-    server: ServingConfig, generation: GenerationConfig, architecture: Architecture
+    server: ServingConfig, generation: GenerationConfig, network: type[Architecture]
 ) -> Iterator[str]:
     """Yield the flags that have no effect on a server of a BERT or T5."""
     default = GenerationConfig()
@@ -89,32 +80,22 @@ def encoder_problems(
         "--recompute": generation.recompute,
         "--inference-max-seq-length": generation.inference_max_seq_length is not None,
     }
-    if architecture == "bert":
+    if network.service == "masks":
         given["--temperature"] = generation.temperature != default.temperature
         given["--top_k"] = generation.top_k != default.top_k
         given["--top_p"] = generation.top_p != default.top_p
         given["--out-seq-length"] = generation.out_seq_length != default.out_seq_length
     if found := [flag for flag, on in given.items() if on]:
-        yield f"these have no effect on a {architecture.upper()}; leave them out: {', '.join(found)}"
+        yield f"these have no effect on a {network.name.upper()}; leave them out: {', '.join(found)}"
 
 
 def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Iterator[str]:
     """Yield every problem of the server's flags."""
-    if not 0 <= server.port <= 65535:
-        yield f"--port {server.port} must be between 0 and 65535"
+    yield from range_problems(server)
     if server.api_key is not None and server.api_key_file is not None:
         yield "give --api-key or --api-key-file, not both"
     if server.api_key == "":
         yield "--api-key is empty: leave it out, or give the text that requests must carry"
-    for flag, value in (
-        ("--max-prompts", server.max_prompts),
-        ("--max-request-tokens", server.max_request_tokens),
-        ("--max-body-bytes", server.max_body_bytes),
-        ("--max-queue", server.max_queue),
-        ("--out-seq-length", generation.out_seq_length),
-    ):
-        if value < 1:
-            yield f"{flag} {value} must be at least 1"
     yield from sampling_problems(generation)
     if server.shutdown_grace < 0:
         yield f"--shutdown-grace {server.shutdown_grace} must be at least 0 seconds"

@@ -3,11 +3,11 @@
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, get_args
+from typing import get_args
 
 from megatron.config.config import Config
 from megatron.config.data.downstream import Task
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,55 +62,59 @@ class EnsembleConfig:
 class HarnessConfig:
     """Evaluation on tasks of lm_eval."""
 
-    task_list: Annotated[str, Spelling("--task_list", ("--task-list",))] = "all"
+    task_list: str = setting("all", flag="--task_list", older=("--task-list",))
     """Names of tasks, groups or tags of lm_eval, with commas between them."""
 
-    include_path: Annotated[str | None, Spelling("--include_path", ("--include-path",))] = None
+    include_path: str | None = setting(None, flag="--include_path", older=("--include-path",))
     """Directory of further tasks: YAML files in lm_eval's format."""
 
-    results_path: Annotated[str | None, Spelling("--results_path", ("--results-path",))] = None
+    results_path: str | None = setting(None, flag="--results_path", older=("--results-path",))
     """File for the results, in JSON (default: results-YYYY-MM-DD-HH-MM-SS.json)."""
 
-    intermed_results: Annotated[bool, Spelling("--intermed_results", ("--intermed-results",))] = (
-        False
+    intermed_results: bool = setting(
+        False, flag="--intermed_results", older=("--intermed-results",)
     )
     """Run one task after the other, and write the results so far after each."""
 
-    num_fewshot: Annotated[int | None, Spelling("--num_fewshot", ("--num-fewshot",))] = None
+    num_fewshot: int | None = setting(
+        None, at_least=0, flag="--num_fewshot", older=("--num-fewshot",)
+    )
     """Solved examples before each question (default: those of each task)."""
 
-    limit: int | None = None
+    limit: int | None = setting(None, at_least=1)
     """Only so many documents of each task, to try something out."""
 
-    bootstrap_iters: Annotated[int, Spelling("--bootstrap_iters", ("--bootstrap-iters",))] = 100000
+    bootstrap_iters: int = setting(
+        100000, at_least=0, flag="--bootstrap_iters", older=("--bootstrap-iters",)
+    )
     """Drawings from which standard errors are found; 0 for no standard errors."""
 
-    micro_bs_multiplier: Annotated[
-        int, Spelling("--micro_bs_multiplier", ("--micro-bs-multiplier",))
-    ] = 1
+    micro_bs_multiplier: int = setting(
+        1, at_least=1, flag="--micro_bs_multiplier", older=("--micro-bs-multiplier",)
+    )
     """So many times --micro-batch-size texts at once."""
 
-    eval_fp32: Annotated[bool, Spelling("--eval_fp32", ("--eval-fp32",))] = False
+    eval_fp32: bool = setting(False, flag="--eval_fp32", older=("--eval-fp32",))
     """Weights and activations in 32 bits, whatever training had."""
 
-    log_samples: Annotated[bool, Spelling("--log_samples", ("--log-samples",))] = False
+    log_samples: bool = setting(False, flag="--log_samples", older=("--log-samples",))
     """Write each task's documents with the model's answers beside the results, as JSON lines:
     RESULTS_PATH.samples.TASK.jsonl."""
 
-    predict_only: Annotated[bool, Spelling("--predict_only", ("--predict-only",))] = False
+    predict_only: bool = setting(False, flag="--predict_only", older=("--predict-only",))
     """Write the answers as --log_samples does, and compute no metrics."""
 
-    gen_kwargs: Annotated[str | None, Spelling("--gen_kwargs", ("--gen-kwargs",))] = None
+    gen_kwargs: str | None = setting(None, flag="--gen_kwargs", older=("--gen-kwargs",))
     """Options of generated answers in place of the tasks' own: NAME=VALUE,NAME=VALUE with
     max_gen_toks, do_sample, temperature, top_k, top_p, min_p, repetition_penalty or until."""
 
-    apply_chat_template: Annotated[
-        bool, Spelling("--apply_chat_template", ("--apply-chat-template",))
-    ] = False
+    apply_chat_template: bool = setting(
+        False, flag="--apply_chat_template", older=("--apply-chat-template",)
+    )
     """Write contexts as conversations: few-shot examples are earlier turns, and the end of a turn
     ends an answer."""
 
-    chat_template: Annotated[str | None, Spelling("--chat-template", ("--chat_template",))] = None
+    chat_template: str | None = setting(None, older=("--chat_template",))
     """File with the Jinja template of --apply_chat_template (default: the checkpoint's, or the
     tokenizer's)."""
 
@@ -197,14 +201,7 @@ def harness_problems(config: Config, harness: HarnessConfig) -> Iterator[str]:
         )
     if not all(names):
         yield f"--task_list {harness.task_list!r} has an empty name"
-    for flag, value, least in (
-        ("--micro_bs_multiplier", harness.micro_bs_multiplier, 1),
-        ("--bootstrap_iters", harness.bootstrap_iters, 0),
-        ("--num_fewshot", harness.num_fewshot, 0),
-        ("--limit", harness.limit, 1),
-    ):
-        if value is not None and value < least:
-            yield f"{flag} {value} must be at least {least}"
+    yield from range_problems(harness)
     if harness.chat_template is not None and not harness.apply_chat_template:
         yield "--chat-template is for --apply_chat_template"
     for option in harness.gen_kwargs.split(",") if harness.gen_kwargs is not None else ():

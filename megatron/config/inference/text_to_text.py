@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.config.inference.generation import DecodingConfig, beam_problems, sampling_problems
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class TextToTextConfig(DecodingConfig):
     input_file: str | None = None
     """File of texts, one a line."""
 
-    out_seq_length: int | None = None
+    out_seq_length: int | None = setting(None, at_least=1)
     """Maximum number of generated tokens (default: --decoder-seq-length of the training run)."""
 
 
@@ -24,7 +25,5 @@ def text_to_text_problems(options: TextToTextConfig) -> Iterator[str]:
     """Yield why there is nothing to do, and contradictions between the flags."""
     if (options.text is None) == (options.input_file is None):
         yield "give the texts with either --text or --input-file"
-    if options.out_seq_length is not None and options.out_seq_length < 1:
-        yield f"--out-seq-length {options.out_seq_length} must be at least 1"
     yield from sampling_problems(options)
     yield from beam_problems(options, {})

@@ -10,19 +10,20 @@ from megatron.config.network.model import ModelConfig, position_of
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
     """Encoder and decoder (pretrain_t5.py). --num-layers, --seq-length are the encoder's."""
 
-    decoder_num_layers: int | None = None
+    decoder_num_layers: int | None = setting(None, plan="model.num_decoder_layers")
     """Number of transformer layers of the decoder (default: --num-layers)."""
 
-    relative_attention_num_buckets: int = 32
+    relative_attention_num_buckets: int = setting(32, plan="model.relative_buckets")
     """Buckets of distances with --position-embedding-type relative."""
 
-    relative_attention_max_distance: int = 128
+    relative_attention_max_distance: int = setting(128, plan="model.relative_max_distance")
     """Distance in tokens from which on --position-embedding-type relative makes no difference."""
 
 

@@ -13,6 +13,7 @@ from megatron.config.network.experts import (
 from megatron.config.optimization.optimizer import OptimizerConfig, plan_optimizer
 from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
+from megatron.config.parsing.declaration import range_problems
 
 
 def expert_problems(
@@ -60,28 +61,12 @@ def expert_problems(
 
 
 def _number_problems(experts: ExpertConfig) -> Iterator[str]:
-    for flag, number in (
-        *(("--num-experts", count) for count in experts.num_experts or ()),
-        ("--expert-interval", experts.expert_interval),
-        ("--topk", experts.topk),
-        ("--moe-ffn-hidden-size", experts.moe_ffn_hidden_size),
-        ("--moe-shared-expert-intermediate-size", experts.moe_shared_expert_intermediate_size),
-        ("--moe-router-num-groups", experts.moe_router_num_groups),
-        ("--moe-router-group-topk", experts.moe_router_group_topk),
-        ("--moe-expert-parallel-size", experts.moe_expert_parallel_size),
-        ("--moe-min-capacity", experts.moe_min_capacity),
-    ):
-        if number is not None and number < 1:
-            yield f"{flag} {number} must be at least 1"
+    yield from range_problems(experts)
     for flag, factor in (
         ("--moe-train-capacity-factor", experts.moe_train_capacity_factor),
         ("--moe-eval-capacity-factor", experts.moe_eval_capacity_factor),
         ("--moe-expert-capacity-factor", experts.moe_expert_capacity_factor),
     ):
-        if factor is not None and factor <= 0:
-            yield (
-                f"{flag} {factor} must be more than 0; --disable-moe-token-dropping takes the limit away"
-            )
         if factor is not None and not experts.moe_token_dropping:
             yield f"{flag} has no meaning with --disable-moe-token-dropping: leave one of them out"
     one_by_one = (experts.moe_train_capacity_factor, experts.moe_eval_capacity_factor)
@@ -90,18 +75,7 @@ def _number_problems(experts: ExpertConfig) -> Iterator[str]:
             "--moe-expert-capacity-factor is that of training and evaluation at once: leave it out, "
             "or the others"
         )
-    for flag, least in (
-        ("--moe-loss-coeff", experts.moe_loss_coeff),
-        ("--moe-z-loss-coeff", experts.moe_z_loss_coeff),
-        ("--moe-router-bias-update-rate", experts.moe_router_bias_update_rate),
-    ):
-        if least is not None and least < 0:
-            yield f"{flag} {least} must be at least 0"
-    scale, jitter = experts.moe_router_topk_scaling_factor, experts.moe_input_jitter_eps
-    if scale is not None and scale <= 0:
-        yield f"--moe-router-topk-scaling-factor {scale} must be more than 0"
-    if jitter is not None and not 0 < jitter < 1:
-        yield f"--moe-input-jitter-eps {jitter} must be between 0 and 1"
+    jitter = experts.moe_input_jitter_eps
     if jitter is not None and experts.noisy_gate_policy != "None":
         yield "--moe-input-jitter-eps and --noisy-gate-policy are both noise of the router: leave one out"
     if experts.expert_interval is not None and experts.moe_layer_freq is not None:

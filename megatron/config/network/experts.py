@@ -1,22 +1,24 @@
 """Mixture of experts (MoE): flags, the layers that have experts, router and routing."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import setting
+
+_NO_LIMIT = "; --disable-moe-token-dropping takes the limit away"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertConfig:
     """Mixture of experts (MoE)."""
 
-    num_experts: list[int] | None = None
+    num_experts: list[int] | None = setting(None, at_least=1)
     """Experts per layer that has them: one number for all such layers, or one for each. A layer
     with 1 has an ordinary MLP."""
 
-    expert_interval: int | None = None
+    expert_interval: int | None = setting(None, at_least=1)
     """Every N-th layer is an MoE layer (default: 2, or 1 with a flag of Megatron-LM, unless
     --moe-layer-freq is given)."""
 
@@ -24,16 +26,20 @@ class ExpertConfig:
     """Which layers have experts, as in Megatron-LM: N for the first layer and every Nth
     after it, or a list with a 1 or 0 for each layer, such as [0]*1+[1]*11."""
 
-    topk: Annotated[int | None, Spelling("--topk", ("--moe-router-topk",))] = None
+    topk: int | None = setting(
+        None, at_least=1, older=("--moe-router-topk",), plan="model.experts_per_token"
+    )
     """Experts that a token passes through (default: 1; 2 with a flag of Megatron-LM)."""
 
-    moe_ffn_hidden_size: int | None = None
+    moe_ffn_hidden_size: int | None = setting(None, at_least=1, plan="model.expert_ffn_hidden_size")
     """Width of an expert (default: --ffn-hidden-size). Many narrow experts are called fine-grained."""
 
-    moe_shared_expert_intermediate_size: int | None = None
+    moe_shared_expert_intermediate_size: int | None = setting(
+        None, at_least=1, plan="model.shared_expert_ffn_hidden_size"
+    )
     """Width of shared experts in total: an MLP beside the experts that every token passes through."""
 
-    moe_shared_expert_gate: bool = False
+    moe_shared_expert_gate: bool = setting(False, plan="model.shared_expert_gate")
     """Multiply the output of the shared experts by a sigmoid of a learned product with the token."""
 
     moe_grouped_gemm: bool = False
@@ -44,27 +50,31 @@ class ExpertConfig:
     """Use the defaults of Megatron-LM, as --moe-grouped-gemm does. Tokens are exchanged in
     all-to-alls with uneven splits, whatever the type."""
 
-    moe_router_score_function: Literal["softmax", "sigmoid"] | None = None
+    moe_router_score_function: Literal["softmax", "sigmoid"] | None = setting(
+        None, plan="model.router_score"
+    )
     """Router scores: a softmax over the experts (default), or a sigmoid of each."""
 
     moe_router_pre_softmax: bool = False
     """Weigh the chosen experts by their softmax scores among all experts, instead of scaling these to
     a sum of 1. Sigmoid scores are always scaled."""
 
-    moe_router_topk_scaling_factor: float | None = None
+    moe_router_topk_scaling_factor: float | None = setting(None, above=0, plan="model.router_scale")
     """Factor of the weights of the chosen experts."""
 
-    moe_router_num_groups: int | None = None
+    moe_router_num_groups: int | None = setting(None, at_least=1, plan="model.router_groups")
     """Divide the experts into so many groups, of which a token uses --moe-router-group-topk."""
 
-    moe_router_group_topk: int | None = None
+    moe_router_group_topk: int | None = setting(
+        None, at_least=1, plan="model.router_groups_per_token"
+    )
     """Groups of experts that a token uses."""
 
-    moe_router_enable_expert_bias: bool = False
+    moe_router_enable_expert_bias: bool = setting(False, plan="model.router_bias")
     """Balance without an auxiliary loss: choose experts by their scores plus a bias, which each
     step raises for idle experts and lowers for busy ones. Needs sigmoid scores."""
 
-    moe_router_bias_update_rate: float = 1e-3
+    moe_router_bias_update_rate: float = setting(1e-3, at_least=0, plan="experts.bias_rate")
     """Step by which the bias of --moe-router-enable-expert-bias changes."""
 
     moe_router_load_balancing_type: (
@@ -77,44 +87,42 @@ class ExpertConfig:
     """With residual, every token passes through an ordinary MLP too, and a learned weight mixes
     the two."""
 
-    moe_expert_parallel_size: Annotated[
-        int, Spelling("--moe-expert-parallel-size", ("--expert-model-parallel-size",))
-    ] = 1
+    moe_expert_parallel_size: int = setting(
+        1, at_least=1, older=("--expert-model-parallel-size",), plan="parallel.expert"
+    )
     """Expert-parallel size: ranks of data and sequence parallelism that share the experts of a layer,
     each keeping its part."""
 
-    moe_train_capacity_factor: float | None = None
+    moe_train_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
     """Capacity of an expert in training, relative to an even share of the tokens (default: 1; no
     limit with a flag of Megatron-LM). Tokens over the capacity skip the experts on the residual
     stream."""
 
-    moe_eval_capacity_factor: float | None = None
+    moe_eval_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
     """The same in evaluation."""
 
-    moe_expert_capacity_factor: float | None = None
+    moe_expert_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
     """Both of these at once."""
 
-    moe_min_capacity: int = 4
+    moe_min_capacity: int = setting(4, at_least=1, plan="experts.min_capacity")
     """Least capacity of an expert, in tokens."""
 
-    moe_token_dropping: Annotated[bool, Spelling("--disable-moe-token-dropping")] = True
+    moe_token_dropping: bool = setting(True, flag="--disable-moe-token-dropping")
     """Drop the tokens over an expert's capacity."""
 
     moe_token_drop_policy: Literal["probs", "position"] | None = None
     """Which tokens over the capacity are dropped: those of least weight, or the last ones (default:
     position for two experts per token, probs for more; for one at random in training)."""
 
-    moe_loss_coeff: Annotated[
-        float | None, Spelling("--moe-loss-coeff", ("--moe-aux-loss-coeff",))
-    ] = None
+    moe_loss_coeff: float | None = setting(None, at_least=0, older=("--moe-aux-loss-coeff",))
     """Weight of the load-balancing (auxiliary) loss (default: 0.1; 0 with a flag of Megatron-LM)."""
 
-    moe_z_loss_coeff: float | None = None
+    moe_z_loss_coeff: float | None = setting(None, at_least=0, plan="experts.z_loss_coefficient")
     """Weight of the router's z-loss, which keeps its logits small."""
 
-    moe_top2_2nd_expert_sampling: Annotated[
-        bool, Spelling("--disable-moe-top2-2nd-expert-sampling")
-    ] = True
+    moe_top2_2nd_expert_sampling: bool = setting(
+        True, flag="--disable-moe-top2-2nd-expert-sampling"
+    )
     """Draw the second of two experts by its weight in training, instead of taking the best (default:
     off with a flag of Megatron-LM)."""
 
@@ -122,7 +130,7 @@ class ExpertConfig:
     """Noise of the router in training: Jitter multiplies its input by up to 1%, RSample
     draws the one expert by its weight."""
 
-    moe_input_jitter_eps: float | None = None
+    moe_input_jitter_eps: float | None = setting(None, above=0, below=1)
     """Multiply the router's input by 1 plus or minus up to this in training."""
 
 

@@ -3,19 +3,21 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from megatron.config.parsing.declaration import range_problems, setting
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """LoRA: low-rank adapters beside the linear layers."""
 
-    lora_rank: int = 0
+    lora_rank: int = setting(0, at_least=0)
     """Rank of the product that is added to a weight; 0 for none. With it everything but these
     adapters is frozen."""
 
-    lora_alpha: float | None = None
+    lora_alpha: float | None = setting(None, above=0, matters=False)
     """The product counts --lora-alpha / --lora-rank times (default: once)."""
 
-    lora_dropout: float = 0.0
+    lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False)
     """Share of the features in front of an adapter that are dropped."""
 
     lora_target_modules: list[str] | None = None
@@ -59,8 +61,7 @@ def lora_problems(lora: LoraConfig, *, num_experts: object, bitfit: bool) -> Ite
         num_experts: the value of --num-experts.
         bitfit: whether --bitfit is given.
     """
-    if lora.lora_rank < 0:
-        yield f"--lora-rank {lora.lora_rank} must be at least 0"
+    yield from range_problems(lora)
     if not lora.lora_rank:
         given = {
             "--lora-alpha": lora.lora_alpha is not None,
@@ -69,10 +70,7 @@ def lora_problems(lora: LoraConfig, *, num_experts: object, bitfit: bool) -> Ite
         }
         yield from (f"{flag} is of adapters: give --lora-rank" for flag in given if given[flag])
         return
-    if lora.lora_alpha is not None and lora.lora_alpha <= 0:
-        yield f"--lora-alpha {lora.lora_alpha} must be more than 0"
-    if not 0 <= lora.lora_dropout < 1:
-        yield f"--lora-dropout {lora.lora_dropout} must be at least 0 and less than 1"
+    yield from range_problems(lora, "lora_alpha", "lora_dropout")
     if num_experts:
         yield "--lora-rank and --num-experts exclude each other: experts get no adapters"
     if bitfit:

@@ -1,81 +1,80 @@
 """The network: its flags, and the ModelSpec that they resolve to."""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
 from megatron.config.network.experts import ExpertConfig, expert_fields, experts_of_layers
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_targets
-from megatron.config.network.model_spec import Architecture, ModelSpec
-from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.declaration import resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network."""
 
-    num_layers: Annotated[int, Spelling("--num-layers", ("--encoder-num-layers",))]
+    num_layers: int = setting(at_least=1, older=("--encoder-num-layers",))
     """Number of transformer layers; of the encoder, where a decoder is behind it."""
 
-    hidden_size: int
+    hidden_size: int = setting(at_least=1)
     """Width of the residual stream, in features."""
 
-    num_attention_heads: int
+    num_attention_heads: int = setting(at_least=1)
     """Number of attention heads over all tensor-parallel ranks."""
 
-    seq_length: Annotated[int, Spelling("--seq-length", ("--encoder-seq-length",))]
+    seq_length: int = setting(at_least=1, older=("--encoder-seq-length",))
     """Sequence length: tokens of a sample."""
 
     max_position_embeddings: int | None = None
     """Longest sequence of the network, in tokens (default: --seq-length). A learned table of positions
     has so many rows."""
 
-    ffn_hidden_size: int | None = None
+    ffn_hidden_size: int | None = setting(None, at_least=1)
     """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
 
-    kv_channels: int | None = None
+    kv_channels: int | None = setting(None, at_least=1, plan="model.head_dim")
     """Features per attention head (default: hidden_size / num_attention_heads)."""
 
     group_query_attention: bool = False
     """Let several heads share one key and one value."""
 
-    num_query_groups: Annotated[
-        int | None, Spelling("--num-query-groups", ("--num-key-value-heads",))
-    ] = None
+    num_query_groups: int | None = setting(None, at_least=1, older=("--num-key-value-heads",))
     """Number of keys and values per token with --group-query-attention (default: 1)."""
 
     window_size: str | None = None
     """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
     for all of them."""
 
-    window_attn_skip_freq: str | None = None
+    window_attn_skip_freq: str | None = setting(None, plan="model.full_attention_layers")
     """Layers without the window (default: none), as in Megatron-LM: every N-th one, or a list of 1 for
     a layer with --window-size and 0 for one without, such as [1,1,1,0]*6."""
 
-    apply_query_key_layer_scaling: Annotated[bool, Spelling("--no-query-key-layer-scaling")] = True
+    apply_query_key_layer_scaling: bool = setting(
+        True, flag="--no-query-key-layer-scaling", plan="model.query_key_layer_scaling"
+    )
     """Attention scores divided by the number of their layer until softmax multiplies it back,
     which keeps those of deep layers inside the range of fp16. The result is the same."""
 
-    query_pre_attn_scalar: float | None = None
+    query_pre_attn_scalar: float | None = setting(None, above=0, plan="model.query_scalar")
     """Divide attention scores by the square root of this (default: the features per head)."""
 
-    attn_logit_softcapping: float | None = None
+    attn_logit_softcapping: float | None = setting(None, above=0, plan="model.attention_softcap")
     """Soft-cap attention scores: cap * tanh(score / cap), in front of the mask, as Gemma 2 does."""
 
-    final_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = setting(None, above=0, plan="model.logit_softcap")
     """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
 
     qk_layernorm: bool = False
     """Norm every head's query and key, in front of rotary positions."""
 
-    position_embedding_type: Annotated[
+    position_embedding_type: (
         Literal["learned_absolute", "absolute", "relative", "rotary", "rope", "alibi", "none"]
-        | None,
-        Names(POSITION_EMBEDDINGS),
-    ] = None
+        | None
+    ) = setting(None, names=POSITION_EMBEDDINGS, plan="model.position_embedding")
     """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
     or rope), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
     pretrain_t5.py), or none."""
@@ -83,85 +82,89 @@ class ModelConfig:
     use_rotary_position_embeddings: bool = False
     """Megatron's older spelling of --position-embedding-type rotary."""
 
-    add_position_embedding: Annotated[bool, Spelling("--no-position-embedding")] = True
+    add_position_embedding: bool = setting(True, flag="--no-position-embedding")
     """The learned table of positions."""
 
-    rotary_base: Annotated[
-        float, Spelling("--rotary-base", ("--rotary-position-embeddings-theta",))
-    ] = 10000.0
+    rotary_base: float = setting(
+        10000.0, above=0, matters=False, older=("--rotary-position-embeddings-theta",)
+    )
     """Base of the rotary wavelengths."""
 
-    rotary_local_base: Annotated[
-        float | None, Spelling("--rotary-local-base", ("--rope-local-base-freq",))
-    ] = None
+    rotary_local_base: float | None = setting(
+        None, above=0, matters=False, older=("--rope-local-base-freq",)
+    )
     """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
     as in Gemma 3 (default: layers with and without the window have the same positions)."""
 
-    rotary_percent: float = 1.0
+    rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1)
     """Share of a head's features that rotary embedding rotates, from the first on."""
 
-    rotary_seq_len_interpolation_factor: float | None = None
+    rotary_seq_len_interpolation_factor: float | None = setting(
+        None, above=0, matters=False, plan="model.rotary_interpolation"
+    )
     """Divide rotary positions by this, to stretch a trained network to longer sequences."""
 
     use_rope_scaling: bool = False
     """Stretch the long wavelengths of rotary positions; as Llama 3.1 does, unless
     --rope-scaling-type names another rule."""
 
-    rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = "llama3"
+    rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = setting(
+        "llama3", plan="model.rope_rule"
+    )
     """Rule of --use-rope-scaling: that of Llama 3.1, YaRN, or dynamic NTK, which changes nothing up
     to the length that the network was trained on (farther than that it is refused)."""
 
-    rope_scaling_factor: float = 8.0
+    rope_scaling_factor: float = setting(8.0, above=0, matters=False, plan="model.rope_scaling")
     """By how much --use-rope-scaling stretches them."""
 
-    rope_low_freq_factor: Annotated[
-        float | None, Spelling("--rope-low-freq-factor", ("--rope-beta-slow",))
-    ] = None
+    rope_low_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-slow",))
     """Turns within the original length up to which --use-rope-scaling stretches a wavelength in
     full (default: 1)."""
 
-    rope_high_freq_factor: Annotated[
-        float | None, Spelling("--rope-high-freq-factor", ("--rope-beta-fast",))
-    ] = None
+    rope_high_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-fast",))
     """Turns within the original length from which --use-rope-scaling leaves a wavelength alone
     (default: 4, and 32 with YaRN)."""
 
-    rope_original_max_position_embeddings: int | None = None
+    rope_original_max_position_embeddings: int | None = setting(
+        None, above=0, plan="model.rope_original_length"
+    )
     """Tokens that the network was trained on before its wavelengths were stretched (default: 8192
     with the rule of Llama 3.1; the other rules need it)."""
 
-    rope_attention_factor: float | None = None
+    rope_attention_factor: float | None = setting(None, above=0)
     """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1)."""
 
-    rope_truncation: Annotated[bool, Spelling("--no-rope-truncation")] = True
+    rope_truncation: bool = setting(True, plan="model.rope_truncation")
     """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
 
-    normalization: Annotated[str, Names(NORMS)] = "LayerNorm"
+    normalization: str = setting("LayerNorm", names=NORMS)
     """Which norm stands in front of attention, of the MLP and of the head."""
 
-    norm_epsilon: Annotated[float, Spelling("--layernorm-epsilon", ("--norm-epsilon",))] = 1e-5
+    norm_epsilon: float = setting(
+        1e-5, above=0, flag="--layernorm-epsilon", older=("--norm-epsilon",)
+    )
     """Added to the variance in every norm."""
 
-    apply_layernorm_1p: bool = False
+    apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p")
     """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
     act around 1."""
 
-    scale_embedding: bool = False
+    scale_embedding: bool = setting(False, plan="model.scaled_embedding")
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
 
     embed_layernorm: bool = False
     """Norm the token embedding, in front of positions and dropout."""
 
-    apply_residual_connection_post_layernorm: bool = False
+    apply_residual_connection_post_layernorm: bool = setting(
+        False, plan="model.residual_after_norm"
+    )
     """Take the residual behind a layer's norms instead of in front of them."""
 
     sandwich_norm: bool = False
     """Norm the outputs of attention and of the MLP too, in front of the residuals, as Gemma 2
     does."""
 
-    parallel_residual: Annotated[
-        bool, Spelling("--parallel-residual", ("--use-parallel-residual",))
-    ] = False
+    parallel_residual: bool = setting(False, older=("--use-parallel-residual",))
     """Let the MLP read what attention reads, and add both to it, as GPT-NeoX and Pythia do."""
 
     gelu: Literal["tanh", "erf"] | None = None
@@ -186,33 +189,33 @@ class ModelConfig:
     relu: bool = False
     """ReLU in the MLP instead of GELU."""
 
-    activation: Annotated[str | None, Names(ACTIVATIONS)] = None
+    activation: str | None = setting(None, names=ACTIVATIONS)
     """Activation of the MLP by its name, which may be that of a plugin; default: that of the flags
     above, else GELU."""
 
-    add_bias_linear: Annotated[bool, Spelling("--disable-bias-linear")] = True
+    add_bias_linear: bool = setting(True, flag="--disable-bias-linear", plan="model.linear_bias")
     """The biases of the linear layers."""
 
-    add_qkv_bias: bool = False
+    add_qkv_bias: bool = setting(False, plan="model.qkv_bias")
     """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
 
-    attention_bias: Literal["on", "off"] | None = None
+    attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
     """Biases of attention's linear layers (queries, keys, values and output) apart from those of
     the MLP (default: both as with --disable-bias-linear)."""
 
-    untie_embeddings_and_output_weights: bool = False
+    untie_embeddings_and_output_weights: bool = setting(False, plan="not model.tied_embeddings")
     """Give the head a weight of its own instead of that of the token embedding."""
 
-    fp32_residual_connection: bool = False
+    fp32_residual_connection: bool = setting(False, plan="model.fp32_residual")
     """Keep the residual stream in 32 bits when the layers compute in 16."""
 
-    attention_dropout: float = 0.1
+    attention_dropout: float = setting(0.1, at_least=0, below=1)
     """Probability that an attention weight is dropped in training."""
 
-    hidden_dropout: float = 0.1
+    hidden_dropout: float = setting(0.1, at_least=0, below=1)
     """Probability that a feature is dropped after embedding, attention and MLP in training."""
 
-    init_method_std: float = 0.02
+    init_method_std: float = setting(0.02, above=0, plan="model.init_std")
     """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) in front of the
     residual stream."""
 
@@ -229,50 +232,29 @@ def resolve_model(
     vocab_size: int,
     tensor: int,
     norms_embedding: bool,
-    architecture: Architecture = "gpt",
-    binary_head: bool = False,
 ) -> ModelSpec:
-    """Return the network for a tokenizer of `vocab_size` tokens.
+    """Return what all networks have in common, as a GPT, for a tokenizer of `vocab_size` tokens.
 
     Args:
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
         norms_embedding: whether another flag implies --embed-layernorm.
-        binary_head: whether BERT has a pooler and a head for the order of segments.
     """
-    return ModelSpec(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
+    return resolved(
+        ModelSpec,
+        "model",
+        model,
         ffn_hidden_size=ffn_hidden_size_of(model),
-        num_attention_heads=model.num_attention_heads,
         num_query_groups=num_query_groups_of(model),
         head_dim=head_dim_of(model),
-        seq_length=model.seq_length,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         **_vocab_fields(tokenizer, vocab_size, tensor),
         **_position_fields(model),
         **_attention_fields(model),
-        logit_softcap=model.final_logit_softcapping or 0.0,
-        sandwich_norm=model.sandwich_norm,
-        normalization=model.normalization,
-        norm_epsilon=model.norm_epsilon,
-        layernorm_1p=model.apply_layernorm_1p,
-        scaled_embedding=model.scale_embedding,
         embed_layernorm=model.embed_layernorm or norms_embedding,
-        residual_after_norm=model.apply_residual_connection_post_layernorm,
-        parallel_residual=model.parallel_residual,
         activation=activation_of(model),
-        linear_bias=model.add_bias_linear,
-        tied_embeddings=not model.untie_embeddings_and_output_weights,
-        fp32_residual=model.fp32_residual_connection,
-        hidden_dropout=model.hidden_dropout,
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
-        init_std=model.init_method_std,
         **expert_fields(experts, experts_of_layers(experts, model.num_layers)),
         **_lora_fields(lora),
-        architecture=architecture,
-        num_token_types=2 if binary_head else 0,
-        binary_head=binary_head,
-        head_activation="gelu_tanh" if architecture == "bert" and model.openai_gelu else "gelu_erf",
     )
 
 
@@ -328,6 +310,7 @@ def _position_fields(model: ModelConfig) -> dict[str, Any]:
         "rotary_base": 0.0,
         "rotary_interpolation": 1.0,
         "rope_scaling": 1.0,
+        **_UNSCALED,
     }
     if kind != "rotary":
         return unscaled
@@ -339,6 +322,16 @@ def _position_fields(model: ModelConfig) -> dict[str, Any]:
         "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
         **_stretching(model),
     }
+
+
+_UNSCALED = {
+    each.name: each.default
+    for each in fields(ModelSpec)
+    if each.name == "rotary_local_base"
+    or each.name.startswith("rope_")
+    and each.name != "rope_scaling"
+}
+"""Values of fields that mean nothing without rotary positions, or without their scaling."""
 
 
 def _attention_bias(model: ModelConfig) -> bool:

@@ -16,20 +16,14 @@ from megatron.config.network.model import (
     turns_of,
 )
 from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parsing.declaration import range_problems
 
 
 def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
     """Yield every reason why this network cannot be built or divided."""
-    too_small = [*_too_small(model)]
-    yield from too_small
-    if too_small:
+    yield from range_problems(model)
+    if any(range_problems(model, *_DIVIDED)):
         return
-    for flag, probability in (
-        ("--attention-dropout", model.attention_dropout),
-        ("--hidden-dropout", model.hidden_dropout),
-    ):
-        if not 0 <= probability < 1:
-            yield f"{flag} {probability} must be at least 0 and less than 1"
     yield from _attention_problems(model, tensor)
     if ffn_hidden_size_of(model) % tensor:
         yield _indivisible("--ffn-hidden-size", ffn_hidden_size_of(model), tensor)
@@ -99,27 +93,21 @@ def encoder_problems(model: ModelConfig, masks: MaskConfig) -> Iterator[str]:
     return flag_problems(flags, reason)
 
 
-def _too_small(model: ModelConfig) -> Iterator[str]:
-    for flag, size in (
-        ("--num-layers", model.num_layers),
-        ("--hidden-size", model.hidden_size),
-        ("--num-attention-heads", model.num_attention_heads),
-        ("--seq-length", model.seq_length),
-        ("--ffn-hidden-size", ffn_hidden_size_of(model)),
-        ("--kv-channels", 1 if model.kv_channels is None else model.kv_channels),
-        ("--num-query-groups", 1 if model.num_query_groups is None else model.num_query_groups),
-    ):
-        if size < 1:
-            yield f"{flag} {size} must be at least 1"
-    for flag, value in (
-        ("--layernorm-epsilon", model.norm_epsilon),
-        ("--init-method-std", model.init_method_std),
-        ("--query-pre-attn-scalar", model.query_pre_attn_scalar),
-        ("--attn-logit-softcapping", model.attn_logit_softcapping),
-        ("--final-logit-softcapping", model.final_logit_softcapping),
-    ):
-        if value is not None and value <= 0:
-            yield f"{flag} {value} must be more than 0"
+_ROTARY = (
+    *("rotary_percent", "rotary_base", "rotary_local_base", "rope_scaling_factor"),
+    "rotary_seq_len_interpolation_factor",
+)
+"""Settings that mean nothing without rotary positions."""
+
+_DIVIDED = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "seq_length",
+    "num_query_groups",
+    "kv_channels",
+)
+"""Sizes that other checks divide by, or divide."""
 
 
 def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
@@ -206,8 +194,6 @@ def _stretching_problems(model: ModelConfig) -> Iterator[str]:
             yield f"{flag} {value} needs --use-rope-scaling"
         elif rule not in rules:
             yield f"{flag} {value} needs --rope-scaling-type {' or '.join(rules)}"
-        if value <= 0:
-            yield f"{flag} {value} must be more than 0"
     low, high = turns_of(model)
     if low >= high:
         yield (
@@ -244,24 +230,14 @@ def _length_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _rotary_problems(model: ModelConfig) -> Iterator[str]:
+    yield from range_problems(model, *_ROTARY)
     percent, head_dim = model.rotary_percent, head_dim_of(model)
     turned = int(head_dim * percent)
-    if not 0 < percent <= 1:
-        yield f"--rotary-percent {percent} must be more than 0 and at most 1"
-    elif turned < 2 or turned % 2:
+    if 0 < percent <= 1 and (turned < 2 or turned % 2):
         yield (
             f"--rotary-percent {percent} of {head_dim} features per head are {turned}: rotary "
             "positions turn pairs, so an even number above 0 is needed"
         )
-    factor, local = model.rotary_seq_len_interpolation_factor, model.rotary_local_base
-    for flag, value in (
-        ("--rotary-base", model.rotary_base),
-        ("--rotary-local-base", 1 if local is None else local),
-        ("--rotary-seq-len-interpolation-factor", 1 if factor is None else factor),
-        ("--rope-scaling-factor", model.rope_scaling_factor),
-    ):
-        if value <= 0:
-            yield f"{flag} {value} must be more than 0"
 
 
 def _activation_problems(model: ModelConfig) -> Iterator[str]:

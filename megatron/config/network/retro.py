@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.retro_project import RetroPlan
@@ -11,45 +10,46 @@ from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
-from megatron.config.parsing.flags import Spelling, options_of
+from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.parsing.flags import options_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetroConfig:
     """Retrieval (pretrain_retro.py): neighbors of each chunk of a sample."""
 
-    retro_project_dir: str | None = None
+    retro_project_dir: str | None = setting(None, plan="objective.retro.project_dir")
     """Directory with the database and the neighbors of Retro preprocessing. Data, split, seed,
     lengths and tokenizer are those of its config.json, with and without --retro-add-retriever."""
 
-    retro_add_retriever: bool = False
+    retro_add_retriever: bool = setting(False, plan="model.retro_layers")
     """Let some layers attend to retrieved neighbors. Without it pretrain_retro.py trains a GPT on the
     same samples."""
 
-    retro_chunk_length: int = 64
+    retro_chunk_length: int = setting(64, at_least=1)
     """Tokens of a chunk, of samples and of the database; that of the config.json of
     --retro-project-dir."""
 
-    retro_num_neighbors: int = 2
+    retro_num_neighbors: int = setting(2, at_least=1)
     """Neighbors of each chunk that are retrieved."""
 
-    retro_num_retrieved_chunks: int = 2
+    retro_num_retrieved_chunks: int = setting(2, at_least=1, plan="model.retro_retrieved_length")
     """Chunks of each neighbor: itself and those that follow it in its document."""
 
-    retro_encoder_layers: int = 2
+    retro_encoder_layers: int = setting(2, at_least=1)
     """Layers of the encoder of neighbors."""
 
-    retro_encoder_hidden_dropout: float = 0.1
+    retro_encoder_hidden_dropout: float = setting(0.1, at_least=0, below=1)
     """Dropout of the residual stream of the encoder of neighbors."""
 
-    retro_encoder_attention_dropout: float = 0.1
+    retro_encoder_attention_dropout: float = setting(0.1, at_least=0, below=1)
     """Dropout of attention weights in the encoder of neighbors."""
 
     retro_attention_gate: float = 1.0
     """Factor of what cross-attention to neighbors adds to the residual stream; 0 leaves a GPT."""
 
-    retro_verify_neighbor_count: Annotated[bool, Spelling("--retro-no-verify-neighbor-count")] = (
-        True
+    retro_verify_neighbor_count: bool = setting(
+        True, flag="--retro-no-verify-neighbor-count", plan="objective.retro.verifies_count"
     )
     """The check that there are neighbors for all samples of the run. Without it samples repeat from
     the first on where their neighbors end."""
@@ -58,7 +58,7 @@ class RetroConfig:
     """Add cross-attention of the encoder to its normed input rather than to the residual stream, as
     Megatron core does."""
 
-    retro_final_norm: Annotated[bool, Spelling("--retro-no-final-norm")] = True
+    retro_final_norm: bool = setting(True, flag="--retro-no-final-norm", plan="model.final_norm")
     """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
 
 
@@ -118,20 +118,7 @@ def retro_problems(
     parallel: ParallelConfig,
 ) -> Iterator[str]:
     """Yield why a network with retrieval cannot be built."""
-    for flag, size in (
-        ("--retro-chunk-length", config.retro_chunk_length),
-        ("--retro-num-neighbors", config.retro_num_neighbors),
-        ("--retro-num-retrieved-chunks", config.retro_num_retrieved_chunks),
-        ("--retro-encoder-layers", config.retro_encoder_layers),
-    ):
-        if size < 1:
-            yield f"{flag} {size} must be at least 1"
-    for flag, probability in (
-        ("--retro-encoder-hidden-dropout", config.retro_encoder_hidden_dropout),
-        ("--retro-encoder-attention-dropout", config.retro_encoder_attention_dropout),
-    ):
-        if not 0 <= probability < 1:
-            yield f"{flag} {probability} must be at least 0 and less than 1"
+    yield from range_problems(config)
     chunk, retrieved = config.retro_chunk_length, config.retro_num_retrieved_chunks
     positions = model.max_position_embeddings
     if positions is not None and positions < chunk * retrieved:

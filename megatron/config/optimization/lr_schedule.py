@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from megatron.common.registry import SCHEDULES, OwnFlags
 from megatron.config.optimization.training import (
@@ -11,32 +11,34 @@ from megatron.config.optimization.training import (
     has_one_length,
     tokens_of,
 )
-from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """The learning rate: warm-up and decay."""
 
-    lr: float
+    lr: float = setting(plan="schedule.peak")
     """Peak learning rate, reached at the end of the warm-up."""
 
-    min_lr: float = 0.0
+    min_lr: float = setting(0.0, plan="schedule.floor")
     """Least learning rate after the warm-up."""
 
-    lr_decay_style: Annotated[str, Names(SCHEDULES)] = "linear"
+    lr_decay_style: str = setting("linear", names=SCHEDULES, plan="schedule.style")
     """Shape of the decay from --lr to --min-lr; WSD stays at --lr until its last part."""
 
     lr_decay_iters: int | None = None
     """Iterations from the start until the floor is reached (default: the full run)."""
 
-    lr_decay_samples: int | None = None
+    lr_decay_samples: int | None = setting(None, plan="schedule.decay")
     """Samples from the start until the floor is reached (default: the full run)."""
 
     lr_decay_tokens: int | None = None
     """Tokens from the start until the floor is reached; the schedule is then a function of tokens."""
 
-    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = setting(
+        "exponential", plan="schedule.anneal_style"
+    )
     """Shape of the last part of WSD."""
 
     lr_wsd_decay_iters: int | None = None
@@ -45,29 +47,29 @@ class ScheduleConfig:
     lr_wsd_decay_samples: int | None = None
     """Samples that the last part of WSD takes."""
 
-    lr_warmup_fraction: float | None = None
+    lr_warmup_fraction: float | None = setting(None, at_least=0, at_most=1, matters=False)
     """Warm-up as a fraction of the decay span."""
 
-    lr_warmup_iters: int = 0
+    lr_warmup_iters: int = setting(0, at_least=0)
     """Warm-up in iterations."""
 
-    lr_warmup_samples: int = 0
+    lr_warmup_samples: int = setting(0, at_least=0, plan="schedule.warmup")
     """Warm-up in samples."""
 
-    lr_warmup_tokens: int = 0
+    lr_warmup_tokens: int = setting(0, at_least=0)
     """Warm-up in tokens; the schedule is then a function of tokens."""
 
-    lr_warmup_init: float = 0.0
+    lr_warmup_init: float = setting(0.0, plan="schedule.init")
     """Learning rate at the start of the warm-up."""
 
-    override_opt_param_scheduler: Annotated[
-        bool, Spelling("--override-opt_param-scheduler", ("--override-lr-scheduler",))
-    ] = False
+    override_opt_param_scheduler: bool = setting(
+        False, flag="--override-opt_param-scheduler", older=("--override-lr-scheduler",)
+    )
     """Go on from a checkpoint with the learning rate of these flags, though its run had another."""
 
-    use_checkpoint_opt_param_scheduler: Annotated[
-        bool, Spelling("--use-checkpoint-opt_param-scheduler", ("--use-checkpoint-lr-scheduler",))
-    ] = False
+    use_checkpoint_opt_param_scheduler: bool = setting(
+        False, flag="--use-checkpoint-opt_param-scheduler", older=("--use-checkpoint-lr-scheduler",)
+    )
     """Go on from a checkpoint with the learning rate of its run instead of that of these flags."""
 
 
@@ -144,13 +146,7 @@ def unit_problems(schedule: ScheduleConfig, training: TrainingConfig) -> Iterato
     """Yield every length of the schedule that is negative or not counted as that of the run."""
     if not has_one_length(training):
         return
-    for flag, warmup in (
-        ("--lr-warmup-iters", schedule.lr_warmup_iters),
-        ("--lr-warmup-samples", schedule.lr_warmup_samples),
-        ("--lr-warmup-tokens", schedule.lr_warmup_tokens),
-    ):
-        if warmup < 0:
-            yield f"{flag} {warmup} must be at least 0"
+    yield from range_problems(schedule)
     by_iters = training.train_iters is not None
     run, wrong = ("--train-iters", "samples") if by_iters else ("--train-samples", "iters")
     decay, other_warmup, anneal = (
@@ -177,8 +173,7 @@ def schedule_problems(
         yield f"--min-lr {schedule.min_lr} is more than --lr {schedule.lr}"
     if not 0 <= schedule.lr_warmup_init <= schedule.lr:
         yield f"--lr-warmup-init {schedule.lr_warmup_init} must be between 0 and --lr {schedule.lr}"
-    if fraction is not None and not 0 <= fraction <= 1:
-        yield f"--lr-warmup-fraction {fraction} must be between 0 and 1"
+    yield from range_problems(schedule, "lr_warmup_fraction")
     lengths = ("iters", "samples", "tokens")
     given = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
     if fraction is not None and given:

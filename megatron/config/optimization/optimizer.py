@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Literal
 
 from megatron.common.registry import OPTIMIZERS, OwnFlags
-from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer, weight decay and gradient clipping."""
 
-    optimizer: Annotated[str, Names(OPTIMIZERS)] = "adam"
+    optimizer: str = setting("adam", names=OPTIMIZERS, plan="optimizer.name")
     """adam is Adam with decoupled weight decay, and so are adamw and fused_adam; adam8bit keeps its
     state in 8 bits; muon, or dist_muon, is Muon for the layers' matrices and AdamW for the rest."""
 
@@ -25,67 +25,71 @@ class OptimizerConfig:
     """Adam with its state in 8 bits, of the bitsandbytes package, and a norm of the token embedding:
     --optimizer adam8bit with --embed-layernorm."""
 
-    cpu_optimizer: Annotated[bool, Spelling("--cpu-optimizer", ("--optimizer-cpu-offload",))] = (
-        False
-    )
+    cpu_optimizer: bool = setting(False, older=("--optimizer-cpu-offload",))
     """Offload the optimizer: keep its state in host memory and step on the CPU."""
 
-    cpu_torch_adam: Annotated[bool, Spelling("--cpu_torch_adam", ("--cpu-torch-adam",))] = False
+    cpu_torch_adam: bool = setting(False, flag="--cpu_torch_adam", older=("--cpu-torch-adam",))
     """With --cpu-optimizer: torch's Adam instead of DeepSpeed's, which has to be compiled first."""
 
     use_distributed_optimizer: bool = False
     """Divide the optimizer's state over the replicas: ZeRO stage 1, unless a stage is given."""
 
-    bitfit: bool = False
+    bitfit: bool = setting(False, plan="optimizer.biases_only")
     """Train the biases alone and freeze all other weights."""
 
-    weight_decay: float = 0.01
+    weight_decay: float = setting(0.01, at_least=0)
     """Decay of weight matrices and embeddings; biases and norms are never decayed."""
 
-    start_weight_decay: float | None = None
+    start_weight_decay: float | None = setting(None, at_least=0)
     """Weight decay at the first step, when it moves over the run."""
 
-    end_weight_decay: float | None = None
+    end_weight_decay: float | None = setting(None, at_least=0)
     """Weight decay at the end of the run, when it moves."""
 
-    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = setting(
+        "constant", plan="optimizer.weight_decay_style"
+    )
     """How the weight decay moves from --start-weight-decay to --end-weight-decay."""
 
-    clip_grad: float = 1.0
+    clip_grad: float = setting(1.0, at_least=0)
     """Largest norm of the gradient over the full network; 0 turns clipping off."""
 
-    adam_beta1: float = 0.9
+    adam_beta1: float = setting(0.9, at_least=0, below=1)
     """Decay of the running mean of gradients."""
 
-    adam_beta2: float = 0.999
+    adam_beta2: float = setting(0.999, at_least=0, below=1)
     """Decay of the running mean of squared gradients."""
 
-    adam_eps: float = 1e-8
+    adam_eps: float = setting(1e-8, at_least=0, plan="optimizer.eps")
     """Added to the root of the second moment."""
 
-    sgd_momentum: float = 0.9
+    sgd_momentum: float = setting(0.9, at_least=0, plan="optimizer.momentum")
     """Momentum of sgd."""
 
-    lion_beta1: float = 0.95
+    lion_beta1: float = setting(0.95, at_least=0, below=1)
     """How much of the running mean is in the direction of lion's step."""
 
-    lion_beta2: float = 0.98
+    lion_beta2: float = setting(0.98, at_least=0, below=1)
     """Decay of lion's running mean of gradients."""
 
-    muon_momentum: float = 0.95
+    muon_momentum: float = setting(0.95, at_least=0, below=1, plan="optimizer.muon.momentum")
     """Momentum of the gradients that muon makes orthogonal."""
 
-    muon_nesterov: Annotated[bool, Spelling("--muon-nesterov", ("--muon-use-nesterov",))] = False
+    muon_nesterov: bool = setting(
+        False, older=("--muon-use-nesterov",), plan="optimizer.muon.nesterov"
+    )
     """Look one step ahead along muon's momentum."""
 
-    muon_num_ns_steps: int = 5
+    muon_num_ns_steps: int = setting(5, at_least=1, plan="optimizer.muon.steps")
     """Newton-Schulz iterations that make one step of muon orthogonal."""
 
-    muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = "spectral"
+    muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = setting(
+        "spectral", plan="optimizer.muon.scale_mode"
+    )
     """What muon's orthogonal step is multiplied by, of a matrix with r rows and c columns: spectral
     sqrt(max(r, c)), unit_rms_norm sqrt(r / c), shape_scaling sqrt(max(1, r / c))."""
 
-    muon_extra_scale_factor: float = 1.0
+    muon_extra_scale_factor: float = setting(1.0, above=0, plan="optimizer.muon.extra_scale")
     """A further factor of muon's step; 0.2 with spectral makes it as long as one of adam."""
 
 
@@ -149,26 +153,17 @@ def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan
     if name == "lion":
         beta1, beta2 = optimizer.lion_beta1, optimizer.lion_beta2
     start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
-    return OptimizerPlan(
+    return resolved(
+        OptimizerPlan,
+        "optimizer",
+        optimizer,
         name=name,
         impl=_impl(optimizer),
         on_cpu=on_cpu,
-        biases_only=optimizer.bitfit,
         weight_decay=optimizer.weight_decay if start is None else start,
         end_weight_decay=optimizer.weight_decay if end is None else end,
-        weight_decay_style=optimizer.weight_decay_incr_style,
-        clip_grad=optimizer.clip_grad,
         beta1=beta1,
         beta2=beta2,
-        eps=optimizer.adam_eps,
-        momentum=optimizer.sgd_momentum,
-        muon=MuonPlan(
-            momentum=optimizer.muon_momentum,
-            nesterov=optimizer.muon_nesterov,
-            steps=optimizer.muon_num_ns_steps,
-            scale_mode=optimizer.muon_scale_mode,
-            extra_scale=optimizer.muon_extra_scale_factor,
-        ),
     )
 
 
@@ -216,7 +211,8 @@ def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[s
                 f"{adam} needs the module {_MODULES[impl]}, which is not installed; install it, or "
                 "write --optimizer adam --optimizer-impl torch"
             )
-    yield from _number_problems(optimizer)
+    yield from range_problems(optimizer)
+    yield from _decay_problems(optimizer)
 
 
 def _is_installed(module: str) -> bool:
@@ -226,29 +222,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _number_problems(optimizer: OptimizerConfig) -> Iterator[str]:
-    for flag, value, least in (
-        ("--clip-grad", optimizer.clip_grad, 0),
-        ("--weight-decay", optimizer.weight_decay, 0),
-        ("--start-weight-decay", optimizer.start_weight_decay, 0),
-        ("--end-weight-decay", optimizer.end_weight_decay, 0),
-        ("--adam-eps", optimizer.adam_eps, 0),
-        ("--sgd-momentum", optimizer.sgd_momentum, 0),
-        ("--muon-num-ns-steps", optimizer.muon_num_ns_steps, 1),
-    ):
-        if value is not None and value < least:
-            yield f"{flag} {value} must be at least {least}"
-    for flag, beta in (
-        ("--adam-beta1", optimizer.adam_beta1),
-        ("--adam-beta2", optimizer.adam_beta2),
-        ("--lion-beta1", optimizer.lion_beta1),
-        ("--lion-beta2", optimizer.lion_beta2),
-        ("--muon-momentum", optimizer.muon_momentum),
-    ):
-        if not 0 <= beta < 1:
-            yield f"{flag} {beta} must be at least 0 and less than 1"
-    if optimizer.muon_extra_scale_factor <= 0:
-        yield f"--muon-extra-scale-factor {optimizer.muon_extra_scale_factor} must be more than 0"
+def _decay_problems(optimizer: OptimizerConfig) -> Iterator[str]:
     start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
     if optimizer.weight_decay_incr_style == "constant":
         if start is not None or end is not None:

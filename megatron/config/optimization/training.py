@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from megatron.config.optimization.batch_size import BatchPlan, batch_problems, plan_batch
 from megatron.config.optimization.curriculum import CurriculumPlan, plan_curriculum
 from megatron.config.parallelism.deepspeed_json import value_at
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,40 +26,42 @@ class TrainingConfig:
     """Batch size ramp-up, three numbers of samples: first global batch size, increment, and the length
     of the ramp to --global-batch-size."""
 
-    train_iters: int | None = None
+    train_iters: int | None = setting(None, at_least=1)
     """Length of the run in optimizer steps; give this, --train-samples or --train-tokens."""
 
-    train_samples: int | None = None
+    train_samples: int | None = setting(None, at_least=1)
     """Length of the run in samples; give this, --train-iters or --train-tokens."""
 
-    train_tokens: int | None = None
+    train_tokens: int | None = setting(None, at_least=1)
     """Length of the run in tokens trained on; beside --train-iters or --train-samples, a limit
     that may end the run earlier."""
 
-    seed: int = 1234
+    seed: int = setting(1234, at_least=1)
     """Seed of initial weights, dropout and data order; greater than 0."""
 
-    exit_interval: int | None = None
+    exit_interval: int | None = setting(None, at_least=1)
     """Save and exit at the next iteration that is a multiple of this."""
 
-    exit_duration_in_mins: int | None = None
+    exit_duration_in_mins: int | None = setting(
+        None, at_least=1, plan="training.exit_after_minutes"
+    )
     """Save and exit after the first iteration that ends so many minutes after the start."""
 
-    exit_signal_handler: bool = False
+    exit_signal_handler: bool = setting(False, plan="training.exits_on_signal")
     """Exit after the current iteration when any process gets SIGTERM, SIGINT (Ctrl-C) or SIGUSR1. Runs with --save do that without this flag, after a last checkpoint."""
 
-    kill_switch_path: Annotated[
-        str | None, Spelling("--kill-switch-path", ("--kill-switch-file",))
-    ] = None
+    kill_switch_path: str | None = setting(
+        None, older=("--kill-switch-file",), plan="training.kill_switch"
+    )
     """Save and exit after the current iteration when this file exists; do not start while it does."""
 
-    hang_timeout: float | None = None
+    hang_timeout: float | None = setting(None, at_least=0, matters=False, remedy=" seconds")
     """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
     the stacks of all processes in --save; each part of the start, the first step and a save may
     take 5 times as long. 0: no limit (default: 1200 on several GPUs with --save, where NCCL waits
     for lost ranks; otherwise 0)."""
 
-    max_restarts: int = 0
+    max_restarts: int = setting(0, at_least=0, matters=False)
     """Start this command under torch.distributed.run, which restarts it at most so many times when it
     fails; each time it resumes from --load. Under that launcher already, give its own
     option of this name instead."""
@@ -69,7 +71,7 @@ class TrainingConfig:
     seconds, 60); for each save and rank: kill_save, slow_disk (slow_disk_s seconds a file, 1),
     full_disk; for each checkpoint: flip a bit, truncate a file. Never for a run to be kept."""
 
-    skip_train_iteration_range: list[str] | None = None
+    skip_train_iteration_range: list[str] | None = setting(None, plan="training.skips")
     """Iterations to skip, as A-B with both ends: their samples are skipped, and neither weights nor
     optimizer change."""
 
@@ -77,17 +79,16 @@ class TrainingConfig:
     """End the run after --max-nan-steps steps in a row with a NaN or infinite loss or gradient. Such a
     step never changes the weights; steps that fp16 skips to find its loss scale do not count."""
 
-    max_nan_steps: int = 5
+    max_nan_steps: int = setting(5, at_least=1)
     """Steps in a row with a NaN or infinite loss or gradient that end the run."""
 
-    replica_check_interval: Annotated[
-        int | None,
-        Spelling("--replica-check-interval", ("--check-weight-hash-across-dp-replicas-interval",)),
-    ] = None
+    replica_check_interval: int | None = setting(
+        None, at_least=1, older=("--check-weight-hash-across-dp-replicas-interval",)
+    )
     """Iterations between comparisons of what ranks must have in common: weights, RNG states
     and counters (default: never). A difference ends the run."""
 
-    deterministic_mode: bool = False
+    deterministic_mode: bool = setting(False, plan="training.deterministic")
     """Use algorithms that give the same bits each time, and fail where there is none."""
 
     expect_params: str | None = None
@@ -143,19 +144,15 @@ def plan_training(
     if training.train_tokens is not None:
         lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips))
     iterations, samples = min(lengths, default=(0, 0))
-    return TrainingPlan(
+    return resolved(
+        TrainingPlan,
+        "training",
+        training,
         train_iters=iterations,
         train_samples=samples,
-        train_tokens=training.train_tokens or 0,
-        exit_interval=training.exit_interval or 0,
-        exit_after_minutes=training.exit_duration_in_mins or 0,
         exits_on_signal=training.exit_signal_handler or saves,
-        kill_switch=training.kill_switch_path or "",
         max_nan_steps=training.max_nan_steps if training.check_for_nan_in_loss_and_grad else 0,
-        replica_check_interval=training.replica_check_interval or 0,
         skips=skips,
-        deterministic=training.deterministic_mode,
-        seed=training.seed,
     )
 
 
@@ -208,19 +205,7 @@ def _training_problems(training: TrainingConfig) -> Iterator[str]:
     if not has_one_length(training):
         yield "give exactly one of --train-iters, --train-samples and --train-tokens"
         return
-    for flag, length in (
-        ("--train-iters", training.train_iters),
-        ("--train-samples", training.train_samples),
-        ("--train-tokens", training.train_tokens),
-        ("--exit-interval", training.exit_interval),
-        ("--exit-duration-in-mins", training.exit_duration_in_mins),
-        ("--max-nan-steps", training.max_nan_steps),
-        ("--replica-check-interval", training.replica_check_interval),
-    ):
-        if length is not None and length < 1:
-            yield f"{flag} {length} must be at least 1"
-    if training.seed < 1:
-        yield f"--seed {training.seed} must be at least 1"
+    yield from range_problems(training)
     yield from skip_problems(training.skip_train_iteration_range)
     if training.train_iters is not None and training.rampup_batch_size is not None:
         yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"

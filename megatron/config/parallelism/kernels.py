@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model import ModelConfig, head_dim_of
@@ -14,7 +14,7 @@ from megatron.config.parallelism.kernels_plan import (
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
-from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +25,20 @@ class KernelsConfig:
     """Fused kernels on GPUs: triton's, or those with apex's norms (apex); auto: triton's where it
     is installed; reference: plain PyTorch everywhere."""
 
-    attention_impl: Annotated[str, Names(ATTENTIONS)] = "auto"
+    attention_impl: str = setting(
+        "auto", names=ATTENTIONS, plan="model.attention kernels.attention"
+    )
     """Attention by PyTorch's scaled_dot_product_attention (sdpa), by the flash-attn package, by
     PyTorch's FlexAttention (flex), by written-out scores and the fused softmax, by plain PyTorch in
     32 bits, or by a plugin. auto takes sdpa, and fused-softmax with --attn-logit-softcapping; on
     GPUs flex where either would need masks or biases of all scores."""
 
-    use_flash_attn: Annotated[
-        bool,
-        Spelling(
-            "--use-flash-attn",
-            ("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton"),
-        ),
-    ] = False
+    use_flash_attn: bool = setting(
+        False, older=("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton")
+    )
     """Megatron's spelling of --attention-impl flash."""
 
-    attention_softmax_in_fp32: bool = False
+    attention_softmax_in_fp32: bool = setting(False, plan="kernels.softmax_in_fp32")
     """Raise 16-bit scores to 32 bits before the softmax of --attention-impl fused-softmax, as
     Triton's kernel and query-key layer scaling always do."""
 
@@ -62,7 +60,7 @@ class KernelsConfig:
     cross_entropy_fusion: bool = True
     """Kernels that take the loss and its gradient without a copy of the logits."""
 
-    loss_chunk_tokens: int = 0
+    loss_chunk_tokens: int = setting(0, at_least=0)
     """Compute the head's logits and the loss of so many tokens at a time, with their gradients, so
     that the logits of a micro-batch never exist together (0: all at once)."""
 
@@ -114,8 +112,7 @@ def kernels_problems(
     kernels: KernelsConfig, model: ModelConfig, precision: PrecisionConfig, *, device: str
 ) -> Iterator[str]:
     """Yield every reason why the wanted implementations cannot be used."""
-    if kernels.loss_chunk_tokens < 0:
-        yield f"--loss-chunk-tokens {kernels.loss_chunk_tokens} must be at least 0"
+    yield from range_problems(kernels)
     if kernels.use_flash_attn and kernels.attention_impl not in ("auto", "flash"):
         yield f"--use-flash-attn contradicts --attention-impl {kernels.attention_impl}"
     if kernels.kernels in ("triton", "apex") and device == "cpu":

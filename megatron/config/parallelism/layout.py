@@ -4,17 +4,17 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from megatron.config.optimization.batch_size import BatchPlan
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
-    world_size: Annotated[int | None, Spelling("--world-size", ("--num-gpus",))] = None
+    world_size: int | None = setting(None, older=("--num-gpus",))
     """Number of processes, which must be that of the launcher (default: as many as it starts). Tools
     that start none plan for so many (default: the fewest that the layout allows)."""
 
@@ -23,19 +23,19 @@ class ParallelConfig:
     started more processes; those beyond wait for the end. A run then continues with fewer nodes, or
     with more, on the same samples (default: other numbers of processes are an error)."""
 
-    tensor_model_parallel_size: Annotated[
-        int, Spelling("--tensor-model-parallel-size", ("--model-parallel-size",))
-    ] = 1
+    tensor_model_parallel_size: int = setting(
+        1, older=("--model-parallel-size",), plan="parallel.tensor"
+    )
     """Number of processes that share each layer."""
 
-    pipeline_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = setting(1, plan="parallel.pipeline")
     """Number of stages that the layers are divided into."""
 
     sequence_parallel: bool = False
     """Let the tensor-parallel processes divide the sequence where they would all compute the same:
     norms, dropout and the residual stream."""
 
-    ds_sequence_parallel_size: int = 1
+    ds_sequence_parallel_size: int = setting(1, plan="parallel.sequence")
     """Number of processes that divide every sample's sequence (Ulysses): in attention each takes
     a part of the heads, elsewhere a part of the tokens."""
 
@@ -51,19 +51,19 @@ class ParallelConfig:
     """Interleave the pipeline schedule: so many transformer layers in each model chunk, of which every
     stage gets num-layers / stages / this number (default: one chunk a stage, 1F1B)."""
 
-    num_virtual_stages_per_pipeline_rank: int | None = None
+    num_virtual_stages_per_pipeline_rank: int | None = setting(None, plan="parallel.chunks")
     """Number of model chunks that every pipeline stage has: above 1 their schedule is interleaved. The
     same as --num-layers-per-virtual-pipeline-stage, counted the other way."""
 
-    enable_zbh1_pipeline: bool = False
+    enable_zbh1_pipeline: bool = setting(False, plan="parallel.splits_backward")
     """Use the zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers when
     they would wait for others, which makes the bubble a third as long."""
 
-    pp_partition_method: str = "type:transformer"
+    pp_partition_method: str = setting("type:transformer", plan="parallel.partition_method")
     """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
     matches, uniform balances their number, parameters their weights."""
 
-    pipeline_model_parallel_split_rank: int | None = None
+    pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
     """First stage of the decoder (pretrain_t5.py): the stages before it divide the encoder's layers
     evenly, it and those behind it the decoder's (default: --pp-partition-method decides)."""
 
@@ -78,7 +78,7 @@ class ParallelConfig:
     """Where tensors live; auto takes the GPUs when there are any, and refuses those that PyTorch cannot
     use."""
 
-    local_rank: Annotated[int | None, Spelling("--local_rank", ("--local-rank",))] = None
+    local_rank: int | None = setting(None, flag="--local_rank", older=("--local-rank",))
     """Number of this process on its node; launchers set it."""
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,23 +29,15 @@ class RecomputeConfig:
     """Which layers are recomputed: all of them, in groups of --recompute-num-layers of which the first
     input is kept (uniform), or the first --recompute-num-layers of each stage or model chunk, one by one (block)."""
 
-    recompute_num_layers: Annotated[
-        int | None, Spelling("--recompute-num-layers", ("--checkpoint-num-layers",))
-    ] = None
+    recompute_num_layers: int | None = setting(None, at_least=1, older=("--checkpoint-num-layers",))
     """Layers in a group (uniform) or layers of each stage that are computed again (block)."""
 
-    distribute_saved_activations: Annotated[
-        bool,
-        Spelling(
-            "--distribute-saved-activations",
-            ("--distribute-checkpointed-activations", "--partition-activations"),
-        ),
-    ] = False
+    distribute_saved_activations: bool = setting(
+        False, older=("--distribute-checkpointed-activations", "--partition-activations")
+    )
     """Divide what full recomputation keeps over the tensor-parallel ranks."""
 
-    contiguous_checkpointing: Annotated[
-        bool, Spelling("--contiguous-checkpointing", ("--contigious-checkpointing",))
-    ] = False
+    contiguous_checkpointing: bool = setting(False, older=("--contigious-checkpointing",))
     """Copy what --partition-activations keeps into one buffer, against fragmented memory."""
 
     checkpoint_in_cpu: bool = False
@@ -116,8 +108,7 @@ def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
     if details and not full:
         why = f"{selective[0]} recomputes no full layers" if selective else "nothing is recomputed"
         yield f"{' and '.join(details)}: {why}; add --recompute-granularity full, or leave it out"
-    if recompute.recompute_num_layers is not None and recompute.recompute_num_layers < 1:
-        yield f"--recompute-num-layers {recompute.recompute_num_layers} must be at least 1"
+    yield from range_problems(recompute)
     missing = {
         "--recompute-method uniform or block": not recompute.recompute_method,
         "--recompute-num-layers": recompute.recompute_num_layers is None,

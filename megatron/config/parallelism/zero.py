@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.parallelism.deepspeed_json import Twin, value_at
 from megatron.config.parallelism.precision import PrecisionPlan
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig:
     """DeepSpeed's JSON, ZeRO and offload."""
 
-    deepspeed_config: Annotated[str | None, Spelling("--deepspeed_config")] = None
+    deepspeed_config: str | None = setting(None, flag="--deepspeed_config")
     """A DeepSpeed JSON file. What it repeats must agree with the flags, "auto" and what it leaves
     out is filled in from them, and keys without a flag pass through."""
 
@@ -25,15 +25,13 @@ class DeepSpeedConfig:
     zero_reduce_scatter: bool = False
     """Reduce gradients only to the rank that keeps them."""
 
-    zero_contiguous_gradients: Annotated[
-        bool, Spelling("--zero-contiguous-gradients", ("--zero-contigious-gradients",))
-    ] = False
+    zero_contiguous_gradients: bool = setting(False, older=("--zero-contigious-gradients",))
     """Copy gradients into one buffer as they come."""
 
-    zero_reduce_bucket_size: int = 0
+    zero_reduce_bucket_size: int = setting(0, at_least=0)
     """Elements reduced at a time; 0 leaves it to the JSON or DeepSpeed."""
 
-    zero_allgather_bucket_size: int = 0
+    zero_allgather_bucket_size: int = setting(0, at_least=0)
     """Elements gathered at a time; 0 leaves it to the JSON or DeepSpeed."""
 
     remote_device: Literal["none", "cpu", "nvme"] | None = None
@@ -148,12 +146,7 @@ def zero_problems(
     stage = plan.stage
     if uses_distributed_optimizer and plan.given_stage == 0:
         yield "--use-distributed-optimizer is ZeRO stage 1: take stage 0 out, or write --zero-stage 1"
-    for flag, size in (
-        ("--zero-reduce-bucket-size", zero.zero_reduce_bucket_size),
-        ("--zero-allgather-bucket-size", zero.zero_allgather_bucket_size),
-    ):
-        if size < 0:
-            yield f"{flag} {size} must be at least 0"
+    yield from range_problems(zero)
     yield from _offload_problems(plan, zero, user)
     yield from _pipeline_problems(plan, user, precision, pipeline=pipeline)
     yield from _plus_plus_problems(user, stage=stage, data=data)

@@ -15,36 +15,13 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
+from megatron.config.parsing.declaration import options_of_field, setting_of
 from megatron.config.parsing.parser import FlagParser
 from megatron.config.parsing.titles import BASICS, about, title_of
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """The option string of a flag whose spelling does not follow its field.
-
-    Args:
-        option: the spelling shown in the help.
-        older: other spellings that scripts in use have.
-        with_truth: whether a switch may be followed by True or False.
-        repeats: whether a flag of several values can be given several times.
-    """
-
-    option: str
-    older: tuple[str, ...] = ()
-    with_truth: bool = False
-    repeats: bool = False
-
-
-@dataclass(frozen=True)
-class Names:
-    """A flag that also takes the names in a registry."""
-
-    registry: Registry[Any]
 
 
 @dataclass(frozen=True)
@@ -144,7 +121,7 @@ def add_section(
         is_shown: whether the help lists them.
     """
     group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
-    hints = get_type_hints(section, include_extras=True)
+    hints = get_type_hints(section)
     helps = field_docstrings(section)
     is_own = is_own_section(section)
     if is_own:
@@ -211,24 +188,18 @@ def field_default(field: "Field[Any]") -> Any:
 
 def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, Any]]:
     """Return the option strings of `field` and its keywords for `add_argument`."""
-    turned_off = field.default is True
-    options = [("--no-" if turned_off else "--") + field.name.replace("_", "-")]
-    spelling, registry = Spelling(options[0]), None
-    if get_origin(hint) is Annotated:
-        hint, *notes = get_args(hint)
-        spelling = next((note for note in notes if isinstance(note, Spelling)), spelling)
-        registry = next((note.registry for note in notes if isinstance(note, Names)), None)
-        options = [spelling.option, *spelling.older]
+    declared, options = setting_of(field), options_of_field(field)
+    registry = declared.names
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
-    if hint is bool and spelling.with_truth:
+    if hint is bool and declared.with_truth:
         return options, {"nargs": "?", "const": True, "default": field.default, "type": truth}
     if hint is bool:
-        return options, {"action": "store_false" if turned_off else "store_true"}
+        return options, {"action": "store_false" if field.default is True else "store_true"}
     default = field_default(field)
     required = default is MISSING
     keywords: dict[str, Any] = {"required": required, "default": None if required else default}
-    if spelling.repeats:
+    if declared.repeats:
         keywords["action"] = "extend"
     if get_origin(hint) is Literal:
         choices = get_args(hint)
@@ -332,7 +303,7 @@ def options_of(sections: Mapping[str, type]) -> dict[str, str]:
     """Return the option of each field, as the help spells it."""
     found = {}
     for section in sections.values():
-        hints = get_type_hints(section, include_extras=True)
+        hints = get_type_hints(section)
         for field in fields(section):
             found[field.name] = argparse_form(field, hints[field.name])[0][0]
     return found
@@ -345,7 +316,7 @@ def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], lis
     """
     words: dict[str, tuple[list[str], list[str]]] = {}
     for section in sections.values():
-        hints = get_type_hints(section, include_extras=True)
+        hints = get_type_hints(section)
         for field in fields(section):
             options, _ = argparse_form(field, hints[field.name])
             words |= {option: ([option], []) for option in options}

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,19 +16,19 @@ class CheckpointConfig:
     save: str | None = None
     """Directory to save checkpoints in."""
 
-    save_interval: int | None = None
+    save_interval: int | None = setting(None, at_least=1, plan="checkpoint.interval")
     """Iterations between checkpoints; the run's last state is always saved (default: only that)."""
 
-    async_save: bool = False
+    async_save: bool = setting(False, plan="checkpoint.in_background")
     """Async checkpointing: training continues while a checkpoint is written; a step waits only until the
     state is copied to host memory, which must hold it once more."""
 
-    keep_last: int | None = None
+    keep_last: int | None = setting(None, at_least=1)
     """Number of newest checkpoints in --save to keep; older ones are removed once a new one is
     verified and a finite step has followed it (default: all are kept, unless --keep-every is
     given)."""
 
-    keep_every: Annotated[int | None, Spelling("--keep-every", ("--save-retain-interval",))] = None
+    keep_every: int | None = setting(None, at_least=1, older=("--save-retain-interval",))
     """Keep the checkpoints of iterations that are multiples of this, too; --keep-last then
     defaults to 1."""
 
@@ -36,21 +36,19 @@ class CheckpointConfig:
     """Directory to resume from. When it is also --save and holds no checkpoint yet, training
     starts from the beginning."""
 
-    ckpt_step: int | None = None
+    ckpt_step: int | None = setting(None, at_least=1, plan="checkpoint.step")
     """Go on from the checkpoint of this iteration in --load instead of the newest. When --load is
     also --save, those behind it get names that begin with aside-."""
 
-    use_checkpoint_args: Annotated[
-        bool, Spelling("--use-checkpoint-args", ("--use-checkpoint-config",))
-    ] = False
+    use_checkpoint_args: bool = setting(False, older=("--use-checkpoint-config",))
     """Take the flags of network, experts and tokenizer from the checkpoint in --load; flags that are
     given override it, and differences are logged."""
 
-    universal_checkpoint: bool = False
+    universal_checkpoint: bool = setting(False, plan="checkpoint.universal")
     """Look in --load for what tools/convert_checkpoint/ds_to_universal.py wrote, too, and go on
     from the newest. A run in another layout than the saved one needs no such step."""
 
-    reshape_buffer_mb: int = 64
+    reshape_buffer_mb: int = setting(64, at_least=1)
     """Memory of each rank, in MB, for resharding: the buffers while a checkpoint of another layout is
     loaded, besides the state itself."""
 
@@ -69,11 +67,11 @@ class CheckpointConfig:
     no_load_rng: bool = False
     """Seed the random number generators instead of loading the RNG states."""
 
-    no_save_optim: bool = False
+    no_save_optim: bool = setting(False, plan="not checkpoint.saves_optimizer")
     """Leave the optimizer's state out of checkpoints: smaller, and only for --finetune or
     --no-load-optim."""
 
-    no_save_rng: bool = False
+    no_save_rng: bool = setting(False, plan="not checkpoint.saves_streams")
     """Leave the RNG states out of checkpoints: only for --finetune or --no-load-rng."""
 
 
@@ -105,17 +103,13 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
         trains: whether the run takes steps; otherwise the weights are all it needs.
     """
     finetune = checkpoint.finetune
-    return CheckpointPlan(
+    return resolved(
+        CheckpointPlan,
+        "checkpoint",
+        checkpoint,
         save=_directory(checkpoint.save),
-        interval=checkpoint.save_interval or 0,
-        in_background=checkpoint.async_save,
-        saves_optimizer=not checkpoint.no_save_optim,
-        saves_streams=not checkpoint.no_save_rng,
         keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
-        keep_every=checkpoint.keep_every or 0,
         load=_directory(checkpoint.save if goes_on(checkpoint) else checkpoint.load),
-        step=checkpoint.ckpt_step or 0,
-        universal=checkpoint.universal_checkpoint,
         reshape_buffer_bytes=checkpoint.reshape_buffer_mb << 20,
         must_exist=checkpoint.exit_on_missing_checkpoint or not goes_on(checkpoint),
         loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
@@ -166,16 +160,11 @@ def checkpoint_problems(
             )
     if "datastates_ckpt" in user:
         yield "datastates_ckpt in DeepSpeed's JSON: take it out, and write --async-save"
-    if checkpoint.save_interval is not None and checkpoint.save_interval < 1:
-        yield f"--save-interval {checkpoint.save_interval} must be at least 1"
-    if checkpoint.reshape_buffer_mb < 1:
-        yield f"--reshape-buffer-mb {checkpoint.reshape_buffer_mb} must be at least 1"
+    yield from range_problems(checkpoint)
     for flag, number in (
         ("--keep-last", checkpoint.keep_last),
         ("--keep-every", checkpoint.keep_every),
     ):
-        if number is not None and number < 1:
-            yield f"{flag} {number} must be at least 1"
         if number is not None and not checkpoint.save:
             yield f"{flag} needs --save"
     yield from _step_problems(checkpoint)
@@ -221,8 +210,6 @@ def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
 def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
     if checkpoint.ckpt_step is None:
         return
-    if checkpoint.ckpt_step < 1:
-        yield f"--ckpt-step {checkpoint.ckpt_step} must be at least 1"
     if not checkpoint.load:
         yield "--ckpt-step needs --load"
     if checkpoint.universal_checkpoint:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, setting
 from megatron.config.run.checkpoint import CheckpointConfig
 
 
@@ -12,15 +11,13 @@ from megatron.config.run.checkpoint import CheckpointConfig
 class EvaluationConfig:
     """Evaluation on held-out data."""
 
-    eval_interval: int = 1000
+    eval_interval: int = setting(1000, at_least=0, plan="evaluation.interval")
     """Iterations between evaluations on the validation set; 0: only after the last."""
 
-    eval_iters: int = 100
+    eval_iters: int = setting(100, at_least=0, plan="evaluation.iters")
     """Global batches per evaluation; 0 turns validation and test off."""
 
-    eval_only: Annotated[
-        bool, Spelling("--eval-only", ("--skip-train", "--no-train"), with_truth=True)
-    ] = False
+    eval_only: bool = setting(False, older=("--skip-train", "--no-train"), with_truth=True)
     """Take no step and save nothing: evaluate what --load holds on the validation and test sets."""
 
     inference: bool = False
@@ -61,12 +58,7 @@ def evaluation_problems(
     evaluation: EvaluationConfig, checkpoint: CheckpointConfig, *, zero_stage: int
 ) -> Iterator[str]:
     """Yield every problem of the flags of evaluation."""
-    for flag, value in (
-        ("--eval-interval", evaluation.eval_interval),
-        ("--eval-iters", evaluation.eval_iters),
-    ):
-        if value < 0:
-            yield f"{flag} {value} must be at least 0"
+    yield from range_problems(evaluation)
     flag = "--inference" if evaluation.inference else "--eval-only"
     if evaluation.inference or evaluation.eval_only:
         if not evaluation.eval_iters:

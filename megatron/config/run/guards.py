@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron.config.parsing.declaration import range_problems, setting
 from megatron.config.parsing.flags import finite_or_none
 from megatron.config.run.checkpoint import CheckpointConfig
 
@@ -18,7 +19,7 @@ class GuardsConfig:
     to the newest checkpoint), skip (1) iterations up to the spike and after (0) it, max (3)
     times in the run."""
 
-    replay_step: int | None = None
+    replay_step: int | None = setting(None, at_least=1)
     """Take this step of the run in --load again, from the nearest checkpoint before it, save and
     write nothing, and compare it with the journal."""
 
@@ -85,8 +86,7 @@ def guards_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Itera
     yield from _policy_problems(guards, checkpoint)
     if guards.replay_step is None:
         return
-    if guards.replay_step < 1:
-        yield f"--replay-step {guards.replay_step} must be at least 1"
+    yield from range_problems(guards)
     if not checkpoint.load:
         yield "--replay-step needs --load: the directory that the run saved to"
     for flag, given in (

@@ -2,42 +2,42 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     """Logs, TensorBoard, Weights & Biases, energy."""
 
-    log_interval: int = 100
+    log_interval: int = setting(100, at_least=1, plan="logging.interval")
     """Iterations between log lines."""
 
-    log_format: Literal["auto", "full", "compact"] = "auto"
+    log_format: Literal["auto", "full", "compact"] = setting("auto", plan="logging.format")
     """The log line: full is BigScience's, which tools parse, compact one that fits a terminal; auto
     is compact where stdout is a terminal and full elsewhere."""
 
-    log_params_norm: bool = False
+    log_params_norm: bool = setting(False, plan="logging.params_norm")
     """Log the norm of all weights, each counted once."""
 
-    log_num_zeros_in_grad: bool = False
+    log_num_zeros_in_grad: bool = setting(False, plan="logging.num_zeros")
     """Log how many numbers of the gradient are zero, each weight counted once."""
 
-    timing_log_level: Literal[0, 1, 2] = 0
+    timing_log_level: Literal[0, 1, 2] = setting(0, plan="logging.timing_level")
     """What is timed inside a step and logged: 0 nothing; 1 data, forward, backward and optimizer;
     2 what a pipeline sends, receives and reduces, too. On GPUs each time waits for the device."""
 
-    slow_rank_factor: float | None = None
+    slow_rank_factor: float | None = setting(None, above=1, remedy=", such as 1.2")
     """Log with each log line the rank that takes longest for data and forward passes, and warn of one
     that takes more than so many times the median of the other ranks of its stage at three log
     lines in a row (default: off)."""
 
-    device_peak_tflops: float | None = None
+    device_peak_tflops: float | None = setting(None, above=0)
     """Peak of one device in the run's dtype, in TFLOPs, for MFU and HFU (default: that of its data
     sheet, where the device is known)."""
 
-    log_path: str | None = None
+    log_path: str | None = setting(None, plan="logging.flags_directory")
     """Directory for a file of all flags and their values, one per start."""
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
@@ -50,50 +50,47 @@ class LoggingConfig:
     tensorboard_dir: str | None = None
     """Directory for TensorBoard event files."""
 
-    tensorboard_log_interval: int = 1
+    tensorboard_log_interval: int = setting(1, at_least=1, plan="logging.tensorboard_interval")
     """Iterations between TensorBoard scalars."""
 
     tensorboard_queue_size: int = 1000
     """Events that TensorBoard's writer holds before it writes."""
 
-    log_timers_to_tensorboard: bool = False
+    log_timers_to_tensorboard: bool = setting(False, plan="logging.timers")
     """Write the iteration's time, its parts by --timing-log-level, and throughput to TensorBoard."""
 
-    log_batch_size_to_tensorboard: bool = False
+    log_batch_size_to_tensorboard: bool = setting(False, plan="logging.batch_size")
     """Write the global batch size to TensorBoard."""
 
-    log_validation_ppl_to_tensorboard: bool = False
+    log_validation_ppl_to_tensorboard: bool = setting(False, plan="logging.validation_ppl")
     """Write the validation perplexity to TensorBoard."""
 
-    log_learning_rate_to_tensorboard: Annotated[
-        bool,
-        Spelling(
-            "--no-log-learning-rate-to-tensorboard", ("--no-log-learnig-rate-to-tensorboard",)
-        ),
-    ] = True
+    log_learning_rate_to_tensorboard: bool = setting(
+        True, older=("--no-log-learnig-rate-to-tensorboard",), plan="logging.learning_rate"
+    )
     """Write the learning rate to TensorBoard."""
 
-    log_loss_scale_to_tensorboard: bool = True
+    log_loss_scale_to_tensorboard: bool = setting(True, plan="logging.loss_scale")
     """Write fp16's loss scale to TensorBoard."""
 
-    wandb_project: str | None = None
+    wandb_project: str | None = setting(None, plan="logging.wandb.project")
     """Project of Weights & Biases to log to, under the tags of TensorBoard; needs the package
     wandb."""
 
-    wandb_exp_name: str | None = None
+    wandb_exp_name: str | None = setting(None, plan="logging.wandb.name")
     """Name of the run in --wandb-project (default: its own choice)."""
 
-    wandb_entity: str | None = None
+    wandb_entity: str | None = setting(None, plan="logging.wandb.entity")
     """User or team of --wandb-project (default: the one logged in)."""
 
-    wandb_save_dir: str | None = None
+    wandb_save_dir: str | None = setting(None, plan="logging.wandb.directory")
     """Directory for wandb's local files (default: ./wandb)."""
 
-    codecarbon_dir: str | None = None
+    codecarbon_dir: str | None = setting(None, plan="logging.energy.directory")
     """Directory for a CSV of energy and CO2 per node, measured by the package codecarbon and
     continued over restarts."""
 
-    codecarbon_country_iso_code: str = "FRA"
+    codecarbon_country_iso_code: str = setting("FRA", plan="logging.energy.country")
     """Country whose electricity the CO2 is estimated for, as three letters."""
 
 
@@ -104,19 +101,19 @@ class ProfilingConfig:
     profile: bool = False
     """Record some iterations with PyTorch's profiler, as trace files."""
 
-    profile_step_start: int = 10
+    profile_step_start: int = setting(10, at_least=1, plan="logging.profile.start")
     """First iteration that is recorded."""
 
-    profile_step_end: int = 12
+    profile_step_end: int = setting(12, plan="logging.profile.stop")
     """First iteration that is not recorded any more."""
 
-    profile_ranks: list[int] | None = None
+    profile_ranks: list[int] | None = setting(None, plan="logging.profile.ranks")
     """Ranks that record (default: rank 0)."""
 
-    profile_dir: str | None = None
+    profile_dir: str | None = setting(None, plan="logging.profile.directory")
     """Directory for the trace files (default: --tensorboard-dir)."""
 
-    nvtx_ranges: bool = False
+    nvtx_ranges: bool = setting(False, plan="logging.nvtx")
     """Mark the parts of a step for NVIDIA's tools; needs GPUs."""
 
 
@@ -176,39 +173,17 @@ class LoggingPlan:
 
 def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingPlan:
     """Return the logs and profiles."""
-    return LoggingPlan(
-        interval=logging.log_interval,
-        format=logging.log_format,
-        params_norm=logging.log_params_norm,
-        num_zeros=logging.log_num_zeros_in_grad,
-        timing_level=logging.timing_log_level,
-        slow_rank_factor=logging.slow_rank_factor or 0.0,
-        device_peak_tflops=logging.device_peak_tflops or 0.0,
-        nvtx=profiling.nvtx_ranges,
-        flags_directory=logging.log_path or "",
-        tensorboard_dir=logging.tensorboard_dir or "",
-        tensorboard_interval=logging.tensorboard_log_interval,
-        tensorboard_queue_size=logging.tensorboard_queue_size,
-        timers=logging.log_timers_to_tensorboard,
-        batch_size=logging.log_batch_size_to_tensorboard,
-        validation_ppl=logging.log_validation_ppl_to_tensorboard,
-        learning_rate=logging.log_learning_rate_to_tensorboard,
-        loss_scale=logging.log_loss_scale_to_tensorboard,
-        wandb=WandbPlan(
-            project=logging.wandb_project or "",
-            name=logging.wandb_exp_name or "",
-            entity=logging.wandb_entity or "",
-            directory=logging.wandb_save_dir or "",
-        ),
-        energy=EnergyPlan(
-            directory=logging.codecarbon_dir or "", country=logging.codecarbon_country_iso_code
-        ),
-        profile=ProfilePlan(
-            directory=(profiling.profile_dir or logging.tensorboard_dir or "")
-            if profiling.profile
-            else "",
-            start=profiling.profile_step_start,
-            stop=profiling.profile_step_end,
+    directory = profiling.profile_dir or logging.tensorboard_dir or ""
+    return resolved(
+        LoggingPlan,
+        "logging",
+        logging,
+        profiling,
+        profile=resolved(
+            ProfilePlan,
+            "logging.profile",
+            profiling,
+            directory=directory if profiling.profile else "",
             ranks=tuple(profiling.profile_ranks or (0,)),
         ),
     )
@@ -235,13 +210,8 @@ def logging_problems(
         device: "cuda" or "cpu".
         zero_stage: ZeRO stage.
     """
-    for flag, value in (
-        ("--log-interval", logging.log_interval),
-        ("--tensorboard-log-interval", logging.tensorboard_log_interval),
-        ("--profile-step-start", profiling.profile_step_start),
-    ):
-        if value < 1:
-            yield f"{flag} {value} must be at least 1"
+    yield from range_problems(logging)
+    yield from range_problems(profiling)
     for flag, text in (
         ("--wandb-exp-name", logging.wandb_exp_name),
         ("--wandb-entity", logging.wandb_entity),
@@ -250,12 +220,7 @@ def logging_problems(
         if text and not logging.wandb_project:
             yield f"{flag} needs --wandb-project"
     if logging.slow_rank_factor is not None:
-        yield from _slow_rank_problems(
-            logging.slow_rank_factor, replicas, with_all_experts, zero_stage
-        )
-    peak = logging.device_peak_tflops
-    if peak is not None and peak <= 0:
-        yield f"--device-peak-tflops {peak:g} must be more than 0"
+        yield from _slow_rank_problems(replicas, with_all_experts, zero_stage)
     country = logging.codecarbon_country_iso_code
     if not (len(country) == 3 and country.isascii() and country.isalpha() and country.isupper()):
         yield f"--codecarbon-country-iso-code {country} is not a code of three letters, such as FRA"
@@ -265,11 +230,7 @@ def logging_problems(
         yield from _profile_problems(profiling, logging, world_size)
 
 
-def _slow_rank_problems(
-    factor: float, replicas: int, with_all_experts: int, zero_stage: int
-) -> Iterator[str]:
-    if factor <= 1:
-        yield f"--slow-rank-factor {factor:g} must be more than 1, such as 1.2"
+def _slow_rank_problems(replicas: int, with_all_experts: int, zero_stage: int) -> Iterator[str]:
     if zero_stage == 3:
         yield (
             "--slow-rank-factor cannot find slow ranks at ZeRO stage 3, where each layer waits "

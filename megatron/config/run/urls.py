@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import setting
 from megatron.config.parsing.parser import value_in
 
 
@@ -13,9 +12,7 @@ from megatron.config.parsing.parser import value_in
 class UrlConfig:
     """Files at URLs: local copies."""
 
-    object_storage_cache_path: Annotated[
-        str | None, Spelling("--object-storage-cache-path", ("--s3-cache-path",))
-    ] = None
+    object_storage_cache_path: str | None = setting(None, older=("--s3-cache-path",))
     """Directory of local copies of what flags name by URL, such as s3://bucket/prefix: parts of token
     files, checkpoints, and outputs until they are uploaded (default: ~/.cache/megatron/urls)."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from megatron.config.optimization.training import TrainingConfig
 from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parsing.declaration import range_problems
 from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
 NCCL_HANG_S = 1200.0
@@ -45,14 +46,11 @@ def watch_problems(
     """Yield every problem of timeouts and restarts."""
     hang, restarts = training.hang_timeout, training.max_restarts
     minutes, trains = parallel.distributed_timeout_minutes, checkpoint.save
-    if hang is not None and hang < 0:
-        yield f"--hang-timeout {hang} must be at least 0 seconds"
+    yield from range_problems(training, "hang_timeout", "max_restarts")
     if hang and not trains:
         yield "--hang-timeout needs --save: the stacks of all processes are gathered there"
     if minutes is not None and minutes < 1:
         yield f"--distributed-timeout-minutes {minutes} must be at least 1"
-    if restarts < 0:
-        yield f"--max-restarts {restarts} must be at least 0"
     if restarts and not goes_on(checkpoint):
         yield "--max-restarts needs --save and the same directory as --load, to resume from"
     if restarts and checkpoint.ckpt_step is not None:

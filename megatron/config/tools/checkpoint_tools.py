@@ -1,17 +1,12 @@
 """Flags of the tools that inspect and convert checkpoints."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from megatron.config.network.model_spec import Architecture
-from megatron.config.parsing.flags import Spelling
+from megatron.common.registry import NETWORKS
+from megatron.config.parsing.declaration import setting
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "GPT": "gpt",
-    "BERT": "bert",
-    "T5": "t5",
-    "RETRO": "retro",
-}
+ARCHITECTURES = {name.upper(): name for name in NETWORKS}
 """By --model-type."""
 
 
@@ -19,17 +14,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 class UniversalConfig:
     """A checkpoint to be converted to a universal one, without a layout."""
 
-    input_folder: Annotated[str, Spelling("--input_folder")]
+    input_folder: str = setting(flag="--input_folder")
     """Folder of one checkpoint: global_stepN in the directory of --save."""
 
-    output_folder: Annotated[str, Spelling("--output_folder")]
+    output_folder: str = setting(flag="--output_folder")
     """Folder to write; latest_universal beside it names it afterwards."""
 
-    num_extract_workers: Annotated[int, Spelling("--num_extract_workers")] = 4
+    num_extract_workers: int = setting(4, flag="--num_extract_workers")
     """Processes that read and write; each holds one tensor. There is one pass over the tensors, so
     the larger of this and --num_merge_workers is taken."""
 
-    num_merge_workers: Annotated[int, Spelling("--num_merge_workers")] = 2
+    num_merge_workers: int = setting(2, flag="--num_merge_workers")
     """See --num_extract_workers."""
 
 
@@ -49,19 +44,19 @@ class LookConfig:
 class MegatronConfig:
     """A checkpoint to be written in the files of Megatron-LM."""
 
-    input_folder: Annotated[str, Spelling("--input_folder")]
+    input_folder: str = setting(flag="--input_folder")
     """Folder of one checkpoint: global_stepN in the directory of --save."""
 
-    output_folder: Annotated[str, Spelling("--output_folder")]
+    output_folder: str = setting(flag="--output_folder")
     """Directory to write, which is a --load of Megatron-LM's."""
 
-    target_tp: Annotated[int, Spelling("--target_tp")] = 1
+    target_tp: int = setting(1, flag="--target_tp")
     """Tensor-parallel ranks of the run that will load it."""
 
-    target_pp: Annotated[int, Spelling("--target_pp")] = 1
+    target_pp: int = setting(1, flag="--target_pp")
     """Pipeline stages of that run."""
 
-    for_release: Annotated[bool, Spelling("--for_release")] = False
+    for_release: bool = setting(False, flag="--for_release")
     """Forget how many samples were consumed."""
 
 
@@ -80,10 +75,10 @@ class FilesConfig:
     folder: str
     """Folder of one checkpoint, or directory of several, of which the newest is taken."""
 
-    target_tp: Annotated[int | None, Spelling("--target_tp")] = None
+    target_tp: int | None = setting(None, flag="--target_tp")
     """Show the shapes for so many tensor-parallel ranks (default: those that saved it)."""
 
-    target_pp: Annotated[int | None, Spelling("--target_pp")] = None
+    target_pp: int | None = setting(None, flag="--target_pp")
     """Show the layers of so many stages (default: those that saved it)."""
 
 
@@ -91,19 +86,19 @@ class FilesConfig:
 class LayoutConfig:
     """A checkpoint to be resharded to another layout; axes without a flag stay as they are."""
 
-    input_folder: Annotated[str, Spelling("--input_folder")]
+    input_folder: str = setting(flag="--input_folder")
     """Folder of one checkpoint: global_stepN in the directory of --save."""
 
-    output_folder: Annotated[str, Spelling("--output_folder")]
+    output_folder: str = setting(flag="--output_folder")
     """Directory to write the checkpoint in, as a run writes to --save."""
 
-    target_tp: Annotated[int | None, Spelling("--target_tp")] = None
+    target_tp: int | None = setting(None, flag="--target_tp")
     """Tensor-parallel ranks."""
 
-    target_pp: Annotated[int | None, Spelling("--target_pp")] = None
+    target_pp: int | None = setting(None, flag="--target_pp")
     """Pipeline stages."""
 
-    target_dp: Annotated[int | None, Spelling("--target_dp")] = None
+    target_dp: int | None = setting(None, flag="--target_dp")
     """Replicas."""
 
 

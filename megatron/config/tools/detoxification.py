@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron.config.parsing.declaration import range_problems, setting
+
 PERSPECTIVE = "perspective"
 TRANSFORMERS = "transformers"
 PROFANITY_CHECK = "profanity-check"
@@ -27,11 +29,11 @@ class ScorerConfig:
     perspective_url: str = "https://commentanalyzer.googleapis.com/v1alpha1/comments:analyze"
     """Address of the Perspective API, or of a server with its interface."""
 
-    max_retries: int = 5
+    max_retries: int = setting(5, at_least=0)
     """Further requests after one that fails, each after twice the time, before the tool gives up. What
     was scored is kept: the same command continues."""
 
-    workers: int = 1
+    workers: int = setting(1, at_least=1)
     """Processes that score; each loads the scorer, or has one request at a time in flight."""
 
 
@@ -117,10 +119,7 @@ def scorer_problems(config: ScorerConfig, *, api_key: str) -> Iterator[str]:
         ):
             if value:
                 yield f"{flag} is for --scorer {TRANSFORMERS}"
-    if config.max_retries < 0:
-        yield f"--max-retries {config.max_retries} must be at least 0"
-    if config.workers < 1:
-        yield f"--workers {config.workers} must be at least 1"
+    yield from range_problems(config)
 
 
 def annotation_problems(config: AnnotationConfig) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """Flags of the tools that convert to Hugging Face transformers and back."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from megatron.common.registry import EXPORTERS
-from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class ExportConfig:
     save: str
     """Folder to write; it must be new or empty."""
 
-    exporter: Annotated[str, Names(EXPORTERS)] = "transformers"
+    exporter: str = setting("transformers", names=EXPORTERS)
     """Format to write: transformers, safetensors with our own names of parameters, NeMo's .nemo
     archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or that of a plugin's exporter."""
 
@@ -28,9 +28,7 @@ class ExportConfig:
     ) = None
     """Architecture of transformers' (default: the first that expresses the network)."""
 
-    target_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))
-    ] = None
+    target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
     """Dtype of the weights (default: that of the training)."""
 
     chat_template: str | None = None
@@ -88,9 +86,7 @@ class ImportConfig:
     """Run the Python code that comes with the tokenizer, if it needs some. Code that comes with a
     model is never run."""
 
-    target_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))
-    ] = None
+    target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
     """Dtype of the run to come (default: that of config.json). The weights are kept in 32
     bits, which changes none."""
 
@@ -107,18 +103,18 @@ class ImportConfig:
 class TransformersConfig:
     """A checkpoint to be written for transformers, with the flags of older scripts."""
 
-    input_folder: Annotated[str, Spelling("--input_folder")]
+    input_folder: str = setting(flag="--input_folder")
     """Folder of one checkpoint, global_stepN, or directory of several, of which the newest is
     taken."""
 
-    output_folder: Annotated[str, Spelling("--output_folder")]
+    output_folder: str = setting(flag="--output_folder")
     """Folder to write; it must be new or empty."""
 
-    target_tp: Annotated[int, Spelling("--target_tp")] = 1
+    target_tp: int = setting(1, flag="--target_tp")
     """Must be 1: transformers divides a model when it loads it."""
 
-    target_pp: Annotated[int, Spelling("--target_pp")] = 1
+    target_pp: int = setting(1, flag="--target_pp")
     """Must be 1, likewise."""
 
-    for_release: Annotated[bool, Spelling("--for_release")] = False
+    for_release: bool = setting(False, flag="--for_release")
     """Leave out of the card how far the model was trained."""

@@ -1,9 +1,9 @@
 """Preprocessing and merging of token files: flags."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,7 @@ class PreprocessConfig:
     """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added. Only
     --find-optimal-num-workers needs none."""
 
-    json_keys: Annotated[list[str], Spelling("--json-keys", ("--json-key", "--columns"))] = field(
-        default_factory=lambda: ["text"]
-    )
+    json_keys: list[str] = setting(factory=lambda: ["text"], older=("--json-key", "--columns"))
     """Keys, or columns, whose text to convert; each becomes token files of its own."""
 
     where: list[str] | None = None

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.corpora import SampleOrder
-from megatron.config.parsing.flags import Legacy, Spelling
+from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.flags import Legacy
 
 TASKS = ("db-build", "index-train", "index-add", "query-neighbors")
 """Tasks in the order in which each needs the files of those before it."""
@@ -24,7 +25,7 @@ _SEVERAL: Mapping[str, tuple[str, ...]] = {
 class RetroPreprocessingConfig:
     """Retro preprocessing: database of chunks, index, and neighbors of all samples of a run."""
 
-    retro_project_dir: Annotated[str, Spelling("--retro-project-dir", ("--retro-workdir",))]
+    retro_project_dir: str = setting(older=("--retro-workdir",))
     """Directory of the project. Settings of its first command are kept in its config.json, and are
     the defaults of those that follow."""
 
@@ -65,9 +66,7 @@ class RetroPreprocessingConfig:
     retro_gpt_sample_order: SampleOrder = "bigscience"
     """Sample order of training (--sample-order)."""
 
-    retro_gpt_train_samples: Annotated[
-        int | None, Spelling("--retro-gpt-train-samples", ("--train-samples",))
-    ] = None
+    retro_gpt_train_samples: int | None = setting(None, older=("--train-samples",))
     """Samples of training (--train-samples)."""
 
     retro_gpt_eval_interval: int = 1000
@@ -105,7 +104,7 @@ class RetroPreprocessingConfig:
     no weights; megatron is a checkpoint of pretrain_bert.py; huggingface is an encoder in
     transformers' format."""
 
-    bert_load: Annotated[str | None, Spelling("--bert-load", ("--load",))] = None
+    bert_load: str | None = setting(None, older=("--load",))
     """Directory of the checkpoint or the encoder of --bert-embedder-type megatron or huggingface."""
 
     retro_bert_tokenizer_type: str | None = None
@@ -141,19 +140,14 @@ class RetroPreprocessingConfig:
     retro_index_add_load_fraction: float = 1.0
     """Fraction of the chunks of the database that are added to the index."""
 
-    retro_index_delete_training_embeddings: Annotated[
-        bool,
-        Spelling(
-            "--no-retro-index-delete-training-embeddings",
-            ("--retro-index-no-delete-training-embeddings",),
-        ),
-    ] = True
+    retro_index_delete_training_embeddings: bool = setting(
+        True, older=("--retro-index-no-delete-training-embeddings",)
+    )
     """Delete the embeddings of the sample once the index is trained."""
 
-    retro_index_delete_added_codes: Annotated[
-        bool,
-        Spelling("--no-retro-index-delete-added-codes", ("--retro-index-no-delete-added-codes",)),
-    ] = True
+    retro_index_delete_added_codes: bool = setting(
+        True, older=("--retro-index-no-delete-added-codes",)
+    )
     """Delete the blocks of codes once they are in the index."""
 
     retro_query_ef_search: int = 256

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from megatron.common.errors import WrongDataError
 from megatron.config.data.corpora import DataPlan, DatasetPlan
 from megatron.config.data.instructions import InstructPlan
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import CorpusUse, CyclicDataset, Datasets
 from megatron.data.downstream.instructions import (
@@ -100,7 +101,7 @@ def instruct_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
     Raises:
         WrongDataError: a file is missing or malformed, or has no question with an answer.
     """
-    retrieves = plan.model.architecture == "retro"
+    retrieves = network_of(plan.model).retrieves
     sizes = plan.model.retro_num_neighbors, plan.model.retro_retrieved_length
     own = plan.objective.instruct
 

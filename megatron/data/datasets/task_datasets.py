@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from megatron.common.errors import WrongDataError
+from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.epoch_order import ShuffledEpochs
@@ -25,7 +26,7 @@ def task_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
         WrongDataError: a file is missing or malformed, or two have the same name.
     """
     downstream = plan.downstream
-    task = task_of(downstream.task, plan.text_task, plan.model.architecture)
+    task = task_of(downstream.task, plan.text_task, causal=network_of(plan.model).is_causal)
     read = partial(task.data, tokenizer=tokenizer, seq_length=plan.model.seq_length)
     files = [read([Path(path)], trains=False) for path in downstream.valid_data]
     names = [file.name for file in files]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import WrongDataError
-from megatron.config.network.model_spec import Architecture
 from megatron.data.downstream.metrics import (
     METRICS,
     class_scores,
@@ -70,7 +69,7 @@ class ClassificationTask:
         read: reader of one file or folder.
         num_choices: rows of an item, one for each answer of a question; 0 if an item is one row.
         max_first_tokens: tokens that text A is cut to before it is packed.
-        architecture: of the network that reads its items.
+        causal: whether tokens of the network that reads its items see only those before them.
     """
 
     name: str
@@ -79,7 +78,7 @@ class ClassificationTask:
     read: Callable[[Path], Examples]
     num_choices: int = 0
     max_first_tokens: int | None = None
-    architecture: Architecture = "bert"
+    causal: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -236,7 +235,7 @@ class TaskDataset:
     ):
         self.task = task
         self.name = "+".join(map(task.set_name, paths))
-        packers = DecoderPacker if task.architecture == "gpt" else SegmentPacker
+        packers = DecoderPacker if task.causal else SegmentPacker
         self._packer: Packer = packers.of(tokenizer, seq_length)
         files = [task.read(path) for path in paths]
         self.unlabelled = [p for p, f in zip(paths, files, strict=True) if not f.has_labels]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 from megatron.config.data.text_tasks import TextTaskPlan
-from megatron.config.network.model_spec import Architecture
 from megatron.data.downstream.glue import GLUE
 from megatron.data.downstream.race import RACE
 from megatron.data.downstream.sentences import SentenceTask, read_labelled_sentences
@@ -14,11 +13,11 @@ from megatron.data.downstream.text_tasks import AnswerTask, TaggingTask
 TASKS = {task.name: task for task in (RACE, *GLUE)}
 
 
-def task_of(name: str, plan: TextTaskPlan, architecture: Architecture = "bert") -> Task:
+def task_of(name: str, plan: TextTaskPlan, *, causal: bool = False) -> Task:
     """Return a task by its name, with the labels and options of a plan.
 
     Args:
-        architecture: of the network that learns it.
+        causal: whether tokens of the network that learns it see only those before them.
     """
     match name:
         case "token-classification":
@@ -31,8 +30,8 @@ def task_of(name: str, plan: TextTaskPlan, architecture: Architecture = "bert") 
                 classes=plan.labels,
                 metric_names=("accuracy",),
                 read=partial(read_labelled_sentences, labels=plan.labels),
-                architecture=architecture,
+                causal=causal,
                 negative_label=plan.negative_label,
                 balances=plan.balances_classes,
             )
-    return replace(TASKS[name], architecture=architecture)
+    return replace(TASKS[name], causal=causal)

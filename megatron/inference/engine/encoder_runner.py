@@ -17,9 +17,9 @@ from megatron.inference.engine.model_runner import fill_parameters, nonfinite_lo
 from megatron.inference.engine.sequence import Event, Request
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.rng import OrdinaryStream
 
 Value = TypeVar("Value")
 
@@ -53,15 +53,12 @@ class EncoderRunner:
         tensor = groups.topology.tensor
         padded = -(-spec.padded_vocab_size // tensor) * tensor
         self.spec = replace(spec, padded_vocab_size=padded)
-        steps = layers(
-            self.spec,
+        parts = LayerParts(
             group=groups.tensor,
-            rng=OrdinaryStream(),
-            mixed=dtype != torch.float32,
             core_attention=core_attention_of(spec),
-            batch_fields=(),
+            mixed=dtype != torch.float32,
         )
-        self.model = SequentialModel(steps).to(dtype).to(device).eval()
+        self.model = SequentialModel(layers(self.spec, parts)).to(dtype).to(device).eval()
         fill_parameters(self.model, weights)
 
     def full_logits(self, logits: Tensor) -> Tensor:

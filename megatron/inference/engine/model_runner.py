@@ -11,20 +11,21 @@ from torch import Tensor
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
 from megatron.inference.engine.control_messages import broadcast_object
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
 from megatron.inference.engine.device import to_device, without_cudnn_attention
 from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
 from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, read_logprobs
-from megatron.model.gpt import gpt_layers, to_batch_first
+from megatron.model.gpt import to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput
-from megatron.model.layers.layer_list import Layer, SequentialModel, Step, in_turn
+from megatron.model.layers.layer_list import Block, Layer, SequentialModel, Step, in_turn
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import exact_quotient, shard_of
 
 Value = TypeVar("Value")
@@ -63,7 +64,6 @@ class ModelRunner:
         ConfigError: the KV cache does not fit into memory.
     """
 
-    layers: Callable[..., list[Step]] = staticmethod(gpt_layers)
     batch_fields: tuple[str, ...] = ()
 
     def __init__(
@@ -88,18 +88,15 @@ class ModelRunner:
         # A plugin's attention gets the keys of each row, without padding.
         self._rounding = 1 if spec.attention else key_rounding or default
         self.max_length = max_length or spec.max_position_embeddings
-        parts: dict[str, Any] = {
-            "group": groups.tensor,
-            "rng": OrdinaryStream(),
-            "mixed": dtype != torch.float32,
-            "batch_fields": self.batch_fields,
-        }
         plain = core_attention_of(spec)
-        steps = self.layers(spec, **parts, core_attention=plain)
-        is_block = [
-            isinstance(step, Layer) and issubclass(step.cls, ParallelTransformerLayerPipe)
-            for step in steps
-        ]
+        parts = LayerParts(
+            group=groups.tensor,
+            core_attention=plain,
+            mixed=dtype != torch.float32,
+            batch_fields=self.batch_fields,
+        )
+        steps: list[Step] = network_of(spec).layers(spec, parts)
+        is_block = [isinstance(step, Layer) and issubclass(step.cls, Block) for step in steps]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
         self.cache = None
         if rows:

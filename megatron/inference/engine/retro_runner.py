@@ -11,7 +11,6 @@ from megatron.inference.engine.model_runner import ModelRunner, Neighbors
 from megatron.model.retro import (
     PROMPT_LENGTHS,
     ParallelTransformerRetroLayerPipe,
-    retro_layers,
 )
 
 
@@ -26,7 +25,6 @@ class RetroRunner(ModelRunner):
         arguments: those of ModelRunner.
     """
 
-    layers = staticmethod(retro_layers)
     batch_fields = (PROMPT_LENGTHS,)
 
     def __init__(self, *arguments: Any, **options: Any):

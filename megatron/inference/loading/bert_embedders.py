@@ -14,7 +14,7 @@ from megatron.inference.engine.encoder_runner import EncoderRunner
 from megatron.inference.loading.loaded_model import (
     PreparedProcess,
     lone_groups,
-    require_architecture,
+    require_service,
     tokenizer_and_spec,
 )
 from megatron.inference.loading.masked_lm import MaskedLM
@@ -78,7 +78,7 @@ def load_bert_embedder(source: ModelSource, batches: Batches, launch: Launch) ->
         CheckpointError: it is damaged.
     """
     tokenizer, spec = tokenizer_and_spec(source)
-    require_architecture(source, spec, "bert")
+    require_service(source, spec, "masks")
     process = PreparedProcess(
         tokenizer=tokenizer,
         spec=spec,

@@ -15,6 +15,7 @@ from megatron.common.errors import (
     WrongDataError,
     raise_if_any,
 )
+from megatron.common.registry import NETWORKS
 from megatron.config.data.objective import (
     ObjectiveName,
     plan_objective,
@@ -31,14 +32,21 @@ from megatron.config.inference.generation import (
     room_problems,
     vocabulary_problems,
 )
-from megatron.config.network.model_spec import Architecture, ModelSpec
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import (
+    Architecture,
+    Service,
+    imported,
+    network_named,
+    network_of,
+)
+from megatron.config.networks.network import with_network
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.engine.retro_runner import RetroRunner
 from megatron.inference.loading.model_source import ModelSource, tokenizer_arguments_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
@@ -78,14 +86,14 @@ def load_model(
     *,
     rows: int,
     with_replicas: bool = False,
-    architectures: Sequence[Architecture] = ("gpt",),
+    services: Sequence[Service] = ("prompts",),
 ) -> LoadedModel:
     """Load a checkpoint in the layout of the command line.
 
     Args:
         rows: most sequences at once.
         with_replicas: use further processes for further replicas of the model.
-        architectures: that the caller can use.
+        services: of networks that the caller can use.
 
     Raises:
         ConfigError: options contradict each other or do not fit the machine.
@@ -95,7 +103,8 @@ def load_model(
     """
     parallel = source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
-    require_architecture(source, spec, *architectures)
+    network = require_service(source, spec, *services)
+    recompute = options.recompute or not network.caches
     launch, device = prepare_process(parallel)
     dtype = inference_dtype(options, source.config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
@@ -111,22 +120,22 @@ def load_model(
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
     groups = _inference_groups(parallel, replicas, device, master_address(launch))
-    graphs = options.decode_graphs and spec.architecture != "retro"
+    graphs = options.decode_graphs and not network.retrieves
     with source.weights() as full:
-        runner = (RetroRunner if spec.architecture == "retro" else ModelRunner)(
+        runner: ModelRunner = imported(network.runner_in)(
             _with_equal_shards(spec, groups),
             full.parameters,
             groups=groups,
             dtype=TORCH_DTYPES[dtype],
             device=device,
-            rows=0 if options.recompute else rows,
+            rows=0 if recompute else rows,
             max_length=options.inference_max_seq_length,
             sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
             capture=decode_capture(spec, groups, device) if graphs else None,
         )
     return LoadedModel(
-        engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=options.recompute),
+        engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,
@@ -171,12 +180,12 @@ class PreparedProcess:
 
 
 def prepare_encoder(
-    source: ModelSource, name: Architecture, options: DecodingConfig | None = None
+    source: ModelSource, service: Service, options: DecodingConfig | None = None
 ) -> PreparedProcess:
     """Prepare this process for the BERT or T5 of a checkpoint.
 
     Args:
-        name: its architecture.
+        service: what it has to do.
         options: of decoding, and the dtype; None for fp32.
 
     Raises:
@@ -187,7 +196,7 @@ def prepare_encoder(
     """
     parallel = source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
-    require_architecture(source, spec, name)
+    require_service(source, spec, service)
     launch, device = prepare_process(parallel)
     dtype: Dtype = "fp32"
     problems: list[str] = []
@@ -213,8 +222,8 @@ def prepare_encoder(
 
 
 def _stage_problems(parallel: ParallelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield why a network other than a GPT cannot be divided into pipeline stages."""
-    if parallel.pipeline_model_parallel_size > 1 and spec.architecture != "gpt":
+    """Yield why a network that does not continue prompts cannot be divided into pipeline stages."""
+    if parallel.pipeline_model_parallel_size > 1 and network_of(spec).service != "prompts":
         yield (
             f"--pipeline-model-parallel-size {parallel.pipeline_model_parallel_size}: a "
             f"{spec.architecture.upper()} is used without pipeline stages; write 1"
@@ -233,7 +242,7 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
             f"{source.folder}: give --vocab-file and the others with the present paths)"
         ) from error
     spec = plan_model(
-        config,
+        with_network(config, manifest.plan["model"]),
         vocab_size=tokenizer.vocab_size,
         tensor=manifest.plan["parallel"]["tensor"],
         objective=objective,
@@ -247,19 +256,11 @@ def _objective_of(source: ModelSource) -> ObjectiveName:
     return name
 
 
-_USES = {
-    "gpt": "tools/generate_samples_gpt.py continues texts with it",
-    "bert": "tools/fill_mask.py fills masks and scores sentences with it",
-    "t5": "tools/text_to_text.py generates text from text with it",
-    "retro": "tools/retro/text_generation/retro_text_generation.py answers questions with it",
-}
-
-
-def require_architecture(source: ModelSource, spec: ModelSpec, *names: Architecture) -> None:
-    """Refuse a checkpoint of another network, and name the tool for it.
+def require_service(source: ModelSource, spec: ModelSpec, *services: Service) -> Architecture:
+    """Return the network of a checkpoint; refuse one that does something else, and name the tool for it.
 
     Raises:
-        WrongCheckpointError: its architecture is none of `names`, or it has the head of a downstream task.
+        WrongCheckpointError: its network has none of `services`, or the head of a downstream task.
     """
     if spec.num_outputs:
         task = source.manifest.plan["downstream"]["task"]
@@ -267,11 +268,14 @@ def require_architecture(source: ModelSource, spec: ModelSpec, *names: Architect
             f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "
             "evaluates it, with --epochs 0"
         )
-    if spec.architecture not in names:
+    network = network_of(spec)
+    if network.service not in services:
+        names = [name for name in NETWORKS if network_named(name).service in services]
         raise WrongCheckpointError(
-            f"{source.folder} holds no {' or '.join(names).upper()} but a {spec.architecture.upper()}: "
-            f"{_USES[spec.architecture]}"
+            f"{source.folder} holds no {' or '.join(names).upper()} but a {network.name.upper()}: "
+            f"{network.use}"
         )
+    return network
 
 
 def lone_groups() -> Groups:

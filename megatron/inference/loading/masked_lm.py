@@ -286,6 +286,6 @@ def load_masked_lm(
 
     Communication: every rank must call this, in step.
     """
-    process = prepare_encoder(source, "bert", options)
+    process = prepare_encoder(source, "masks", options)
     runner = process.build(partial(EncoderRunner, layers=bert_layers), source)
     return MaskedLM(runner, process.tokenizer), process.is_first

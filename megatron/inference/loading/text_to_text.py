@@ -153,7 +153,7 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
 
     Communication: every rank must call this, in step.
     """
-    process = prepare_encoder(source, "t5", options)
+    process = prepare_encoder(source, "texts", options)
     runner = process.build(EncoderDecoderRunner, source)
     rows = source.config.training.micro_batch_size
     return TextToText(runner, process.tokenizer, rows=rows), process.is_first

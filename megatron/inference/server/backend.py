@@ -7,7 +7,7 @@ from typing import Any
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.config.network.model_spec import Architecture
+from megatron.config.networks.architecture import Service, network_named
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.encoder_runner import SerialEngine
@@ -57,14 +57,14 @@ def load_backend(
     Communication: every rank must call this, in step.
     """
     model: dict[str, Any] = source.manifest.plan["model"]
-    architecture: Architecture = model.get("architecture", "gpt")
-    if architecture not in _ENCODERS:
-        return _gpt(source, generation, serving)
-    raise_if_any(encoder_problems(serving, generation, architecture))
-    return _ENCODERS[architecture](source, generation)
+    network = network_named(model.get("architecture", "gpt"))
+    if network.service not in _ENCODERS:
+        return _prompts(source, generation, serving)
+    raise_if_any(encoder_problems(serving, generation, network))
+    return _ENCODERS[network.service](source, generation)
 
 
-def _gpt(source: ModelSource, generation: GenerationConfig, serving: ServingConfig) -> Backend:
+def _prompts(source: ModelSource, generation: GenerationConfig, serving: ServingConfig) -> Backend:
     loaded = load_model(source, generation, rows=source.config.training.micro_batch_size)
     is_first = loaded.is_first
     return Backend(
@@ -76,7 +76,7 @@ def _gpt(source: ModelSource, generation: GenerationConfig, serving: ServingConf
     )
 
 
-def _bert(source: ModelSource, generation: GenerationConfig) -> Backend:
+def _masked_lm(source: ModelSource, generation: GenerationConfig) -> Backend:
     model, is_first = load_masked_lm(source, generation)
     return Backend(
         engine=SerialEngine(model.runner, model),
@@ -87,7 +87,7 @@ def _bert(source: ModelSource, generation: GenerationConfig) -> Backend:
     )
 
 
-def _t5(source: ModelSource, generation: GenerationConfig) -> Backend:
+def _text_to_text(source: ModelSource, generation: GenerationConfig) -> Backend:
     model, is_first = load_text_to_text(source, generation)
     return Backend(
         engine=SerialEngine(model.runner),
@@ -98,7 +98,7 @@ def _t5(source: ModelSource, generation: GenerationConfig) -> Backend:
     )
 
 
-_ENCODERS: dict[str, Callable[[ModelSource, GenerationConfig], Backend]] = {
-    "bert": _bert,
-    "t5": _t5,
+_ENCODERS: dict[Service, Callable[[ModelSource, GenerationConfig], Backend]] = {
+    "masks": _masked_lm,
+    "texts": _text_to_text,
 }

@@ -5,15 +5,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
+from megatron.model.layers.attention_kernels import Mask, Weighing
 from megatron.model.layers.layer_input import Shared, once
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import (
     RelativePositions,
     alibi_slopes,
@@ -21,7 +20,6 @@ from megatron.model.layers.positions import (
     rotary_tables,
 )
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient
 
 
@@ -36,12 +34,8 @@ class ParallelAttention(nn.Module):
 
     Args:
         spec: the network; its query groups are a multiple of the group's size.
+        parts: what its layers are built with.
         number: the layer's, from 1 on.
-        group: the tensor-parallel ranks.
-        rng: the stream that differs between them.
-        core_attention: computes attention between the linear layers.
-        kernels: what computes the rest.
-        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
 
     Shapes: x_sbh [s, b, h], positions_bs [b, s] with rotary positions, spans_bs2 [b, s, 2] or
         [b, 1, 2] or None -> (y_sbh [s, b, h], bias [h] or None).
@@ -51,57 +45,46 @@ class ParallelAttention(nn.Module):
         arXiv:2302.05442, section 2, for norms of queries and keys.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        number: int = 1,
-        group: dist.ProcessGroup,
-        rng: RngTracker,
-        core_attention: Attend,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
         heads, groups, head_dim = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
-        self.spec, self.group, self.rng, self.kernels = spec, group, rng, kernels
-        self.local_groups = exact_quotient(groups, group.size(), "num_query_groups")
+        self.spec, self.parts, self.kernels = spec, parts, parts.kernels
+        self.group, self.rng = parts.group, parts.rng
+        self.local_groups = exact_quotient(groups, parts.group.size(), "num_query_groups")
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
         self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
         self.window = spec.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
-        self.core_attention = core_attention
-        self.build_inputs(sequence_parallel)
+        self.core_attention = parts.core_attention(number)
+        self.build_inputs()
         self.dense = RowParallelLinear(
             heads * head_dim,
             spec.hidden_size,
-            group=group,
             has_bias=spec.attention_output_bias,
-            sequence_parallel=sequence_parallel,
-            adapter=adapter_of(spec, "dense", rng),
-            product=kernels.linear,
+            adapter=adapter_of(spec, "dense", parts.rng),
+            product=parts.kernels.linear,
+            **parts.division,
         )
         if spec.qk_layernorm:
             # Every rank norms heads of its own with the same weight.
-            norm = norm_layer(spec, width=head_dim, group=group, kernels=kernels)
+            norm = norm_layer(spec, width=head_dim, group=parts.group, kernels=parts.kernels)
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
 
-    def build_inputs(self, sequence_parallel: bool) -> None:
+    def build_inputs(self) -> None:
         """Build the linear layer in front of the core."""
         heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
-        self.query_key_value = self.input_layer(heads + 2 * groups, sequence_parallel)
+        self.query_key_value = self.input_layer(heads + 2 * groups)
 
-    def input_layer(self, num_heads: int, sequence_parallel: bool) -> nn.Module:
+    def input_layer(self, num_heads: int) -> nn.Module:
         """Build a column-parallel layer that projects its input to `num_heads` heads."""
         return ColumnParallelLinear(
             self.spec.hidden_size,
             num_heads * self.spec.head_dim,
-            group=self.group,
             has_bias=self.spec.qkv_bias,
-            sequence_parallel=sequence_parallel,
             adapter=adapter_of(self.spec, "query_key_value", self.rng),
             product=self.kernels.linear,
+            **self.parts.division,
         )
 
     def forward(
@@ -243,11 +226,11 @@ class ParallelCrossAttention(ParallelAttention):
         one of [t, b, h].
     """
 
-    def build_inputs(self, sequence_parallel: bool) -> None:
+    def build_inputs(self) -> None:
         """Build the linear layers in front of the core."""
         heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
-        self.query = self.input_layer(heads, sequence_parallel)
-        self.key_value = self.input_layer(2 * groups, sequence_parallel)
+        self.query = self.input_layer(heads)
+        self.key_value = self.input_layer(2 * groups)
 
     def forward(  # type: ignore[override]
         self,

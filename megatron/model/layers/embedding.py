@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import soft_capped
 from megatron.model.layers.deferred_logits import DeferredLogits, defer_logits
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import own_position_embedding
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import copy_to_tensor_parallel, gather_sequence
@@ -29,9 +29,7 @@ class EmbeddingPipe(nn.Module):
 
     Args:
         spec: the network.
-        group: the tensor-parallel ranks.
-        kernels: what computes the norm.
-        sequence_parallel: whether the ranks of `group` divide the sequence of the result.
+        parts: what its layers are built with.
 
     Shapes: tokens, positions, token_types [b, s] int64, attention_span [b, s or 1, 2] int64 ->
         hidden [b, s, h].
@@ -39,25 +37,15 @@ class EmbeddingPipe(nn.Module):
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        group: dist.ProcessGroup,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         self.spec = spec
         self.word_embeddings = VocabParallelEmbedding(
-            spec.padded_vocab_size,
-            spec.hidden_size,
-            group=group,
-            sequence_parallel=sequence_parallel,
+            spec.padded_vocab_size, spec.hidden_size, **parts.division
         )
         if spec.embed_layernorm:
             # A part of the table by name, as in BLOOM's checkpoints.
-            self.word_embeddings.add_module("norm", norm_layer(spec, kernels=kernels).build())
+            self.word_embeddings.add_module("norm", norm_layer(spec, kernels=parts.kernels).build())
         if spec.position_embedding == "learned":
             self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
         if spec.num_token_types:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.router import Router, Routing, count_choices
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.tensor_parallel.collectives import (
@@ -24,10 +24,7 @@ from megatron.tensor_parallel.collectives import (
     scatter_sequence,
 )
 from megatron.tensor_parallel.grouped_linear import GroupedLinear, Segments
-from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
 from megatron.tensor_parallel.sharding import ExpertShare, exact_quotient
-
-_ALONE = OrdinaryStream()
 
 
 class Experts(nn.Module):
@@ -35,10 +32,9 @@ class Experts(nn.Module):
 
     Args:
         spec: the network.
+        parts: what its layers are built with.
         number: the layer's, from 1 on.
-        group: the tensor-parallel ranks.
         expert_group: the ranks that divide the experts; None if this rank has all.
-        kernels: what computes the activation.
 
     Shapes: x [rows, h] -> this rank's term of [rows, h].
     """
@@ -46,18 +42,17 @@ class Experts(nn.Module):
     def __init__(
         self,
         spec: ModelSpec,
+        parts: LayerParts,
         *,
         number: int,
-        group: dist.ProcessGroup,
         expert_group: dist.ProcessGroup | None,
-        kernels: Kernels,
     ):
         super().__init__()
         ranks = expert_group.size() if expert_group else 1
-        self.activate = activation_of(spec.activation, kernels, spec.own_flags)
+        self.activate = activation_of(spec.activation, parts.kernels, spec.own_flags)
         width = spec.expert_width
         form: dict[str, Any] = {
-            "group": group,
+            "group": parts.group,
             "num_experts": exact_quotient(spec.experts_of(number), ranks, "num_experts"),
             "share": ExpertShare(expert_group.rank(), ranks) if expert_group else None,
             "has_bias": spec.linear_bias,
@@ -85,11 +80,8 @@ class MixtureOfExperts(nn.Module):
 
     Args:
         spec: the network.
+        parts: what its layers are built with.
         number: the layer's, from 1 on.
-        group: the tensor-parallel ranks.
-        rng: the stream that differs between them.
-        kernels: what computes the activation.
-        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
         plan: how tokens are routed in training; None for inference, which drops none.
         expert_group: the ranks that divide the experts of a layer; None if each has all.
         sequence_group: the ranks that divide a sample's sequence throughout; None for one rank.
@@ -106,12 +98,9 @@ class MixtureOfExperts(nn.Module):
     def __init__(
         self,
         spec: ModelSpec,
+        parts: LayerParts,
         *,
         number: int,
-        group: dist.ProcessGroup,
-        rng: RngTracker = _ALONE,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
         plan: ExpertPlan | None = None,
         expert_group: dist.ProcessGroup | None = None,
         sequence_group: dist.ProcessGroup | None = None,
@@ -120,7 +109,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.spec, self.number, self.plan = spec, number, plan
         self.num_experts = spec.experts_of(number)  # also read by DeepSpeed
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.group, self.sequence_parallel = parts.group, parts.sequence_parallel
         self._expert_group, self._auxiliary = expert_group, auxiliary
         divided = sequence_group is not None and sequence_group.size() > 1
         self.router = Router(
@@ -128,28 +117,20 @@ class MixtureOfExperts(nn.Module):
             number=number,
             plan=plan,
             token_groups=[
-                *([group] if sequence_parallel else []),
+                *([parts.group] if parts.sequence_parallel else []),
                 *([sequence_group] if sequence_group and divided else []),
             ],
             copies=sequence_group.size() if sequence_group and divided else 1,
             auxiliary=auxiliary,
         )
-        self.experts = Experts(
-            spec, number=number, group=group, expert_group=expert_group, kernels=kernels
-        )
-        parts: dict[str, Any] = {
-            "group": group,
-            "rng": rng,
-            "kernels": kernels,
-            "sequence_parallel": sequence_parallel,
-        }
+        self.experts = Experts(spec, parts, number=number, expert_group=expert_group)
         if spec.shared_expert_ffn_hidden_size:
             shared = replace(spec, ffn_hidden_size=spec.shared_expert_ffn_hidden_size)
-            self.shared_experts = ParallelMLP(shared, **parts)
+            self.shared_experts = ParallelMLP(shared, parts)
         if spec.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(spec.hidden_size, 1, bias=False)
         if spec.residual_experts:
-            self.residual_mlp = ParallelMLP(spec, **parts)
+            self.residual_mlp = ParallelMLP(spec, parts)
             self.coefficient = nn.Linear(spec.hidden_size, 2)
             nn.init.zeros_(self.coefficient.bias)
 
@@ -255,47 +236,11 @@ class MixtureOfExperts(nn.Module):
         return exchange_rows(back, received, sent, group)
 
 
-class MixtureBuilder(Protocol):
-    """Builds the mixture of experts (MoE) that replaces the MLP of a layer."""
-
-    def __call__(
-        self,
-        spec: ModelSpec,
-        *,
-        number: int,
-        group: dist.ProcessGroup,
-        rng: RngTracker,
-        kernels: Kernels,
-        sequence_parallel: bool,
-    ) -> nn.Module:
-        """Return the experts of the layer `number`; called like a ParallelMLP."""
-        ...
-
-
-def build_mlp(
-    spec: ModelSpec,
-    *,
-    number: int,
-    group: dist.ProcessGroup,
-    rng: RngTracker,
-    kernels: Kernels,
-    build_mixture: MixtureBuilder | None,
-    sequence_parallel: bool = False,
-) -> nn.Module:
-    """Return the MLP of the layer `number`, or its experts.
-
-    Args:
-        build_mixture: builds the experts; None for those of inference, which have no capacity.
-    """
-    parts: dict[str, Any] = {
-        "group": group,
-        "rng": rng,
-        "kernels": kernels,
-        "sequence_parallel": sequence_parallel,
-    }
+def build_mlp(spec: ModelSpec, parts: LayerParts, *, number: int) -> nn.Module:
+    """Return the MLP of the layer `number`, or its experts."""
     if spec.experts_of(number) == 1:
-        return ParallelMLP(spec, **parts)
-    return (build_mixture or MixtureOfExperts)(spec, number=number, **parts)
+        return ParallelMLP(spec, parts)
+    return (parts.build_mixture or MixtureOfExperts)(spec, parts, number=number)
 
 
 class _TakeTokens(torch.autograd.Function):

@@ -1,15 +1,12 @@
 """The MLP with its inner features divided over the tensor-parallel ranks."""
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.activations import activation_of
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.linear import Adapter, ColumnParallelLinear, RowParallelLinear
-from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
-
-_ALONE = OrdinaryStream()
+from megatron.tensor_parallel.rng import RngTracker
 
 
 class ParallelMLP(nn.Module):
@@ -20,45 +17,32 @@ class ParallelMLP(nn.Module):
 
     Args:
         spec: the network; its inner width is a multiple of the group's size.
-        group: the tensor-parallel ranks.
-        rng: the stream that differs between them, for adapters.
-        kernels: what computes the activation.
-        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+        parts: what its layers are built with.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h] or None).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        group: dist.ProcessGroup,
-        rng: RngTracker = _ALONE,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-        self.activate = activation_of(spec.activation, kernels, spec.own_flags)
+        self.activate = activation_of(spec.activation, parts.kernels, spec.own_flags)
         self.dense_h_to_4h = ColumnParallelLinear(
             spec.hidden_size,
             inner,
-            group=group,
             has_bias=spec.linear_bias,
-            adds_bias=not kernels.activation_adds_bias,
-            sequence_parallel=sequence_parallel,
-            adapter=adapter_of(spec, "dense_h_to_4h", rng),
-            product=kernels.linear,
+            adds_bias=not parts.kernels.activation_adds_bias,
+            adapter=adapter_of(spec, "dense_h_to_4h", parts.rng),
+            product=parts.kernels.linear,
+            **parts.division,
         )
         self.dense_4h_to_h = RowParallelLinear(
             spec.ffn_hidden_size,
             spec.hidden_size,
-            group=group,
             has_bias=spec.linear_bias,
-            sequence_parallel=sequence_parallel,
-            adapter=adapter_of(spec, "dense_4h_to_h", rng),
-            product=kernels.linear,
+            adapter=adapter_of(spec, "dense_4h_to_h", parts.rng),
+            product=parts.kernels.linear,
+            **parts.division,
         )
 
     def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,18 +1,15 @@
 """Transformer layers: attention and MLP, and those of a decoder with cross-attention."""
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention import ParallelAttention, ParallelCrossAttention
-from megatron.model.layers.attention_kernels import CoreAttention
-from megatron.model.layers.experts import MixtureBuilder, build_mlp
+from megatron.model.layers.experts import build_mlp
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block
 from megatron.model.layers.norms import fuses_sum, norm_layer, residual_and_norm
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import RelativePositions
-from megatron.tensor_parallel.rng import RngTracker
 
 
 class ParallelTransformerLayerPipe(Block):
@@ -27,13 +24,8 @@ class ParallelTransformerLayerPipe(Block):
 
     Args:
         spec: the network.
+        parts: what its layers are built with.
         number: the layer's, from 1 on.
-        group: the tensor-parallel ranks.
-        rng: the stream that differs between them.
-        core_attention: returns what computes attention in the layer of a number.
-        kernels: what computes the operations.
-        build_mixture: builds the MLP of a layer with experts.
-        sequence_parallel: whether the ranks of `group` divide the sequence of `hidden`.
 
     Shapes: hidden [s, b, h] -> [s, b, h], in its dtype.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
@@ -42,41 +34,14 @@ class ParallelTransformerLayerPipe(Block):
         for sandwich norms.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: ModelSpec,
-        number: int = 1,
-        group: dist.ProcessGroup,
-        rng: RngTracker,
-        core_attention: CoreAttention,
-        kernels: Kernels = REFERENCE,
-        build_mixture: MixtureBuilder | None = None,
-        sequence_parallel: bool = False,
-    ):
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
-        self.spec, self.kernels, self.number = spec, kernels, number
-        norm = norm_layer(spec, kernels=kernels)
+        self.spec, self.kernels, self.number = spec, parts.kernels, number
+        norm = norm_layer(spec, kernels=parts.kernels)
         self.input_layernorm = norm.build()
-        self.self_attention = ParallelAttention(
-            spec,
-            number=number,
-            group=group,
-            rng=rng,
-            kernels=kernels,
-            sequence_parallel=sequence_parallel,
-            core_attention=core_attention(number),
-        )
+        self.self_attention = ParallelAttention(spec, parts, number=number)
         self.post_attention_layernorm = norm.build()
-        self.mlp = build_mlp(
-            spec,
-            number=number,
-            group=group,
-            rng=rng,
-            kernels=kernels,
-            build_mixture=build_mixture,
-            sequence_parallel=sequence_parallel,
-        )
+        self.mlp = build_mlp(spec, parts, number=number)
         if spec.sandwich_norm:
             self.attention_output_layernorm = norm.build()
             self.mlp_output_layernorm = norm.build()
@@ -150,36 +115,10 @@ class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
     Source: arXiv:1910.10683, section 2.1.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: ModelSpec,
-        number: int = 1,
-        group: dist.ProcessGroup,
-        rng: RngTracker,
-        core_attention: CoreAttention,
-        kernels: Kernels = REFERENCE,
-        sequence_parallel: bool = False,
-    ):
-        super().__init__(
-            spec=spec,
-            number=number,
-            group=group,
-            rng=rng,
-            core_attention=core_attention,
-            kernels=kernels,
-            sequence_parallel=sequence_parallel,
-        )
-        self.inter_attention = ParallelCrossAttention(
-            spec,
-            number=number,
-            group=group,
-            rng=rng,
-            kernels=kernels,
-            sequence_parallel=sequence_parallel,
-            core_attention=core_attention(number),
-        )
-        self.post_inter_attention_layernorm = norm_layer(spec, kernels=kernels).build()
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
+        super().__init__(spec, parts, number=number)
+        self.inter_attention = ParallelCrossAttention(spec, parts, number=number)
+        self.post_inter_attention_layernorm = norm_layer(spec, kernels=parts.kernels).build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_sbh, encoder_tbh = inputs.hidden, inputs.encoder_hidden

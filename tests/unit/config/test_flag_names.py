@@ -1,15 +1,14 @@
 """Messages name the flags that a decision comes from."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 from tiny import tiny_plan
 
 from megatron.checkpointing.compare import _COMPARED_SECTIONS
-from megatron.config import flag_names
 from megatron.config.config import SECTIONS
 from megatron.config.flag_names import flag_and_value
-from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.declaration import setting_of
 
 PLAN = asdict(tiny_plan())
 FIELDS = [
@@ -17,11 +16,16 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("table", ["_NAMED", "_SWITCHED_OFF"])
-def test_the_tables_name_decisions_and_flags_that_exist(table):
-    named = getattr(flag_names, table)
-    assert set(named) <= set(FIELDS)
-    assert set(named.values()) <= set(options_of(SECTIONS).values())
+def decisions(plan, path=""):
+    for name, value in plan.items():
+        yield f"{path}{name}"
+        if isinstance(value, dict):
+            yield from decisions(value, f"{path}{name}.")
+
+
+def test_settings_name_decisions_that_exist():
+    settings = (setting_of(field) for section in SECTIONS.values() for field in fields(section))
+    assert {each for setting in settings for each in setting.decisions} <= {*decisions(PLAN)}
 
 
 def test_the_network_is_told_by_its_flags():

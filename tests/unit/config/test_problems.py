@@ -262,7 +262,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--lr -1", "--lr -1.0 and --min-lr 0.0 must not be negative"),
         ("--min-lr -1", "--lr 0.1 and --min-lr -1.0 must not be negative"),
         ("--min-lr 0.2", "--min-lr 0.2 is more than --lr 0.1"),
-        ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction 1.5 must be between 0 and 1"),
+        ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction 1.5 must be from 0 to 1"),
         ("--lr-warmup-iters -1", "--lr-warmup-iters -1 must be at least 0"),
         (
             "--lr-warmup-fraction 0.1 --lr-warmup-iters 2",

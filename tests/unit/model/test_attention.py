@@ -13,6 +13,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
 from megatron.model.layers.attention import ParallelAttention
 from megatron.model.layers.attention_kernels import Mask, attention_of
+from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
@@ -20,7 +21,12 @@ def attention(group, *, dropout=0.0):
     torch.manual_seed(0)
     spec = tiny_spec(head_dim=3, attention_dropout=dropout)
     layer = ParallelAttention(
-        spec, group=group, rng=OrdinaryStream(), core_attention=attention_of(spec, REFERENCE)
+        spec,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            core_attention=lambda number: attention_of(spec, REFERENCE),
+        ),
     )
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
@@ -101,11 +107,13 @@ def test_layer_scaling_keeps_written_out_scores_inside_the_range_of_fp16(
     spec = tiny_spec(num_attention_heads=1, head_dim=4, query_key_layer_scaling=layer_scaling)
     layer = ParallelAttention(
         spec,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            core_attention=lambda number: attention_of(spec, kernels),
+            kernels=kernels,
+        ),
         number=32,
-        group=group,
-        rng=OrdinaryStream(),
-        core_attention=attention_of(spec, kernels),
-        kernels=kernels,
     )
     query = torch.full((1, 1, 2, 4), 245.0, dtype=torch.float16)
     value = torch.randn(1, 1, 2, 4).half()

@@ -11,6 +11,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.bert import bert_layers
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.objectives.bert import BERT_FIELDS, bert_batch
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -58,11 +59,15 @@ def bert(group, attention="sdpa", **changes):
     spec = bert_spec(**changes)
     steps = bert_layers(
         spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=lambda number: attention_of(spec, replace(REFERENCE, attention=attention)),
-        batch_fields=tuple(BERT_FIELDS),
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=lambda number: attention_of(
+                spec, replace(REFERENCE, attention=attention)
+            ),
+            batch_fields=tuple(BERT_FIELDS),
+        ),
     )
     return SequentialModel(steps).eval()
 

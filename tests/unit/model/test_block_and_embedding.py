@@ -22,6 +22,7 @@ from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, SequentialModel, Tie
 from megatron.model.layers.mlp import ParallelMLP
 from megatron.model.layers.norms import LayerNorm
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -61,11 +62,13 @@ def block(group, kernels=REFERENCE, **changes):
     spec = tiny_spec(**changes)
     return filled(
         ParallelTransformerLayerPipe(
-            spec=spec,
-            group=group,
-            rng=OrdinaryStream(),
-            core_attention=core_attention_of(spec),
-            kernels=kernels,
+            spec,
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                core_attention=core_attention_of(spec),
+                kernels=kernels,
+            ),
         )
     )
 
@@ -141,7 +144,9 @@ def test_rotary_tables_are_made_once_for_the_layers_of_a_micro_batch(group, monk
 
 
 def embedding(group, dropout=0.0):
-    return filled(EmbeddingPipe(tiny_spec(hidden_dropout=dropout), group=group))
+    spec = tiny_spec(hidden_dropout=dropout)
+    parts = LayerParts(group=group, core_attention=core_attention_of(spec))
+    return filled(EmbeddingPipe(spec, parts))
 
 
 def test_a_block_is_two_residuals_behind_norms(group):
@@ -168,7 +173,9 @@ def test_the_epsilon_of_the_norms_is_the_one_asked_for(group):
 
 
 def test_the_mlp_is_linear_gelu_linear(group):
-    mlp, x = filled(ParallelMLP(tiny_spec(ffn_hidden_size=12), group=group)), torch.randn(3, 8)
+    spec = tiny_spec(ffn_hidden_size=12)
+    parts = LayerParts(group=group, core_attention=core_attention_of(spec))
+    mlp, x = filled(ParallelMLP(spec, parts)), torch.randn(3, 8)
     inner = x @ mlp.dense_h_to_4h.weight.T + mlp.dense_h_to_4h.bias
     root = (2 / torch.pi) ** 0.5
     gelu = 0.5 * inner * (1 + torch.tanh(root * (inner + 0.044715 * inner**3)))

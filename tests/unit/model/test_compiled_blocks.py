@@ -16,6 +16,7 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.model.loss import next_token_loss
 from megatron.model.t5 import t5_layers
@@ -134,11 +135,13 @@ def test_encoders_and_decoders_are_compiled(layers, group):
         torch.manual_seed(1)
         steps = build(
             spec,
-            group=group,
-            rng=OrdinaryStream(),
-            mixed=False,
-            core_attention=core_attention_of(spec, REFERENCE),
-            batch_fields=fields,
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                mixed=False,
+                core_attention=core_attention_of(spec, REFERENCE),
+                batch_fields=fields,
+            ),
         )
         model = SequentialModel(steps)
         initialise(model, seed=1, std=0.3, num_layers=2)

@@ -18,6 +18,7 @@ from megatron.model.layers.attention_kernels import (
     block_sparse_attention,
     reference_attention,
 )
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import RelativePositions
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -122,10 +123,12 @@ def test_layers_with_flex_attention_equal_those_with_sdpa(group, cross):
         cls = ParallelCrossAttention if cross else ParallelAttention
         layer = cls(
             spec,
-            group=group,
-            rng=OrdinaryStream(),
-            kernels=kernels,
-            core_attention=attention_of(spec, kernels),
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                kernels=kernels,
+                core_attention=lambda number, kernels=kernels: attention_of(spec, kernels),
+            ),
         )
         torch.manual_seed(1)
         for parameter in layer.parameters():

@@ -19,6 +19,7 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.deferred_logits import defer_logits
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import next_token_loss
 from megatron.model.t5 import t5_layers
 from megatron.objectives.bert import bert_loss
@@ -199,12 +200,14 @@ def largest_tensor(objective, group, chunk_tokens):
     model = SequentialModel(
         builder(
             spec,
-            group=group,
-            rng=OrdinaryStream(),
-            mixed=False,
-            core_attention=core_attention_of(spec, REFERENCE),
-            batch_fields=tuple(one.batch_fields(PACKED)),
-            loss_chunk_tokens=chunk_tokens,
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                mixed=False,
+                core_attention=core_attention_of(spec, REFERENCE),
+                batch_fields=tuple(one.batch_fields(PACKED)),
+                loss_chunk_tokens=chunk_tokens,
+            ),
         )
     )
     initialise(model, seed=1, std=0.3, num_layers=1)

@@ -9,9 +9,10 @@ from plain_mixture import PlainMixture
 from tiny import tiny_plan, tiny_spec
 from torch.testing import assert_close
 
-from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
+from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.experts import MixtureOfExperts
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.router import Router, count_choices
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.tensor_parallel.grouped_linear import Segments, grouped_product
@@ -34,9 +35,9 @@ def pair(group):
         spec = tiny_spec(num_experts=(4, 4), **changes)
         plan = tiny_plan(*BOTH, *flags, "--topk", str(k)).experts
         auxiliary, terms = AuxiliaryLoss(spec.num_experts), []
-        place = {"number": 1, "group": group, "kernels": REFERENCE}
-        ours = MixtureOfExperts(spec, **place, plan=plan, auxiliary=auxiliary)
-        plain = PlainMixture(spec, **place, terms=terms, capacity=capacity)
+        parts = LayerParts(group=group, core_attention=core_attention_of(spec))
+        ours = MixtureOfExperts(spec, parts, number=1, plan=plan, auxiliary=auxiliary)
+        plain = PlainMixture(spec, parts, number=1, terms=terms, capacity=capacity)
         for layer in (ours, plain):
             initialise(layer, seed=3, std=1.0, num_layers=2)
         with torch.no_grad():
@@ -308,11 +309,12 @@ def test_counts_are_those_of_the_choices():
 
 def test_initial_weights_of_experts_do_not_depend_on_their_ranks(group):
     spec = tiny_spec(num_experts=(4, 4), **LLAMA)
-    full = MixtureOfExperts(spec, number=1, group=group)
+    parts = LayerParts(group=group, core_attention=core_attention_of(spec))
+    full = MixtureOfExperts(spec, parts, number=1)
     initialise(full, seed=3, std=1.0, num_layers=2)
     for index in range(2):
         rank = SimpleNamespace(size=lambda: 2, rank=lambda index=index: index)
-        half = MixtureOfExperts(spec, number=1, group=group, expert_group=rank)
+        half = MixtureOfExperts(spec, parts, number=1, expert_group=rank)
         initialise(half, seed=3, std=1.0, num_layers=2)
         for name, p in half.experts.named_parameters():
             expected = full.experts.get_parameter(name).chunk(2)[index]

@@ -15,6 +15,7 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Recomputation, SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.retro import retro_layers
 from megatron.objectives.gpt import CAUSAL_FIELDS
 from megatron.objectives.retro import RETRO_FIELDS
@@ -46,12 +47,15 @@ def model_of(
 ):
     steps = layers(
         spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(spec, kernels),
-        batch_fields=batch_fields or (RETRO_FIELDS if layers is retro_layers else CAUSAL_FIELDS),
-        kernels=kernels,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=core_attention_of(spec, kernels),
+            batch_fields=batch_fields
+            or (RETRO_FIELDS if layers is retro_layers else CAUSAL_FIELDS),
+            kernels=kernels,
+        ),
     )
     return SequentialModel(steps, recomputation=recomputation)
 

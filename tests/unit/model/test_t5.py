@@ -12,6 +12,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import RelativePositions, relative_buckets
 from megatron.model.t5 import t5_layers
 from megatron.objectives.t5 import T5_FIELDS
@@ -37,12 +38,14 @@ SPEC = tiny_spec(
 def model_of(spec, group, kernels=REFERENCE):
     steps = t5_layers(
         spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(spec, kernels),
-        batch_fields=T5_FIELDS,
-        kernels=kernels,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=core_attention_of(spec, kernels),
+            batch_fields=T5_FIELDS,
+            kernels=kernels,
+        ),
     )
     return SequentialModel(steps)
 
@@ -250,11 +253,13 @@ def test_the_first_layer_of_each_tie_is_called_as_a_module(group):
     """DeepSpeed saves no other layer of a tie."""
     steps = t5_layers(
         SPEC,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(SPEC),
-        batch_fields=T5_FIELDS,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=core_attention_of(SPEC),
+            batch_fields=T5_FIELDS,
+        ),
     )
     first = {}
     for step in steps:

@@ -7,6 +7,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.objectives.bert import BERT, BERT_FIELDS, bert_batch, bert_loss
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -45,11 +46,13 @@ def test_64_samples_are_memorised_and_the_order_of_new_ones_is_known(group):
     model = SequentialModel(
         BERT().layers(
             spec,
-            group=group,
-            rng=OrdinaryStream(),
-            mixed=False,
-            core_attention=lambda number: attention_of(spec, REFERENCE),
-            batch_fields=tuple(BERT_FIELDS),
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                mixed=False,
+                core_attention=lambda number: attention_of(spec, REFERENCE),
+                batch_fields=tuple(BERT_FIELDS),
+            ),
         )
     )
     initialise(model, seed=1, std=0.05, num_layers=spec.num_layers)

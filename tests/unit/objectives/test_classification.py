@@ -14,12 +14,13 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.bert import bert_layers
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.objectives.classification import (
-    Predictions,
     class_loss,
     labelled_batch,
     scored_batch,
 )
+from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 NAMES = [name for name in Task.__args__ if is_finetuned(name) and name not in TEXT_TASKS]
@@ -27,7 +28,7 @@ NAMES = [name for name in Task.__args__ if is_finetuned(name) and name not in TE
 
 def plan_of(task, *flags, architecture="bert"):
     words = ("--task", task, "--train-data", "a", "--hidden-dropout", "0", *flags)
-    objective = objective_of(task, architecture)
+    objective = objective_of(task, causal=architecture == "gpt")
     return tiny_plan(*words, without=("--data-path",), objective=objective)
 
 
@@ -74,11 +75,13 @@ def test_pooler_and_encoder_have_the_names_of_a_pretrained_bert(group):
     bert = SequentialModel(
         bert_layers(
             spec,
-            group=group,
-            rng=OrdinaryStream(),
-            mixed=False,
-            core_attention=lambda number: attention_of(spec, REFERENCE),
-            batch_fields=(),
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                mixed=False,
+                core_attention=lambda number: attention_of(spec, REFERENCE),
+                batch_fields=(),
+            ),
         )
     )
     theirs = {name: p.shape for name, p in bert.named_parameters()}
@@ -97,7 +100,7 @@ def test_a_gpt_reads_the_logits_of_the_last_token(group):
         changed["tokens"][..., 4:] = 0
         predictions = Predictions()
         plan = tiny_plan().objective
-        loss = OBJECTIVES.get(objective_of(task, "gpt"))().loss(plan)(group)
+        loss = OBJECTIVES.get(objective_of(task, causal=True))().loss(plan)(group)
         assert torch.equal(loss(model(changed), batch), loss(logits, batch))
         # Tokens behind the end of the text differ, and are not read.
         assert not torch.equal(model(changed), logits)

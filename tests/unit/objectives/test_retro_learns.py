@@ -15,6 +15,7 @@ from tiny import tiny_spec
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import next_token_loss
 from megatron.objectives.gpt import CAUSAL_FIELDS, GPT, gpt_batch
 from megatron.objectives.retro import RETRO_FIELDS, Retro, retro_batch
@@ -48,11 +49,13 @@ def last_loss(group, how: str) -> float:
     model = SequentialModel(
         objective.layers(
             spec,
-            group=group,
-            rng=OrdinaryStream(),
-            mixed=False,
-            core_attention=core_attention_of(spec),
-            batch_fields=tuple(fields),
+            LayerParts(
+                group=group,
+                rng=OrdinaryStream(),
+                mixed=False,
+                core_attention=core_attention_of(spec),
+                batch_fields=tuple(fields),
+            ),
         )
     )
     initialise(model, seed=1, std=0.1, num_layers=spec.num_layers)

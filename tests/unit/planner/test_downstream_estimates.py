@@ -7,6 +7,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.downstream import objective_of
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer
+from megatron.model.layers.parts import LayerParts
 from megatron.planner.memory import memory_of_stages, weights_of
 from megatron.planner.pipeline_stages import entry_names, stages_of
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -14,7 +15,9 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 
 def plan_of(task, architecture="bert", *flags):
     words = ("--task", task, "--train-data", "a", *flags)
-    return tiny_plan(*words, without=("--data-path",), objective=objective_of(task, architecture))
+    return tiny_plan(
+        *words, without=("--data-path",), objective=objective_of(task, causal=architecture == "gpt")
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,11 +35,13 @@ def test_weights_and_entries_are_those_of_the_network(task, architecture, flags,
     spec, mixed = plan.model, plan.precision.is_mixed
     steps = OBJECTIVES.get(plan.objective.name)().layers(
         spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=mixed,
-        core_attention=core_attention_of(spec),
-        batch_fields=(),
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=mixed,
+            core_attention=core_attention_of(spec),
+            batch_fields=(),
+        ),
     )
     names = [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
     assert entry_names(spec, mixed=mixed) == names

@@ -6,6 +6,7 @@ from tiny import tiny_plan
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.t5 import t5_layers
 from megatron.objectives.t5 import T5_FIELDS
 from megatron.planner.memory import memory_of_stages, weights_of
@@ -31,11 +32,13 @@ def test_weights_and_entries_are_those_of_the_network(flags, group):
     assert weights_of(plan, stage).total == spec.num_parameters
     steps = t5_layers(
         spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=mixed,
-        core_attention=core_attention_of(spec),
-        batch_fields=T5_FIELDS,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=mixed,
+            core_attention=core_attention_of(spec),
+            batch_fields=T5_FIELDS,
+        ),
     )
     names = [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
     assert entry_names(spec, mixed=mixed) == names

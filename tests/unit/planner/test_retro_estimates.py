@@ -7,6 +7,7 @@ from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.embedding import OutputEmbeddingPipe
 from megatron.model.layers.layer_list import Layer
+from megatron.model.layers.parts import LayerParts
 from megatron.model.retro import retro_layers
 from megatron.objectives.retro import RETRO_FIELDS
 from megatron.planner.memory import memory_of_stages, weights_of
@@ -28,11 +29,13 @@ def test_weights_and_entries_are_those_of_the_network(flags, group):
     (stage,) = stages_of(plan)
     steps = retro_layers(
         spec,
-        group=group,
-        rng=OrdinaryStream(),
-        mixed=mixed,
-        core_attention=core_attention_of(spec),
-        batch_fields=RETRO_FIELDS,
+        LayerParts(
+            group=group,
+            rng=OrdinaryStream(),
+            mixed=mixed,
+            core_attention=core_attention_of(spec),
+            batch_fields=RETRO_FIELDS,
+        ),
     )
     names = [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
     assert entry_names(spec, mixed=mixed) == names

@@ -18,6 +18,7 @@ from megatron.common.errors import DataError, raise_if_any, reason
 from megatron.config.data.instructions import InstructConfig
 from megatron.config.inference.generation import GenerationConfig, generation_problems
 from megatron.config.inference.questions import AnswerConfig, answer_problems
+from megatron.config.networks.architecture import network_of
 from megatron.data.downstream.instructions import (
     Prompts,
     QAItem,
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
     from megatron.inference.loading.text_generator import TextGenerator
 
     rows = source.config.training.micro_batch_size
-    loaded = load_model(source, options, rows=rows, architectures=("gpt", "retro"))
+    loaded = load_model(source, options, rows=rows, services=("prompts", "neighbors"))
     generator = TextGenerator(loaded, options, seed=source.config.training.seed)
     if not loaded.is_first:
         loaded.engine.follow()
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer=loaded.tokenizer,
         name=question_set_of(file),
         num_contexts=instruct.ft_neighbours,
-        retrieves=loaded.spec.architecture == "retro",
+        retrieves=network_of(loaded.spec).retrieves,
         is_short=answers.short_format,
     )
     requests = [*_requests(items, prompts, instruct, loaded, generator)]

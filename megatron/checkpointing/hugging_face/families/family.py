@@ -11,6 +11,7 @@ from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetB
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.flag_names import flag_of
 from megatron.config.network.model_spec import ModelSpec
 
 HuggingFaceConfig = Mapping[str, Any]
@@ -97,7 +98,7 @@ class Family:
             value = getattr(spec, name)
             if allowed is not None and value not in allowed:
                 known = " or ".join(str(one) for one in allowed)
-                yield f"{name} is {value}, and it has {known} ({_FLAGS[name]})"
+                yield f"{name} is {value}, and it has {known} ({_flag(name)})"
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
@@ -112,7 +113,7 @@ class Family:
         for key, entry in self.keys.items():
             value = config.get(key) if isinstance(entry, str) else None
             if value is not None and value is not False:
-                yield _FLAGS[str(entry)]
+                yield _flag(str(entry))
                 yield from () if value is True else (str(value),)
         yield from self.flags_of(config)
 
@@ -206,60 +207,25 @@ def plain_values(spec: ModelSpec) -> Allowed:
     }
 
 
-_FLAGS = {
+_SET_BY = {
     "architecture": "the script that trained it",
-    "binary_head": "--bert-no-binary-head",
-    "num_layers": "--num-layers",
-    "num_attention_heads": "--num-attention-heads",
-    "max_position_embeddings": "--max-position-embeddings",
-    "norm_epsilon": "--layernorm-epsilon",
-    "attention_dropout": "--attention-dropout",
-    "hidden_dropout": "--hidden-dropout",
-    "attention": "--attention-impl",
-    "sandwich_norm": "--sandwich-norm",
-    "query_scalar": "--query-pre-attn-scalar",
-    "attention_softcap": "--attn-logit-softcapping",
-    "logit_softcap": "--final-logit-softcapping",
-    "rotary_local_base": "--rotary-local-base",
-    "position_embedding": "--position-embedding-type",
     "rotary_dim": "--rotary-percent",
-    "rotary_interpolation": "--rotary-seq-len-interpolation-factor",
     "window": "--window-size",
-    "full_attention_layers": "--window-attn-skip-freq",
-    "normalization": "--normalization",
-    "embed_layernorm": "--embed-layernorm",
-    "scaled_embedding": "--scale-embedding",
-    "layernorm_1p": "--apply-layernorm-1p",
-    "qk_layernorm": "--qk-layernorm",
-    "residual_after_norm": "--apply-residual-connection-post-layernorm",
-    "parallel_residual": "--parallel-residual",
     "activation": "--gelu, --glu-activation, --relu, --squared-relu",
-    "linear_bias": "--disable-bias-linear",
     "qkv_bias": "--add-qkv-bias, --attention-bias",
     "attention_output_bias": "--attention-bias",
-    "num_query_groups": "--num-query-groups",
-    "head_dim": "--kv-channels",
-    "ffn_hidden_size": "--ffn-hidden-size",
-    "hidden_size": "--hidden-size",
     "num_experts": "--num-experts",
-    "experts_per_token": "--topk",
     "residual_experts": "--mlp-type",
-    "shared_expert_ffn_hidden_size": "--moe-shared-expert-intermediate-size",
-    "shared_expert_gate": "--moe-shared-expert-gate",
-    "router_score": "--moe-router-score-function",
     "router_normalises": "--moe-router-pre-softmax, --topk",
-    "router_scale": "--moe-router-topk-scaling-factor",
-    "router_bias": "--moe-router-enable-expert-bias",
-    "router_groups": "--moe-router-num-groups",
-    "router_groups_per_token": "--moe-router-group-topk",
     "num_token_types": "--bert-no-binary-head",
-    "num_outputs": "--task",
-    "num_choices": "--task",
-    "head_layers": "--head-layers",
-    "first_token_head": "--task",
-    "labels": "--labels",
 }
-"""Flags that set each field."""
+"""What sets the fields of which no flag has the value."""
+
+
+def _flag(name: str) -> str:
+    """Return the flag that sets a field of ModelSpec."""
+    return _SET_BY.get(name) or flag_of(f"model.{name}") or name
+
 
 ACTIVATIONS = {
     "gelu_tanh": "gelu_new",

@@ -22,6 +22,8 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import network_of
+from megatron.config.networks.t5 import T5
 
 _DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
 
@@ -46,14 +48,10 @@ _NOT_COMPARED = (
 """Keys whose values may differ in form; the translation to flags handles or refuses them."""
 
 
-_T5 = (
-    "T5 of transformers is another network than Megatron's T5, which has LayerNorm with biases, "
-    "biases in all layers and on the logits, scaled scores, and learned positions"
-)
 _NEVER = {
     "bert": "BertModel, and all classes with it, has its norms behind the sublayers (post-LN), and a "
     "network here in front of them (pre-LN), as MegatronBertModel: no weights are the same in both",
-    **dict.fromkeys(("t5", "mt5"), _T5),
+    **dict.fromkeys(("t5", "mt5"), T5.not_in_transformers),
 }
 """Architectures that no network here is, by model_type."""
 
@@ -67,8 +65,10 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
     Raises:
         CheckpointError: there is none; lists what does not fit the nearest one.
     """
-    if spec.architecture in ("t5", "retro"):
-        reason = _T5 if spec.architecture == "t5" else "transformers has no Retro"
+    network = network_of(spec)
+    known = {declaration_of(family.objective).network for family in FAMILIES}
+    if network.not_in_transformers or network.name not in known:
+        reason = network.not_in_transformers or f"transformers has no {network.name}"
         raise CheckpointError(
             f"{reason}: no weights are exported for it; --exporter safetensors writes them by their "
             "names here"
@@ -77,7 +77,7 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         family
         for family in FAMILIES
         if wanted == family.model_type
-        or (not wanted and declaration_of(family.objective).architecture == spec.architecture)
+        or (not wanted and declaration_of(family.objective).network == spec.architecture)
     ]
     unfit = {family: [*family.problems(spec)] for family in candidates}
     nearest = min(candidates, key=lambda family: len(unfit[family]))

@@ -20,7 +20,7 @@ from megatron.config.data.downstream import objective_of
 from megatron.config.data.text_tasks import TextTaskPlan
 from megatron.config.plan import plan
 from megatron.data.downstream.tasks import task_of
-from megatron.inference.loading.loaded_model import require_architecture, tokenizer_and_spec
+from megatron.inference.loading.loaded_model import require_service, tokenizer_and_spec
 from megatron.inference.loading.model_source import read_model_source
 from megatron.objectives.classification import scored_batch
 from megatron.tokenizer.build import build_tokenizer
@@ -53,7 +53,7 @@ def write_gpt(tmp_path, flags, words, task, *more):
     sizes = SIZES.replace("--tokenizer-type NullTokenizer --vocab-size 10", "")
     flags = [*sizes.split(), *flags.split(), *map(str, words), "--task", task, *more]
     flags += ["--train-data", "none"]
-    network = {"vocab_size": len(WORDS), "objective": objective_of(task, "gpt")}
+    network = {"vocab_size": len(WORDS), "objective": objective_of(task, causal=True)}
     config = tiny_config(*flags, without=("--data-path",))
     weights = random_weights(plan(config, world_size=4, device="cpu", **network).model)
     return write_checkpoint(
@@ -67,7 +67,7 @@ def probabilities_of(folder, file, words):
     manifest = read_manifest(folder)
     saved = manifest.plan
     options = {**saved["text_task"], "labels": tuple(saved["text_task"]["labels"])}
-    task = task_of(saved["downstream"]["task"], TextTaskPlan(**options), "gpt")
+    task = task_of(saved["downstream"]["task"], TextTaskPlan(**options), causal=True)
     tokenizer = build_tokenizer(tokenizer_type=words[1], tokenizer_name_or_path=str(words[3]))
     data = task.data([file], tokenizer=tokenizer, seq_length=10, trains=False)
     items = default_collate([dict(item) for item in data])
@@ -127,7 +127,7 @@ def test_tools_of_language_models_refuse_a_classifier(group, tmp_path, words, ca
     source = read_model_source(["--load", str(saved.parent)], {}, description="")
     _, spec = tokenizer_and_spec(source)
     with pytest.raises(WrongCheckpointError, match="has the head of --task MNLI in place of"):
-        require_architecture(source, spec, "gpt")
+        require_service(source, spec, "prompts")
     file = TOOLS.parent / "checkpoint" / "inspect.py"
     found = importlib.util.spec_from_file_location("inspect_checkpoint", file)
     module = importlib.util.module_from_spec(found)

@@ -15,7 +15,7 @@ from megatron.inference.engine.sampling import SamplingParams
     [
         ({"temperature": -0.1}, "--temperature -0.1 must be at least 0"),
         ({"top_k": -1}, "--top_k -1 must be at least 0"),
-        ({"top_p": 1.5}, "--top_p 1.5 must be between 0 and 1"),
+        ({"top_p": 1.5}, "--top_p 1.5 must be from 0 to 1"),
         ({"top_k": 2, "top_p": 0.5}, "--top_k and --top_p exclude each other"),
         ({"greedy": True, "top_k": 2}, "--greedy"),
     ],
@@ -35,7 +35,7 @@ def test_all_problems_are_reported_at_once():
     found = [*generation_problems(GenerationConfig(beam_width=3, top_p=2.0, temperature=-1.0))]
     for reported in (
         "--temperature -1.0 must be at least 0",
-        "--top_p 2.0 must be between 0 and 1",
+        "--top_p 2.0 must be from 0 to 1",
         "--beam-width does not go with --temperature, --top_p",
     ):
         assert sum(reported in problem for problem in found) == 1

@@ -169,8 +169,8 @@ def test_ranks_that_divide_a_sample_may_divide_experts():
 def test_the_count_is_that_of_the_module(group, changes):
     spec = tiny_spec(**changes)
 
-    def mixture(spec, **place):
-        return PlainMixture(spec, terms=[], **place)
+    def mixture(spec, parts, **place):
+        return PlainMixture(spec, parts, terms=[], **place)
 
     with torch.device("meta"):
         steps = gpt_steps(

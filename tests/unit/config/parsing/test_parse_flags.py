@@ -1,14 +1,15 @@
 """From the command line to sections."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
 
 from megatron.common.errors import ConfigError
 from megatron.common.version import VERSION
 from megatron.config.config import parse_config
-from megatron.config.parsing.flags import Legacy, Spelling, field_docstrings, parse_sections
+from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.flags import Legacy, field_docstrings, parse_sections
 from megatron.config.parsing.parser import value_in
 
 
@@ -37,10 +38,10 @@ class Options:
     style: Literal["round", "square"] = "round"
     """A style."""
 
-    colour: Annotated[str, Spelling("--color", ("--colour", "--couleur"))] = "red"
+    colour: str = setting("red", flag="--color", older=("--colour", "--couleur"))
     """A colour."""
 
-    two_words: Annotated[bool, Spelling("--without-two-words")] = True
+    two_words: bool = setting(True, flag="--without-two-words")
     """Two words."""
 
 

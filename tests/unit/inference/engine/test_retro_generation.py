@@ -19,6 +19,7 @@ from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.model.retro import retro_layers
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -26,11 +27,13 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 def network_of(spec):
     steps = retro_layers(
         spec,
-        group=lone_groups().tensor,
-        rng=OrdinaryStream(),
-        mixed=False,
-        core_attention=core_attention_of(spec),
-        batch_fields=["prompt_lengths"],
+        LayerParts(
+            group=lone_groups().tensor,
+            rng=OrdinaryStream(),
+            mixed=False,
+            core_attention=core_attention_of(spec),
+            batch_fields=["prompt_lengths"],
+        ),
     )
     network = SequentialModel(steps).eval()
     weights = random_weights(spec)

@@ -9,6 +9,8 @@ from servers import serving
 
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
+from megatron.config.networks.bert import BERT
+from megatron.config.networks.t5 import T5
 from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.encoder_api import (
@@ -164,6 +166,6 @@ def test_masks_are_filled_on_the_page(served_bert, bert, tmp_path):
 
 def test_flags_without_effect_are_refused():
     generation, serving_flags = GenerationConfig(recompute=True, top_k=3), ServingConfig()
-    assert "--recompute, --top_k" in str([*encoder_problems(serving_flags, generation, "bert")])
-    assert "--top_k" not in str([*encoder_problems(serving_flags, generation, "t5")])
-    assert [*encoder_problems(serving_flags, GenerationConfig(), "bert")] == []
+    assert "--recompute, --top_k" in str([*encoder_problems(serving_flags, generation, BERT)])
+    assert "--top_k" not in str([*encoder_problems(serving_flags, generation, T5)])
+    assert [*encoder_problems(serving_flags, GenerationConfig(), BERT)] == []

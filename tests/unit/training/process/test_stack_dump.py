@@ -9,6 +9,7 @@ from tiny import Shards, tiny_spec
 
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.training.process.stack_dump import (
     grouped,
@@ -68,11 +69,9 @@ def test_a_thread_in_compiled_code_has_a_place_and_a_block():
     stuck = Stuck()
     spec = tiny_spec()
     layer = ParallelTransformerLayerPipe(
-        spec=spec,
+        spec,
+        LayerParts(group=Shards(0, 1), rng=None, core_attention=core_attention_of(spec)),
         number=4,
-        group=Shards(0, 1),
-        rng=None,
-        core_attention=core_attention_of(spec),
     )
     layer.input_layernorm = stuck
     layer.self_attention = layer.mlp = Passes()

@@ -1,0 +1,237 @@
+"""What is asked of a network outside the files of its layers, given its spec; see `network.py`.
+
+Imports no flags, so that a network can be built and run without the command line. Its layers are in
+`megatron/model/`, what runs them in `megatron/inference/`: both are named here and imported when they
+are needed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+from megatron.common.errors import ConfigError
+from megatron.common.registry import NETWORKS
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.counts import (
+    Weights,
+    block_weights,
+    embedding_weights,
+    norm_weights,
+    stack_flops,
+    table_weights,
+)
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+
+Kind = Literal["", "embedding", "positions", "block", "norm", "features", "logits", "bias", "task"]
+"""What an entry of the list of layers is: nothing with weights, embedding, positions of a stack, layer,
+norm behind the layers, layers in front of the logits, logits, bias of these, or head of a task."""
+
+Service = Literal["", "prompts", "neighbors", "masks", "texts"]
+"""What a network does with a request: nothing, continue prompts, continue prompts with neighbors, fill
+masks, or make text from text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry of the list of layers, as pipelines and estimates see it.
+
+    Args:
+        name: of its class or function, which --pp-partition-method matches.
+        weights: of one rank.
+        row: weights for each token of the vocabulary.
+        tie: entries of one stage with the same tie share their weights; "": none.
+        number: of a block, from 1 on.
+    """
+
+    name: str
+    kind: Kind = ""
+    weights: Weights = Weights()
+    row: int = 0
+    tie: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacks:
+    """What the names of a network's parameters depend on.
+
+    Args:
+        num_layers: of the encoder, or of the only stack.
+        tied: whether the embedding is the output layer too.
+        num_decoder_layers: behind an encoder.
+    """
+
+    num_layers: int
+    tied: bool = True
+    num_decoder_layers: int = 0
+
+
+class Architecture:
+    """A network of one stack: a GPT, unless a subclass says otherwise."""
+
+    name: str
+    """In specs, and in capitals in messages."""
+
+    is_causal: bool = True
+    """Whether tokens see only those before them, so that the network can continue a text."""
+
+    masks_padding: bool = False
+    """Whether each batch limits what tokens see to the real ones."""
+
+    retrieves: bool = False
+    """Whether it reads neighbors of its samples."""
+
+    extends: str = ""
+    """The network whose checkpoints it can start from, with initial values for its further weights."""
+
+    service: Service = ""
+    """What it does with a request."""
+
+    use: str = "nothing here generates with it"
+    """A sentence for who tries to use it otherwise: the tool for it."""
+
+    usage: str = ""
+    """A line with a command for the checkpoint in {directory}, trained by {script}; "": none."""
+
+    layers_in: str = ""
+    """Dotted name of the function of its layers; see `layers`."""
+
+    runner_in: str = "megatron.inference.engine.model_runner.ModelRunner"
+    """Dotted name of the class that continues prompts with it, if that is its service."""
+
+    caches: bool = True
+    """Whether its runner keeps what layers need of earlier tokens; else each token recomputes them."""
+
+    not_in_transformers: str = ""
+    """Why no architecture of transformers is this network; "" where one may be."""
+
+    megatron_in: str = ""
+    """Dotted name of its form in Megatron-LM's files; "": it has none."""
+
+    # Its list of layers.
+
+    def layers(self, spec: ModelSpec, parts: Any) -> list[Any]:
+        """Return the network as a list of layers that are not built yet: see megatron.model.layers."""
+        layers: list[Any] = imported(self.layers_in)(spec, parts)
+        return layers
+
+    def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
+        """Return what `layers` returns, with the weights of one rank.
+
+        The last entry is left out that casts the logits of 16-bit networks.
+
+        Args:
+            tensor: tensor-parallel ranks.
+            expert: replicas that share the experts of a layer.
+        """
+        body = self.body(spec, tensor=tensor, expert=expert)
+        return [Entry(name="take_tokens"), *body, *self.head(spec, tensor=tensor)]
+
+    def body(self, spec: ModelSpec, *, tensor: int, expert: int) -> list[Entry]:
+        """Return the entries from the embedding to the final norm."""
+        numbers = range(1, spec.num_layers + 1)
+        return [
+            self.embedding(spec, tensor=tensor),
+            Entry(name="to_sequence_first"),
+            *(self.block(spec, number, tensor=tensor, expert=expert) for number in numbers),
+            Entry(name="to_batch_first"),
+            Entry(name=spec.normalization, kind="norm", weights=norm_weights(spec)),
+        ]
+
+    def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:
+        """Return the embedding."""
+        return Entry(
+            name="EmbeddingPipe",
+            kind="embedding",
+            weights=embedding_weights(spec, tensor=tensor),
+            row=spec.hidden_size,
+            tie="embed" if spec.tied_embeddings else "",
+        )
+
+    def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
+        """Return the layer `number`, from 1 on."""
+        return Entry(
+            name="ParallelTransformerLayerPipe",
+            kind="block",
+            weights=block_weights(spec, number, tensor=tensor, expert=expert),
+            number=number,
+        )
+
+    def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
+        """Return the entries behind the final norm."""
+        return [logits_entry("OutputEmbeddingPipe", spec, tensor=tensor)]
+
+    def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of forward and backward on one sample: see `stack_flops`."""
+        head = spec.padded_vocab_size * spec.hidden_size
+        return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
+
+    def scores_tokens(self, spec: ModelSpec) -> bool:
+        """Whether there are logits of each token, rather than of each sequence."""
+        return True
+
+    def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
+        """Yield the beginnings of parameter names, or full ones, with those of module names.
+
+        See `megatron.checkpointing.parameter_names`.
+        """
+        behind = FIRST_LAYER + stacks.num_layers
+        yield f"{'tied_modules.embed' if stacks.tied else '1'}.", "embedding."
+        for number in range(stacks.num_layers):
+            yield f"{FIRST_LAYER + number}.", f"layers.{number}."
+        yield f"{behind + 1}.", "final_layernorm."
+        yield from self.head_prefixes(behind + 2)
+
+    def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:
+        """Yield those of the entries behind the final norm, which are numbered from `first` on."""
+        yield f"{first}.word_embeddings.", "output_layer."
+        yield f"{first}.classification_head.", "classification_head."
+
+    # Variants.
+
+    def classifier(self) -> "Architecture":
+        """Return this network with the head of a downstream task in place of its own.
+
+        Raises:
+            ConfigError: it learns none.
+        """
+        raise ConfigError(f"no downstream task is learned by a {self.name.upper()}")
+
+
+FIRST_LAYER = 3
+"""Number of the first transformer layer in the list of layers of one stack."""
+
+
+def network_of(spec: ModelSpec) -> Architecture:
+    """Return what answers for the network of a spec."""
+    network: Architecture = spec.network
+    return network
+
+
+def network_named(name: str) -> type[Architecture]:
+    """Return the class of a network, for what does not depend on its flags."""
+    found: type[Architecture] = NETWORKS.get_class(name)
+    return found
+
+
+def logits_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
+    """Return the entry of the logits, whose table may be the embedding's."""
+    return Entry(
+        name=name,
+        kind="logits",
+        weights=Weights(table_weights(spec, tensor=tensor)),
+        row=spec.hidden_size,
+        tie="embed" if spec.tied_embeddings else "",
+    )
+
+
+def bias_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
+    """Return the entry of a bias of the logits."""
+    return Entry(name=name, kind="bias", weights=Weights(spec.padded_vocab_size // tensor), row=1)
+
+
+def imported(dotted: str) -> Any:
+    """Return what a dotted name stands for."""
+    module, _, name = dotted.rpartition(".")
+    return getattr(import_module(module), name)

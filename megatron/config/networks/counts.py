@@ -1,0 +1,142 @@
+"""Weights and floating-point operations of the parts that networks are made of."""
+
+from dataclasses import dataclass, replace
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of weights: those that all replicas have, and experts, which neighbours divide."""
+
+    dense: int = 0
+    experts: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.dense + self.experts
+
+    def __add__(self, other: "Weights") -> "Weights":
+        return Weights(self.dense + other.dense, self.experts + other.experts)
+
+
+def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1) -> Weights:
+    """Return the weights of the layer `number`, from 1 on, on one of `tensor` ranks.
+
+    Matrices are divided, with the biases of what they widen; norms, the biases behind the
+    narrowing matrices and routers are replicated on every rank.
+
+    Args:
+        expert: replicas that share the experts of a layer.
+    """
+    width, mlp = spec.hidden_size, mlp_weights(spec, tensor)
+    dense = attention_weights(spec, tensor) + spec.norms_per_layer * norm_width(spec, width)
+    experts = spec.experts_of(number)
+    if experts == 1:
+        return Weights(dense + mlp)
+    routing = experts * width
+    if spec.residual_experts:
+        routing += mlp + 2 * width + 2
+    if shared := spec.shared_expert_ffn_hidden_size:
+        routing += mlp_weights(replace(spec, ffn_hidden_size=shared), tensor)
+        routing += width if spec.shared_expert_gate else 0
+    own = mlp_weights(replace(spec, ffn_hidden_size=spec.expert_width), tensor)
+    return Weights(dense + routing, experts // expert * own)
+
+
+def attention_weights(spec: ModelSpec, tensor: int) -> int:
+    """Return the weights of attention on one of `tensor` ranks, with the norms of queries and keys."""
+    width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
+    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+    divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
+    norms = 2 * norm_width(spec, spec.head_dim) if spec.qk_layernorm else 0
+    return divided // tensor + (width if spec.attention_output_bias else 0) + norms
+
+
+def mlp_weights(spec: ModelSpec, tensor: int) -> int:
+    """Return the weights of an MLP on one of `tensor` ranks."""
+    width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+    divided = width * (inner + spec.ffn_hidden_size) + (inner if spec.linear_bias else 0)
+    return divided // tensor + (width if spec.linear_bias else 0)
+
+
+def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
+    """Return the weights of an embedding on one of `tensor` ranks."""
+    positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
+    norm = norm_width(spec, spec.hidden_size) if spec.embed_layernorm else 0
+    rows = positions + spec.num_token_types
+    return Weights(table_weights(spec, tensor=tensor) + rows * spec.hidden_size + norm)
+
+
+def table_weights(spec: ModelSpec, *, tensor: int) -> int:
+    """Return the weights of a token table on one of `tensor` ranks."""
+    return spec.padded_vocab_size // tensor * spec.hidden_size
+
+
+def norm_weights(spec: ModelSpec) -> Weights:
+    """Return the weights of a norm of the residual stream."""
+    return Weights(norm_width(spec, spec.hidden_size))
+
+
+def norm_width(spec: ModelSpec, width: int) -> int:
+    """Return the weights of a norm of `width` features."""
+    return (2 if spec.normalization == "LayerNorm" else 1) * width
+
+
+def dense_weights(spec: ModelSpec) -> int:
+    """Return the weights of a linear layer with a bias, as wide as the residual stream."""
+    return spec.hidden_size**2 + spec.hidden_size
+
+
+def stack_flops(spec: ModelSpec, recompute: RecomputePlan) -> float:
+    """Return half the operations of forward and backward of the layers of a stack, for one token.
+
+    Two for every weight of a matrix and token, and for every feature of every visible key and
+    value; masked halves of attention are counted, as usual. Backward is twice forward, and
+    recomputation another forward of what it computes again: layers or attention, not the head.
+
+    Source: arXiv:2104.04473, section 5.1 and appendix; for multi-head attention with an MLP
+    four times as wide it is their formula (3).
+    """
+    s = spec.seq_length
+    windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
+    visible = sum(min(s, window or s) for window in windows)
+    attention = 2 * spec.num_attention_heads * spec.head_dim * visible
+    forward = (
+        spec.num_layers * attention_matrices(spec)
+        + attention
+        + sum(_mlp_products(spec, number + 1) for number in range(spec.num_layers))
+    )
+    layers = (3 + recompute.share) * forward
+    return layers + (attention if recompute.granularity == "selective" else 0)
+
+
+def _mlp_products(spec: ModelSpec, number: int) -> int:
+    """Return the weights of the matrices that a token passes in the MLP or experts of a layer."""
+    experts, mlp = spec.experts_of(number), mlp_matrices(spec)
+    if experts == 1:
+        return mlp
+    one = mlp // spec.ffn_hidden_size
+    residual = mlp + 2 * spec.hidden_size if spec.residual_experts else 0
+    shared = one * spec.shared_expert_ffn_hidden_size
+    gate = spec.hidden_size if spec.shared_expert_gate else 0
+    routing = experts * spec.hidden_size + residual + shared + gate
+    return spec.experts_per_token * one * spec.expert_width + routing
+
+
+def attention_matrices(spec: ModelSpec) -> int:
+    """Return the weights of the two matrices of attention."""
+    heads = spec.num_attention_heads * spec.head_dim
+    return spec.hidden_size * (2 * heads + 2 * spec.num_query_groups * spec.head_dim)
+
+
+def key_matrices(spec: ModelSpec) -> int:
+    """Return the weights of them that make keys and values."""
+    return 2 * spec.num_query_groups * spec.head_dim * spec.hidden_size
+
+
+def mlp_matrices(spec: ModelSpec) -> int:
+    """Return the weights of the two matrices of an MLP."""
+    return spec.hidden_size * spec.ffn_hidden_size * (3 if spec.is_gated else 2)

@@ -1,0 +1,21 @@
+"""GPT: a decoder."""
+
+from megatron.common.registry import NETWORKS
+from megatron.config.networks.classifier import Classifier
+from megatron.config.networks.network import Network
+
+
+@NETWORKS.register("gpt")
+class GPT(Network):
+    """A decoder, whose tokens see those before them."""
+
+    name = "gpt"
+    service = "prompts"
+    use = "tools/generate_samples_gpt.py continues texts with it"
+    usage = "generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
+    layers_in = "megatron.model.gpt.gpt_layers"
+    megatron_in = "megatron.checkpointing.megatron_lm.networks.GPTForm"
+
+    def classifier(self) -> Network:
+        """Return this network with the head of a downstream task."""
+        return Classifier(self)

@@ -1,0 +1,77 @@
+"""The contract of a network: its architecture, and how flags make it.
+
+A network is a class in NETWORKS: of a file here, or of a plugin.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from megatron.common.errors import ConfigError
+from megatron.common.registry import NETWORKS
+from megatron.config.config import Config
+from megatron.config.data.downstream import LABELLED
+from megatron.config.data.objective import Declaration
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import Architecture
+
+
+class Network(Architecture):
+    """A network that is trained: a GPT, unless a subclass says otherwise.
+
+    A subclass is registered in NETWORKS with its `name`. Flags of its own are an argument `flags`.
+    """
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield the flags that this network does not have, and wrong values of its own."""
+        return iter(())
+
+    @classmethod
+    def misplaced(cls, config: Config) -> Iterator[str]:
+        """Yield this network's own flags, given to another one."""
+        return iter(())
+
+    def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
+        """Return this network, given what all networks have in common."""
+        return replace(plain, architecture=self.name)
+
+    def num_layers(self, config: Config) -> int:
+        """Return the number of layers that pipeline stages divide."""
+        return config.model.num_layers
+
+    def classifier(self) -> "Network":
+        """Return this network with the head of a downstream task in place of its own.
+
+        Raises:
+            ConfigError: it learns none.
+        """
+        raise ConfigError(f"no downstream task is learned by a {self.name.upper()}")
+
+
+def network_for(declared: Declaration, extensions: Mapping[str, Any]) -> Network:
+    """Return the network that an objective trains.
+
+    Args:
+        extensions: instances of the plugins' sections of flags, by the name of their class.
+    """
+    own = NETWORKS.flags_of(declared.network, extensions)
+    network: Network = NETWORKS.get(declared.network, own)()
+    return network.classifier() if declared.kind == LABELLED else network
+
+
+def network_class(name: str) -> type[Network]:
+    """Return the class of a network, for what does not depend on its flags."""
+    found: type[Network] = NETWORKS.get_class(name)
+    return found
+
+
+def with_network(config: Config, model: Mapping[str, Any]) -> Config:
+    """Return `config` with the network of a checkpoint, if it is that of a plugin.
+
+    Args:
+        model: the network as in a manifest's plan.
+    """
+    name = model.get("architecture", "gpt")
+    if not NETWORKS.is_own(name):
+        return config
+    return replace(config, plugins=replace(config.plugins, network=name))

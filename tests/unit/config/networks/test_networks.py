@@ -1,0 +1,113 @@
+"""What a network says of itself is what its layers are; a network of a plugin is one like the others."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from tiny import tiny_plan
+
+from megatron.checkpointing.hugging_face.families.registry import family_of
+from megatron.checkpointing.megatron_lm.networks import form_of
+from megatron.checkpointing.parameter_names import ParameterNames
+from megatron.common.errors import CheckpointError, ConfigError
+from megatron.common.registry import NETWORKS
+from megatron.config.networks.architecture import network_named, network_of
+from megatron.config.networks.network import Network
+from megatron.model.gpt import gpt_layers
+from megatron.model.layers.attention_kernels import core_attention_of
+from megatron.model.layers.layer_list import Layer, SequentialModel
+from megatron.model.layers.parts import LayerParts
+
+FLAGS = {
+    "t5": ("--decoder-num-layers", "3", "--decoder-seq-length", "4"),
+    "retro": ("--num-layers", "9", "--retro-add-retriever", "--retro-chunk-length", "3"),
+}
+BUILT_IN = ("gpt", "bert", "t5", "retro")
+
+
+def plan_of(name, *flags):
+    return tiny_plan(*FLAGS.get(name, ()), *flags, objective=name)
+
+
+def steps_of(spec, group):
+    return network_of(spec).layers(
+        spec, LayerParts(group=group, core_attention=core_attention_of(spec))
+    )
+
+
+def test_these_networks_are_built_in():
+    assert [name for name in NETWORKS if name in NETWORKS.built_in] == [*BUILT_IN]
+    assert [network_named(name).name for name in BUILT_IN] == [*BUILT_IN]
+
+
+@pytest.mark.parametrize("tied", [(), ("--untie-embeddings-and-output-weights",)])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_entries_are_the_layers_and_have_their_weights(name, tied, group):
+    if tied and name == "t5":
+        pytest.skip("its embeddings are tied")
+    spec = plan_of(name, *tied).model
+    with torch.device("meta"):
+        steps = steps_of(spec, group)
+        held = {n: p.numel() for n, p in SequentialModel(steps).named_parameters()}
+    entries = network_of(spec).entries(spec)
+    names = [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
+    assert [entry.name for entry in entries] == names
+    for index, entry in enumerate(entries):
+        if not entry.tie:
+            own = [count for n, count in held.items() if n.startswith(f"{index}.")]
+            assert entry.weights.total == sum(own), entry.name
+    assert spec.num_parameters == sum(held.values())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_what_it_names_exists(name):
+    network = network_named(name)
+    assert form_of(name) is not None
+    assert network.use.startswith("tools/")
+    assert not network.extends or network.extends in NETWORKS
+
+
+def test_the_flags_of_another_network_are_refused():
+    for flags in FLAGS.values():
+        with pytest.raises(ConfigError, match="pretrain_"):
+            tiny_plan(*flags)
+
+
+@pytest.fixture
+def wide():
+    """Register a network of a plugin, with the layers of a GPT."""
+
+    @NETWORKS.register("wide")
+    class Wide(Network):
+        name = "wide"
+        service = "prompts"
+
+        def layers(self, spec, parts):
+            return gpt_layers(spec, parts)
+
+    yield "wide"
+    NETWORKS._entries.pop("wide")
+
+
+def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, group):
+    plan = tiny_plan("--network", wide)
+    assert (plan.model.architecture, plan.objective.name) == (wide, "gpt")
+    with torch.device("meta"):
+        model = SequentialModel(steps_of(plan.model, group))
+    assert plan.model.num_parameters == sum(p.numel() for p in model.parameters())
+    names = ParameterNames.of(asdict(plan.model))
+    assert names.parameter(names.module("3.mlp.dense_h_to_4h.weight")).startswith("3.")
+
+
+def test_a_plugins_network_is_no_other_programs(wide):
+    spec = replace(tiny_plan().model, architecture=wide)
+    assert form_of(wide) is None
+    with pytest.raises(CheckpointError, match="transformers has no wide"):
+        family_of(spec)
+    with pytest.raises(ConfigError, match="no downstream task is learned by a WIDE"):
+        _ = replace(spec, num_outputs=2).network
+
+
+def test_a_network_that_the_objective_does_not_train_is_refused():
+    with pytest.raises(ConfigError, match="--network bert: the objective gpt trains a GPT"):
+        tiny_plan("--network", "bert")
