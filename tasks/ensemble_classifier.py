@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import replace_text
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, WrongDataError, near, raise_if_any, reason
-from megatron.config.inference.tasks import EnsembleConfig, ensemble_problems
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.downstream.metrics import accuracy, pearson
+from megatron.extensions.tasks.data.metrics import accuracy, pearson
+from megatron.extensions.tasks.inference_flags import EnsembleConfig, ensemble_problems
 
 _THRESHOLDS = np.arange(100) / 100
 

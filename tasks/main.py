@@ -15,16 +15,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import SECTIONS
-from megatron.config.data.downstream import is_finetuned
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.tasks import TaskConfig, name_problems, stride_of, task_problems
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
+from megatron.extensions.tasks.entry import objective_in, with_pretrained_network
+from megatron.extensions.tasks.flags import is_finetuned
+from megatron.extensions.tasks.inference_flags import (
+    TaskConfig,
+    name_problems,
+    stride_of,
+    task_problems,
+)
 from megatron.inference.loading.model_source import ModelSource, read_model_source
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_rank, run_tool_or_rank
-from megatron.training.text_tasks import objective_in, with_pretrained_network
 
 _HELP = {"-h", "--help", "--help-legacy", "--version"}
 
@@ -104,7 +109,7 @@ def measure_text(
     evaluator: "DistributedEvaluator",
 ) -> str:
     """Return the result line of a text's perplexity."""
-    from megatron.inference.evaluation.perplexity import perplexity, read_text
+    from megatron.extensions.tasks.zeroshot_perplexity import perplexity, read_text
     from megatron.inference.evaluation.scoring import sliding_windows
 
     text = read_text(_valid_file(source), tokenizer)
@@ -127,7 +132,7 @@ def measure_passages(
     evaluator: "DistributedEvaluator",
 ) -> str:
     """Return the result line of the accuracy of predicted last words."""
-    from megatron.inference.evaluation.cloze import passage_windows, read_passages
+    from megatron.extensions.tasks.zeroshot_cloze import passage_windows, read_passages
 
     texts = read_passages(_valid_file(source))
     windows = passage_windows(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.extensions.tasks.entry import train_text_task
 from megatron.training.process.launch import run_rank
-from megatron.training.text_tasks import train_text_task
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,16 +9,16 @@ from tiny import tiny_spec
 from megatron.checkpointing.hugging_face.network import parameters_of
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.bert.inference import MaskedLM
+from megatron.extensions.bert.layers import bert_layers
+from megatron.extensions.retro.inference import RetroRunner
+from megatron.extensions.t5.inference import TextToText
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.encoder_decoder import EncoderDecoderRunner
 from megatron.inference.engine.encoder_runner import EncoderRunner
-from megatron.inference.engine.retro_runner import RetroRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
-from megatron.inference.loading.masked_lm import MaskedLM
-from megatron.inference.loading.text_to_text import TextToText
-from megatron.model.bert import bert_layers
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 

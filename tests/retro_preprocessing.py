@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from source import REPOSITORY
 
-from megatron.config.tools.retro import RetroPreprocessingConfig, retro_tasks
-from megatron.data.retrieval.blocks import Ranks
-from megatron.data.retrieval.project import prepare_project, read_retro_flags
-from megatron.data.retrieval.retro_tasks import run_tasks
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
-from megatron.inference.loading.retro_embedders import counter_of, embedder_of
+from megatron.extensions.retro.embedders import counter_of, embedder_of
+from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig, retro_tasks
+from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.project import prepare_project, read_retro_flags
+from megatron.extensions.retro.retrieval.retro_tasks import run_tasks
 from megatron.training.process.environment import Launch
 
 h5py = pytest.importorskip("h5py")

@@ -15,12 +15,12 @@ import numpy as np
 
 from megatron.common.cli import read_lines
 from megatron.common.errors import DataError, raise_if_any, reason
-from megatron.config.inference.masked_lm import FillMaskConfig, fill_mask_problems
+from megatron.extensions.bert.inference_flags import FillMaskConfig, fill_mask_problems
 from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
-    from megatron.inference.loading.masked_lm import MaskedLM
+    from megatron.extensions.bert.inference import MaskedLM
 
 
 def main(argv: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     file = options.input_file
     texts = (options.text or []) if file is None else read_lines("--input-file", file)
 
-    from megatron.inference.loading.masked_lm import load_masked_lm
+    from megatron.extensions.bert.inference import load_masked_lm
 
     model, is_first = load_masked_lm(source)
     if options.output_bert_embeddings is None:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 
 def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
     """Yield the candidates of each mask of `text`; without one, its score and that of its order."""
-    from megatron.inference.loading.masked_lm import mask_notice
+    from megatron.extensions.bert.inference import mask_notice
 
     found = model.assess(text, top)
     yield text

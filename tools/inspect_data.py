@@ -23,13 +23,13 @@ from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_i
 from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.data_tools import InspectConfig
 from megatron.data.preprocessing.quality import Lengths, readable_lengths
-from megatron.data.sampling.sentence_mapping import count_unused
 from megatron.data.token_files.block_digests import digests_path, write_digests
 from megatron.data.token_files.index_files import pieces_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset, infer_format, open_token_files
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.data.token_files.publish import write_errors_name
 from megatron.data.token_files.remote_pairs import local_pair
+from megatron.extensions.masked_lm.data_mapping import count_unused
 from megatron.tokenizer.build import tokenizer_for
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import read_lines
 from megatron.common.errors import raise_if_any
-from megatron.config.inference.text_to_text import TextToTextConfig, text_to_text_problems
+from megatron.extensions.t5.inference_flags import TextToTextConfig, text_to_text_problems
 from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.launch import run_tool_or_rank
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     texts = (options.text or []) if file is None else read_lines("--input-file", file)
 
     # torch takes seconds to import, and wrong flags are reported at once
-    from megatron.inference.loading.text_to_text import generate_texts, load_text_to_text
+    from megatron.extensions.t5.inference import generate_texts, load_text_to_text
 
     model, is_first = load_text_to_text(source, options)
     outputs = generate_texts(model, texts, options, seed=source.config.training.seed)

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.inference.generation import GenerationConfig, generation_problems
-from megatron.config.tools.detoxification import ContinuationsConfig, continuation_problems
-from megatron.data.cleaning.records import read_lines, to_bytes
-from megatron.data.cleaning.resumable import resumable_output
-from megatron.inference.evaluation.toxicity.report import prompt_of
+from megatron.extensions.corpora.cleaning.records import read_lines, to_bytes
+from megatron.extensions.corpora.cleaning.resumable import resumable_output
+from megatron.extensions.detox.flags import ContinuationsConfig, continuation_problems
+from megatron.extensions.detox.toxicity.report import prompt_of
 from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank

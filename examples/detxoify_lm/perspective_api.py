@@ -14,15 +14,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.config.parsing.flags import parse_sections
-from megatron.config.tools.detoxification import (
+from megatron.extensions.detox.flags import (
     ScorerConfig,
     ToxicityConfig,
     continuation_problems,
     scorer_problems,
 )
-from megatron.inference.evaluation.toxicity.report import toxicity_report
-from megatron.inference.evaluation.toxicity.scorers import ScorerFactory
-from megatron.inference.evaluation.toxicity.scoring import evaluated, score_file
+from megatron.extensions.detox.toxicity.report import toxicity_report
+from megatron.extensions.detox.toxicity.scorers import ScorerFactory
+from megatron.extensions.detox.toxicity.scoring import evaluated, score_file
 from megatron.training.process.environment import perspective_api_key
 
 

@@ -10,7 +10,7 @@ from megatron.config.flag_names import flag_and_value
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_named
 from megatron.config.parallelism.layout import ParallelPlan
-from megatron.data.downstream.tasks import TASKS
+from megatron.extensions.tasks.data.tasks import TASKS
 
 _WIDTH = 40
 """Columns of a value in a table; of a longer value, the columns around the first difference."""

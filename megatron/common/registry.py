@@ -318,7 +318,10 @@ megatron.config.data.objective.Declaration, by default that of GPT."""
 NETWORKS: Registry[Any] = Registry(
     "network",
     "--network",
-    {name: f"megatron.config.networks.{name}" for name in ("gpt", "bert", "t5", "retro")},
+    {
+        "gpt": "megatron.config.networks.gpt",
+        **{name: f"megatron.extensions.{name}.network" for name in ("bert", "t5", "retro")},
+    },
     call="",
 )
 """Classes like megatron.config.networks.network.Network, with their `name`."""
@@ -350,8 +353,8 @@ EXPORTERS: Registry[Any] = Registry(
     {
         "transformers": "megatron.checkpointing.hugging_face.export",
         "safetensors": "megatron.checkpointing.own_safetensors",
-        "nemo": "megatron.checkpointing.megatron_lm.nemo_export",
-        "nemo-autoresume": "megatron.checkpointing.megatron_lm.nemo_export",
+        "nemo": "megatron.extensions.nemo.checkpoints_export",
+        "nemo-autoresume": "megatron.extensions.nemo.checkpoints_export",
     },
     call="job, folder",
 )

@@ -7,21 +7,14 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.data.corpora import DataConfig
-from megatron.config.data.downstream import DownstreamConfig
-from megatron.config.data.instructions import InstructConfig
-from megatron.config.data.masked_lm import MaskedLMConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
-from megatron.config.data.retro_project import read_retro_project
-from megatron.config.data.text_tasks import TextTaskConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
-from megatron.config.network.encoder_decoder import EncoderDecoderConfig
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
-from megatron.config.network.retro import RetroConfig
 from megatron.config.optimization.lr_schedule import ScheduleConfig
 from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.optimization.training import TrainingConfig
@@ -45,6 +38,13 @@ from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.config.run.logging import LoggingConfig, ProfilingConfig
 from megatron.config.run.urls import UrlConfig
+from megatron.extensions.masked_lm.flags import MaskedLMConfig
+from megatron.extensions.retro.flags import RetroConfig
+from megatron.extensions.retro.instruct_flags import InstructConfig
+from megatron.extensions.retro.project_settings import read_retro_project
+from megatron.extensions.t5.flags import EncoderDecoderConfig
+from megatron.extensions.tasks.flags import DownstreamConfig
+from megatron.extensions.tasks.text_flags import TextTaskConfig
 
 log = logging.getLogger(__name__)
 

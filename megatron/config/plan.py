@@ -20,9 +20,6 @@ from megatron.common.registry import (
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
-from megatron.config.data.downstream import LABELLED, DownstreamPlan, plan_downstream
-from megatron.config.data.instructions import plan_instructions
-from megatron.config.data.masked_lm import plan_sentences
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import (
     ObjectiveName,
@@ -32,13 +29,11 @@ from megatron.config.data.objective import (
     objective_problems,
     plan_objective,
 )
-from megatron.config.data.text_tasks import TextTaskPlan, plan_text_task
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.network.retro import plan_retro
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan
@@ -67,7 +62,6 @@ from megatron.config.parallelism.zero import zero_notices
 from megatron.config.plugins import PluginPlan, plan_plugins
 from megatron.config.run.checkpoint import CheckpointPlan, checkpoint_notices, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, plan_evaluation
-from megatron.config.run.fault_injection import ChaosPlan, plan_chaos
 from megatron.config.run.guards import GuardsPlan, plan_guards
 from megatron.config.run.logging import LoggingPlan, plan_logging
 from megatron.config.run.watchdog import WatchPlan, plan_watch
@@ -80,6 +74,12 @@ from megatron.config.validation import (
     validate,
     zero_of,
 )
+from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
+from megatron.extensions.masked_lm.flags import plan_sentences
+from megatron.extensions.retro.flags import plan_retro
+from megatron.extensions.retro.instruct_flags import plan_instructions
+from megatron.extensions.tasks.flags import LABELLED, DownstreamPlan, plan_downstream
+from megatron.extensions.tasks.text_flags import TextTaskPlan, plan_text_task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,7 @@ from collections.abc import Mapping
 from megatron.config.config import SECTIONS
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.masked_lm import FillMaskConfig
-from megatron.config.inference.questions import AnswerConfig, AnswerScoreConfig
 from megatron.config.inference.server import ServingConfig
-from megatron.config.inference.tasks import EnsembleConfig, HarnessConfig, TaskConfig
-from megatron.config.inference.text_to_text import TextToTextConfig
 from megatron.config.plugins import PluginModulesConfig
 from megatron.config.run.urls import UrlConfig
 from megatron.config.tools.checkpoint_tools import (
@@ -22,19 +18,10 @@ from megatron.config.tools.checkpoint_tools import (
     PartitionsConfig,
     UniversalConfig,
 )
-from megatron.config.tools.cleaning import CleaningConfig
-from megatron.config.tools.corpora import FetchConfig, PublishedConfig, WikipediaConfig
 from megatron.config.tools.data_tools import (
     InspectConfig,
     SampleTextConfig,
     StepSamplesConfig,
-)
-from megatron.config.tools.detoxification import (
-    AnnotationConfig,
-    ContinuationsConfig,
-    ScorerConfig,
-    SelectionConfig,
-    ToxicityConfig,
 )
 from megatron.config.tools.diagnostics import DoctorConfig, WatchConfig
 from megatron.config.tools.hugging_face import (
@@ -50,7 +37,23 @@ from megatron.config.tools.preprocess import (
     ShardConfig,
     WorkerTrialConfig,
 )
-from megatron.config.tools.retro import RetroPreprocessingConfig, RetroRecallConfig
+from megatron.extensions.bert.inference_flags import FillMaskConfig
+from megatron.extensions.corpora.flags import CleaningConfig
+from megatron.extensions.corpora.flags_fetch import FetchConfig, PublishedConfig, WikipediaConfig
+from megatron.extensions.detox.flags import (
+    AnnotationConfig,
+    ContinuationsConfig,
+    ScorerConfig,
+    SelectionConfig,
+    ToxicityConfig,
+)
+from megatron.extensions.retro.inference_flags import AnswerConfig, AnswerScoreConfig
+from megatron.extensions.retro.preprocessing_flags import (
+    RetroPreprocessingConfig,
+    RetroRecallConfig,
+)
+from megatron.extensions.t5.inference_flags import TextToTextConfig
+from megatron.extensions.tasks.inference_flags import EnsembleConfig, HarnessConfig, TaskConfig
 
 _TRAINING = tuple(SECTIONS.values())
 

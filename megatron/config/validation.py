@@ -10,15 +10,11 @@ from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
-from megatron.config.data.downstream import LABELLED, downstream_problems
-from megatron.config.data.instructions import instruction_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
-from megatron.config.data.text_tasks import text_task_problems
 from megatron.config.network.expert_problems import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
-from megatron.config.network.retro import neighbor_problems
 from megatron.config.networks.network import Network, network_class, network_for
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
@@ -66,10 +62,14 @@ from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_problems,
 from megatron.config.plugins import plugin_problems
 from megatron.config.run.checkpoint import checkpoint_problems
 from megatron.config.run.evaluation import evaluation_problems, plan_evaluation
-from megatron.config.run.fault_injection import chaos_problems
 from megatron.config.run.guards import guards_problems
 from megatron.config.run.logging import logging_problems
 from megatron.config.run.watchdog import watch_problems
+from megatron.extensions.chaos.flags import chaos_problems
+from megatron.extensions.retro.flags import neighbor_problems
+from megatron.extensions.retro.instruct_flags import instruction_problems
+from megatron.extensions.tasks.flags import LABELLED, downstream_problems
+from megatron.extensions.tasks.text_flags import text_task_problems
 
 
 @dataclass(frozen=True, kw_only=True)

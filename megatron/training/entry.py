@@ -21,19 +21,19 @@ from megatron.common.errors import (
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import SECTIONS, Config, parse_config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
-from megatron.config.data.instructions import QUESTIONS
 from megatron.config.data.objective import (
     ObjectiveName,
     declaration_of,
     objective_tokenizer_arguments,
 )
-from megatron.config.network.retro import retro_objective
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
 from megatron.data.token_files.pair_files import existing_pair
+from megatron.extensions.retro.flags import retro_objective
+from megatron.extensions.retro.instruct_flags import QUESTIONS
 from megatron.training.loop.loop import Hook
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import FailureFile
@@ -117,7 +117,7 @@ def train(
     refuse_repeated_failure(save, launcher)
     started = read_launch(config.parallel.local_rank)
     if config.downstream.task:
-        from megatron.training.epochs import with_steps_of_epochs
+        from megatron.extensions.tasks.epochs import with_steps_of_epochs
 
         config = with_steps_of_epochs(config, world_size=started.world_size)
     watchdog = Watchdog(

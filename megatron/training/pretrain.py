@@ -24,8 +24,10 @@ from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.epoch_order import ShuffledEpochs
-from megatron.data.downstream.tasks import task_of
 from megatron.engine.engine import Engine
+from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.epochs import with_steps_of_epochs
+from megatron.extensions.tasks.evaluation import TaskSets
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
 from megatron.objectives.objective import Objective
@@ -42,8 +44,6 @@ from megatron.training.checkpoints.checkpoint_choice import (
 )
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
-from megatron.training.downstream import TaskSets
-from megatron.training.epochs import with_steps_of_epochs
 from megatron.training.guards.stop import Requests, build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import from_rank_0, post, scattered

@@ -13,12 +13,12 @@ from megatron.common.registry import HOOKS, METRICS
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
+from megatron.extensions.chaos.hook import build_chaos
+from megatron.extensions.tasks.evaluation import EpochProgress, TaskEvaluation, TaskSets
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
-from megatron.training.downstream import EpochProgress, TaskEvaluation, TaskSets
 from megatron.training.evaluate import Evaluation
-from megatron.training.guards.fault_injection import build_chaos
 from megatron.training.guards.loss_spikes import Spike, SpikeGuard, go_back, steps_before
 from megatron.training.guards.nan_guard import NanGuard
 from megatron.training.guards.replica_check import ReplicaCheck

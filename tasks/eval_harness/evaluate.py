@@ -19,7 +19,7 @@ from megatron.common import logging as log
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.tasks import HarnessConfig, harness_problems
+from megatron.extensions.tasks.inference_flags import HarnessConfig, harness_problems
 from megatron.inference.loading.model_source import ModelSource, read_model_source
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank

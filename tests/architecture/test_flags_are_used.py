@@ -85,7 +85,7 @@ def fields_resolved(file: Path) -> set[tuple[str, str]]:
 def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
-    read |= set().union(*map(fields_resolved, files_of("config")))
+    read |= set().union(*map(fields_resolved, files_of("config", "extensions")))
     unread = [
         (section.__name__, field.name)
         for section in ALL_SECTIONS
@@ -127,9 +127,10 @@ def test_every_program_is_there():
 
 
 def test_every_section_is_of_some_program():
+    with_flags = [*files_of("config"), *PACKAGE.glob("extensions/*/*flags*.py")]
     defined = {
         value.__name__
-        for file in files_of("config")
+        for file in with_flags
         for value in vars(import_module(module_name(file))).values()
         if isinstance(value, type) and is_dataclass(value) and value.__name__.endswith("Config")
     }
@@ -141,7 +142,7 @@ def test_every_attribute_of_a_section_is_annotated():
     # Without an annotation an attribute is no field: it would have no flag and could not be set.
     bare = [
         f"{file.name}: {node.name}"
-        for file in files_of("config")
+        for file in files_of("config", "extensions")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
         for statement in node.body

@@ -10,8 +10,8 @@ from small_job import Job, calm_job, is_same
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.run.fault_injection import FAULTS, ChaosPlan
-from megatron.training.guards.fault_injection import strikes
+from megatron.extensions.chaos.flags import FAULTS, ChaosPlan
+from megatron.extensions.chaos.hook import strikes
 
 MOST_STARTS = 30
 CHAOS = "seed=190,kill=0.2,kill_save=0.15,full_disk=0.2,flip=0.6,truncate=0.3,slow_disk=0.2,slow_disk_s=0.1"

@@ -15,8 +15,8 @@ from jobs import start_ranks
 from torch.testing import assert_close
 from trainings import REPOSITORY, VOCAB_SIZE, network_of
 
-from megatron.config.run.fault_injection import ChaosPlan
 from megatron.data.token_files.index_files import IndexContent, write_mmap_index
+from megatron.extensions.chaos.flags import ChaosPlan
 
 LAST, SAVE_INTERVAL = 12, 4
 RUN = (
@@ -98,7 +98,7 @@ def killing_seed():
     Then the checkpoint of iteration 4 is whole on the slowest machine: that of 8 waited for it.
     """
     # Deferred: DeepSpeed must find the device chosen.
-    from megatron.training.guards.fault_injection import strikes
+    from megatron.extensions.chaos.hook import strikes
 
     for seed in range(10_000):
         plan = ChaosPlan(seed=seed, kill=0.15)

@@ -13,7 +13,7 @@ from one_process import MICRO_BATCHES, PIPELINE, TENSOR, Layout, Network
 from ranks import outcomes_on_ranks, require_passed
 
 from megatron.engine.deepspeed import distributed
-from megatron.objectives.bert import BERT, BERT_FIELDS, bert_batch, bert_loss
+from megatron.extensions.bert.objective import BERT, BERT_FIELDS, bert_batch, bert_loss
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.training.setup import build_engine, build_process_groups, choose
 

@@ -32,8 +32,8 @@ from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import parse_config
-from megatron.config.data.downstream import objective_of
 from megatron.engine.deepspeed import distributed
+from megatron.extensions.tasks.flags import objective_of
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.training import pretrain
 from megatron.training.process.device import prepare_process

@@ -18,10 +18,10 @@ from tiny import GEMMA, tiny_plan
 from megatron.config.plan import Plan
 from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
-from megatron.objectives.bert import BERT, bert_batch
+from megatron.extensions.bert.objective import BERT, bert_batch
+from megatron.extensions.t5.objective import T5, t5_batch
 from megatron.objectives.gpt import GPT
 from megatron.objectives.objective import Objective
-from megatron.objectives.t5 import T5, t5_batch
 from megatron.planner.memory import memory_of_stages
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups

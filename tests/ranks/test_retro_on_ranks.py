@@ -12,9 +12,9 @@ import torch
 from one_process import MICRO_BATCHES, PIPELINE, TENSOR, Layout, Network
 from ranks import outcomes_on_ranks, require_passed
 
+from megatron.extensions.retro.objective import RETRO_FIELDS, Retro, retro_batch
+from megatron.extensions.retro.objective_instruct import PROMPT_FIELDS, InstructRetro
 from megatron.model.loss import next_token_loss
-from megatron.objectives.instruct import PROMPT_FIELDS, InstructRetro
-from megatron.objectives.retro import RETRO_FIELDS, Retro, retro_batch
 
 STEPS = 2
 

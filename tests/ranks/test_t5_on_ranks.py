@@ -11,8 +11,8 @@ import torch
 from one_process import MICRO_BATCHES, PIPELINE, TENSOR, Layout, Network
 from ranks import outcomes_on_ranks, require_passed
 
+from megatron.extensions.t5.objective import T5, T5_FIELDS, t5_batch
 from megatron.model.loss import next_token_loss
-from megatron.objectives.t5 import T5, T5_FIELDS, t5_batch
 
 STEPS = 3
 RELATIVE = (

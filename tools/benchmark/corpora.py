@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import MegatronError
-from megatron.data.cleaning.corpus.executors import Executor
-from megatron.data.cleaning.corpus.spec import CorpusSpec
-from megatron.data.cleaning.corpus.steps import Step, corpus_steps, make_folders
-from megatron.data.cleaning.filters import filter_factories
 from megatron.data.preprocessing.command import read_flags
+from megatron.extensions.corpora.cleaning.filters import filter_factories
+from megatron.extensions.corpora.corpus.executors import Executor
+from megatron.extensions.corpora.corpus.spec import CorpusSpec
+from megatron.extensions.corpora.corpus.steps import Step, corpus_steps, make_folders
 
 _ORIGINALS = 1000  # documents that copies are made of
 _COPIES = 0.2

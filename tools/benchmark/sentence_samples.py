@@ -17,14 +17,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import numpy as np
 
 from megatron.common.cli import ToolParser, run_tool
-from megatron.config.data.masked_lm import MaskedLMConfig, plan_masked_lm, plan_sentences
-from megatron.data.datasets.bert_dataset import BertDataset
-from megatron.data.datasets.masking import MaskingVocabulary
-from megatron.data.datasets.sentence_dataset import SentenceDataset
-from megatron.data.datasets.t5_dataset import T5Dataset
-from megatron.data.sampling.sentence_mapping import build_sentence_mapping
 from megatron.data.token_files.index_files import IndexContent, write_mmap_index
 from megatron.data.token_files.indexed_dataset import IndexedDataset
+from megatron.extensions.bert.data import BertDataset
+from megatron.extensions.masked_lm.data import SentenceDataset
+from megatron.extensions.masked_lm.data_mapping import build_sentence_mapping
+from megatron.extensions.masked_lm.data_masking import MaskingVocabulary
+from megatron.extensions.masked_lm.flags import MaskedLMConfig, plan_masked_lm, plan_sentences
+from megatron.extensions.t5.data import T5Dataset
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 SEED = 1234

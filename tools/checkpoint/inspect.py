@@ -20,10 +20,10 @@ from megatron.common.errors import WrongCheckpointError, near
 from megatron.common.registry import NETWORKS
 from megatron.config.data.objective import declaration_of
 from megatron.config.networks.architecture import network_named
-from megatron.config.networks.classifier import Classifier
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.checkpoint_tools import LookConfig
+from megatron.extensions.tasks.network import Classifier
 
 _COMMANDS = {
     "hugging_face": ("tools/convert_checkpoint/from_hf.py --load {path} --save NEW",),

@@ -20,19 +20,19 @@ from megatron.common.atomic_files import replace_text
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.common.remote_files import state_of_input
-from megatron.config.tools.cleaning import CleaningConfig
 from megatron.config.tools.preprocess import PreprocessConfig
-from megatron.data.cleaning.corpus.executors import Executor
-from megatron.data.cleaning.corpus.spec import CorpusSpec
-from megatron.data.cleaning.corpus.steps import corpus_steps, make_folders
-from megatron.data.cleaning.evaluations import EVALUATIONS
-from megatron.data.cleaning.filters import filter_factories, filter_problems
 from megatron.data.preprocessing.command import parse_flags, to_command
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.recipe import corpus_report_of
 from megatron.data.readers.inputs import STDIN
-from megatron.data.readers.published import training_files
 from megatron.data.token_files.publish import write_errors_name
+from megatron.extensions.corpora.cleaning.evaluations import EVALUATIONS
+from megatron.extensions.corpora.cleaning.filters import filter_factories, filter_problems
+from megatron.extensions.corpora.corpus.executors import Executor
+from megatron.extensions.corpora.corpus.spec import CorpusSpec
+from megatron.extensions.corpora.corpus.steps import corpus_steps, make_folders
+from megatron.extensions.corpora.flags import CleaningConfig
+from megatron.extensions.corpora.published import training_files
 
 _OF_TOKENS = (
     *("append_eod", "append_bos", "prepend_space", "empty_documents"),

@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.parsing.flags import parse_sections
-from megatron.config.tools.corpora import FetchConfig
-from megatron.data.cleaning.records import read_lines, to_bytes
-from megatron.data.cleaning.resumable import resumable_output
-from megatron.data.cleaning.web_pages import Manners, build_extractor, visit_pages
+from megatron.extensions.corpora.cleaning.records import read_lines, to_bytes
+from megatron.extensions.corpora.cleaning.resumable import resumable_output
+from megatron.extensions.corpora.cleaning.web_pages import Manners, build_extractor, visit_pages
+from megatron.extensions.corpora.flags_fetch import FetchConfig
 
 
 def main(argv: Sequence[str]) -> None:

@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
-from megatron.config.tools.corpora import PublishedConfig
 from megatron.config.tools.preprocess import PreprocessConfig
 from megatron.data.preprocessing.command import parse_flags, text_separator, to_command
 from megatron.data.preprocessing.recipe import tokenize_corpus
-from megatron.data.readers.published import find_published, text_key
+from megatron.extensions.corpora.flags_fetch import PublishedConfig
+from megatron.extensions.corpora.published import find_published, text_key
 
 
 def main(argv: Sequence[str]) -> None:

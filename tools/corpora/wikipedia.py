@@ -16,10 +16,10 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.common.remote_files import is_url
 from megatron.config.parsing.parser import value_in
-from megatron.config.tools.corpora import WikipediaConfig
-from megatron.data.cleaning.wikipedia import extract_articles
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.recipe import corpus_report_of, tokenize_corpus
+from megatron.extensions.corpora.cleaning.wikipedia import extract_articles
+from megatron.extensions.corpora.flags_fetch import WikipediaConfig
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.records import new_files, read_lines, to_bytes
+from megatron.extensions.corpora.cleaning.records import new_files, read_lines, to_bytes
 
 ID_KEY = "adlr_id"
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
-from megatron.data.cleaning.records import new_files, read_lines
-from megatron.data.cleaning.urls import REASONS, digest, reason_against
+from megatron.extensions.corpora.cleaning.records import new_files, read_lines
+from megatron.extensions.corpora.cleaning.urls import REASONS, digest, reason_against
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,8 +11,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
 from megatron.common.process_pool import num_workers, ordered_map
-from megatron.data.cleaning.records import batches, new_files, read_lines, total_bytes
-from megatron.data.cleaning.repair import MIN_TOKENS, CleanDocuments, gpt2_counter, piece_counter
+from megatron.extensions.corpora.cleaning.records import batches, new_files, read_lines, total_bytes
+from megatron.extensions.corpora.cleaning.repair import (
+    MIN_TOKENS,
+    CleanDocuments,
+    gpt2_counter,
+    piece_counter,
+)
 
 
 def main(argv: Sequence[str]) -> None:

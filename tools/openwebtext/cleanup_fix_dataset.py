@@ -14,8 +14,8 @@ from megatron.common.errors import raise_if_any
 from megatron.common.process_pool import num_workers, ordered_map
 from megatron.common.remote_files import is_url, join
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.records import batches, new_files, read_lines, total_bytes
-from megatron.data.cleaning.repair import TASKS, RunTasks
+from megatron.extensions.corpora.cleaning.records import batches, new_files, read_lines, total_bytes
+from megatron.extensions.corpora.cleaning.repair import TASKS, RunTasks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import DataError, raise_if_any
 from megatron.common.process_pool import num_workers, ordered_map
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
-from megatron.data.cleaning.ngrams import (
+from megatron.extensions.corpora.cleaning.evaluations import EVALUATIONS, evaluation_texts
+from megatron.extensions.corpora.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
     CutRules,
@@ -24,7 +24,7 @@ from megatron.data.cleaning.ngrams import (
     from_dictionary,
     to_dictionary,
 )
-from megatron.data.cleaning.records import (
+from megatron.extensions.corpora.cleaning.records import (
     Line,
     batches,
     new_files,

@@ -22,10 +22,21 @@ from megatron.common.errors import raise_if_any
 from megatron.common.process_pool import num_workers
 from megatron.common.remote_files import is_url
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.duplicates import BAND, ComparePairs, band_records, similar_pairs
-from megatron.data.cleaning.external_sort import ExternalSorter
-from megatron.data.cleaning.fingerprints import SEED, Source, Texts, save, take_fingerprints
-from megatron.data.cleaning.records import new_files, to_bytes, total_bytes
+from megatron.extensions.corpora.cleaning.duplicates import (
+    BAND,
+    ComparePairs,
+    band_records,
+    similar_pairs,
+)
+from megatron.extensions.corpora.cleaning.external_sort import ExternalSorter
+from megatron.extensions.corpora.cleaning.fingerprints import (
+    SEED,
+    Source,
+    Texts,
+    save,
+    take_fingerprints,
+)
+from megatron.extensions.corpora.cleaning.records import new_files, to_bytes, total_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
-from megatron.data.cleaning.groups import Groups, read_pairs
-from megatron.data.cleaning.records import new_files, to_bytes
+from megatron.extensions.corpora.cleaning.groups import Groups, read_pairs
+from megatron.extensions.corpora.cleaning.records import new_files, to_bytes
 
 THRESHOLD = 0.7
 

@@ -14,7 +14,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.remote_files import is_url
 from megatron.config.parsing.declaration import setting
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.records import new_files, read_lines
+from megatron.extensions.corpora.cleaning.records import new_files, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)

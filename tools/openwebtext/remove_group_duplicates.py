@@ -8,8 +8,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.common.cli import ToolParser, run_tool
-from megatron.data.cleaning.groups import read_groups
-from megatron.data.cleaning.records import new_files, read_lines
+from megatron.extensions.corpora.cleaning.groups import read_groups
+from megatron.extensions.corpora.cleaning.records import new_files, read_lines
 
 
 def main(argv: Sequence[str]) -> None:

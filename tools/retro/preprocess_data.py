@@ -16,15 +16,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
-from megatron.config.tools.retro import (
+from megatron.extensions.retro.embedders import counter_of, embedder_of
+from megatron.extensions.retro.preprocessing_flags import (
     RetroPreprocessingConfig,
     retro_preprocessing_problems,
     retro_tasks,
 )
-from megatron.data.retrieval.blocks import Ranks
-from megatron.data.retrieval.project import prepare_project, read_retro_flags
-from megatron.data.retrieval.retro_tasks import run_tasks, validate_tasks
-from megatron.inference.loading.retro_embedders import counter_of, embedder_of
+from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.project import prepare_project, read_retro_flags
+from megatron.extensions.retro.retrieval.retro_tasks import run_tasks, validate_tasks
 from megatron.training.process.environment import cpu_threads, read_launch
 from megatron.training.process.launchers import write_root_cause
 

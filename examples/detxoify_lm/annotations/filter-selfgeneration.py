@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.config.parsing.flags import parse_sections
-from megatron.config.tools.detoxification import SelectionConfig
-from megatron.inference.evaluation.toxicity.report import select_less_toxic
+from megatron.extensions.detox.flags import SelectionConfig
+from megatron.extensions.detox.toxicity.report import select_less_toxic
 
 
 def main(argv: Sequence[str]) -> None:

@@ -14,16 +14,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.config.parsing.flags import parse_sections
-from megatron.config.tools.detoxification import (
+from megatron.extensions.corpora.cleaning.records import read_lines
+from megatron.extensions.detox.flags import (
     AnnotationConfig,
     ScorerConfig,
     annotation_problems,
     scorer_problems,
 )
-from megatron.data.cleaning.records import read_lines
-from megatron.inference.evaluation.toxicity.report import distribution
-from megatron.inference.evaluation.toxicity.scorers import ScorerFactory
-from megatron.inference.evaluation.toxicity.scoring import annotated, score_file, toxicity_of
+from megatron.extensions.detox.toxicity.report import distribution
+from megatron.extensions.detox.toxicity.scorers import ScorerFactory
+from megatron.extensions.detox.toxicity.scoring import annotated, score_file, toxicity_of
 from megatron.training.process.environment import perspective_api_key
 
 

@@ -31,7 +31,7 @@ from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.data.downstream.tasks import TASKS
+from megatron.extensions.tasks.data.tasks import TASKS
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
 from megatron.tokenizer.types.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
-from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron, nemo
+from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
@@ -28,7 +28,6 @@ from megatron.common.errors import (
 )
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
-from megatron.config.data.downstream import LABELLED
 from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
 from megatron.config.networks.architecture import network_named
 from megatron.config.parallelism.layout import ParallelConfig
@@ -36,6 +35,8 @@ from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.logging import LoggingConfig
+from megatron.extensions.nemo import checkpoints as nemo
+from megatron.extensions.tasks.flags import LABELLED
 from megatron.tokenizer.build import build_tokenizer
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
-from megatron.checkpointing.megatron_lm.retro import core_name, retro_problems
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
@@ -20,6 +19,7 @@ from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
+from megatron.extensions.retro.checkpoints import core_name, retro_problems
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _SAME = (

@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from megatron.checkpointing.megatron_lm.retro import (
+from megatron.common.registry import NETWORKS
+from megatron.config.networks.architecture import imported, network_named
+from megatron.extensions.retro.checkpoints import (
     CROSS_ATTENTION,
     RENAMED,
     retro_arguments,
     retro_flags,
 )
-from megatron.common.registry import NETWORKS
-from megatron.config.networks.architecture import imported, network_named
 
 Renamed = tuple[tuple[str, str], ...]
 """Patterns of names of parameters, and what each becomes."""

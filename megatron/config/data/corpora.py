@@ -7,9 +7,6 @@ from typing import Literal
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import OwnFlags
-from megatron.config.data.downstream import LABELLED
-from megatron.config.data.instructions import QUESTIONS
-from megatron.config.data.masked_lm import NO_SENTENCES, SentencePlan
 from megatron.config.data.split_paths import (
     SplitGroup,
     SplitPart,
@@ -19,6 +16,9 @@ from megatron.config.data.split_paths import (
 from megatron.config.optimization.training import TrainingPlan
 from megatron.config.parsing.declaration import setting
 from megatron.config.run.evaluation import EvaluationPlan
+from megatron.extensions.masked_lm.flags import NO_SENTENCES, SentencePlan
+from megatron.extensions.retro.instruct_flags import QUESTIONS
+from megatron.extensions.tasks.flags import LABELLED
 
 SampleOrder = Literal["bigscience", "megatron-core"]
 """Programs whose sample order a run can have."""

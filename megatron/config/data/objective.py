@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from megatron.common.registry import OBJECTIVES, OwnFlags
-from megatron.config.data.downstream import LABELLED
-from megatron.config.data.instructions import QUESTIONS, InstructPlan
-from megatron.config.data.masked_lm import (
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
+from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.extensions.masked_lm.flags import (
     MaskedLMConfig,
     MaskedLMPlan,
     masked_lm_problems,
     plan_masked_lm,
 )
-from megatron.config.data.retro_project import RetroPlan
-from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.extensions.retro.instruct_flags import QUESTIONS, InstructPlan
+from megatron.extensions.retro.project_settings import RetroPlan
+from megatron.extensions.tasks.flags import LABELLED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,19 +110,19 @@ class Declaration:
 
 
 def _declare(name: ObjectiveName, module: str, declaration: Declaration) -> None:
-    OBJECTIVES.declare(name, module and f"megatron.objectives.{module}", declaration)
+    OBJECTIVES.declare(name, module, declaration)
 
 
 _declare(
     "gpt",
-    "gpt",
+    "megatron.objectives.gpt",
     Declaration(
         script="pretrain_gpt.py", flags=("--fim-rate",), view="fim", takes_short_samples=True
     ),
 )
 _declare(
     "prefix-lm",
-    "prefix_lm",
+    "megatron.objectives.prefix_lm",
     Declaration(
         script="pretrain_prefix_lm.py",
         flags=("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
@@ -132,7 +132,7 @@ _declare(
 )
 _declare(
     "multitask",
-    "multitask",
+    "megatron.objectives.multitask",
     Declaration(
         script="finetune_t0_non_causal_decoder.py",
         kind="pairs",
@@ -142,7 +142,7 @@ _declare(
 )
 _declare(
     "sft",
-    "sft",
+    "megatron.objectives.sft",
     Declaration(
         script="finetune_sft.py",
         kind="conversations",
@@ -152,7 +152,7 @@ _declare(
 )
 _declare(
     "bert",
-    "bert",
+    "megatron.extensions.bert.objective",
     Declaration(
         script="pretrain_bert.py",
         kind="sentences",
@@ -164,7 +164,7 @@ _declare(
 )
 _declare(
     "t5",
-    "t5",
+    "megatron.extensions.t5.objective",
     Declaration(
         script="pretrain_t5.py",
         network="t5",
@@ -177,21 +177,25 @@ _declare(
 )
 _declare(
     "retro",
-    "retro",
+    "megatron.extensions.retro.objective",
     Declaration(script="pretrain_retro.py", network="retro", view="retro", reads_neighbors=True),
 )
 _INSTRUCT = Declaration(script="tools/retro/sft/sft_retro.py", kind=QUESTIONS)
-_declare("instruct", "instruct", _INSTRUCT)
-_declare("instruct-retro", "instruct", replace(_INSTRUCT, network="retro"))
+_declare("instruct", "megatron.extensions.retro.objective_instruct", _INSTRUCT)
+_declare(
+    "instruct-retro",
+    "megatron.extensions.retro.objective_instruct",
+    replace(_INSTRUCT, network="retro"),
+)
 for _name, _module, _script in (
-    ("classification", "classification", "tasks/main.py"),
-    ("multiple-choice", "classification", "tasks/main.py"),
-    ("token-classification", "token_tasks", "tasks/token_classification.py"),
-    ("question-answering", "token_tasks", "tasks/question_answering.py"),
+    ("classification", "objective", "tasks/main.py"),
+    ("multiple-choice", "objective", "tasks/main.py"),
+    ("token-classification", "objective_tokens", "tasks/token_classification.py"),
+    ("question-answering", "objective_tokens", "tasks/question_answering.py"),
 ):
     _declare(
         _name,
-        _module,
+        f"megatron.extensions.tasks.{_module}",
         Declaration(
             script=_script,
             network="bert",
@@ -200,7 +204,11 @@ for _name, _module, _script in (
         ),
     )
 for _name in ("gpt-classification", "gpt-multiple-choice"):
-    _declare(_name, "classification", Declaration(script="tasks/main.py", kind=LABELLED))
+    _declare(
+        _name,
+        "megatron.extensions.tasks.objective",
+        Declaration(script="tasks/main.py", kind=LABELLED),
+    )
 
 
 def declaration_of(name: ObjectiveName) -> Declaration:

@@ -1,8 +1,8 @@
 """GPT: a decoder."""
 
 from megatron.common.registry import NETWORKS
-from megatron.config.networks.classifier import Classifier
 from megatron.config.networks.network import Network
+from megatron.extensions.tasks.network import Classifier
 
 
 @NETWORKS.register("gpt")

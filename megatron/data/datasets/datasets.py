@@ -13,15 +13,15 @@ from megatron.common.registry import DATASETS
 from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.datasets.packed_dataset import ChatDataset, MTFDataset, PackedDataset
-from megatron.data.datasets.sentence_dataset import SentenceDataset
-from megatron.data.downstream.task import LabelledData
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.index_cache import cached_sizes
 from megatron.data.sampling.provenance import Origin, TracedSource
-from megatron.data.sampling.sentence_mapping import has_usable_document
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
+from megatron.extensions.masked_lm.data import SentenceDataset
+from megatron.extensions.masked_lm.data_mapping import has_usable_document
+from megatron.extensions.tasks.data.task import LabelledData
 
 log = logging.getLogger(__name__)
 

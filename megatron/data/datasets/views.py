@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan, declaration_of
-from megatron.data.datasets.bert_dataset import BertDataset
 from megatron.data.datasets.datasets import RoleView, View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
-from megatron.data.datasets.masking import MaskingVocabulary
-from megatron.data.datasets.retro_dataset import retro_view
-from megatron.data.datasets.t5_dataset import T5Dataset, t5_vocabulary
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
+from megatron.extensions.bert.data import BertDataset
+from megatron.extensions.masked_lm.data_masking import MaskingVocabulary
+from megatron.extensions.retro.data import retro_view
+from megatron.extensions.t5.data import T5Dataset, t5_vocabulary
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 

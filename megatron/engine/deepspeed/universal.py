@@ -18,7 +18,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed.patches.master_weights import copy_to_weights, master_weight
-from megatron.model.retro import is_retriever
+from megatron.extensions.retro.layers import is_retriever
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.sharding import expert_share_of, shard_of
 

@@ -10,6 +10,13 @@ from torch import Tensor, nn
 
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.t5.layers import (
+    DECODER_TOKENS,
+    PositionEmbeddingPipe,
+    PositionsPipe,
+    RelativePositionsPipe,
+    t5_layers,
+)
 from megatron.inference.engine.beam_search import BeamSearchRequest, beam_search
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.device import to_device, without_cudnn_attention
@@ -20,13 +27,6 @@ from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import in_turn
 from megatron.model.layers.positions import RelativePositions
 from megatron.model.layers.transformer_block import ParallelTransformerDecoderLayerPipe
-from megatron.model.t5 import (
-    DECODER_TOKENS,
-    PositionEmbeddingPipe,
-    PositionsPipe,
-    RelativePositionsPipe,
-    t5_layers,
-)
 from megatron.tensor_parallel.process_groups import Groups
 
 _ENCODER = 4  # entries of the list up to the encoder's norm, without the transformer layers

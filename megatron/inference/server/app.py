@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatron.common.errors import MegatronError
+from megatron.extensions.openai_api.completions import add_openai_api
 from megatron.inference.server.engine_thread import ClientGone, Unavailable
 from megatron.inference.server.errors import (
     Responses,
@@ -28,7 +29,6 @@ from megatron.inference.server.errors import (
 )
 from megatron.inference.server.megatron_api import add_megatron_api
 from megatron.inference.server.metrics import Metrics
-from megatron.inference.server.openai.completions import add_openai_api
 from megatron.inference.server.schemas import HealthAnswer
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.web.pages import GENERATION_PAGE

@@ -9,17 +9,17 @@ from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
 from megatron.config.networks.architecture import Service, network_named
 from megatron.data.datasets.fim import FimTokens
-from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.encoder_runner import SerialEngine
-from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
-from megatron.inference.loading.masked_lm import load_masked_lm
-from megatron.inference.loading.model_source import ModelSource
-from megatron.inference.loading.text_to_text import load_text_to_text
-from megatron.inference.server.app import INTERFACES, Interface
-from megatron.inference.server.encoder_api import (
+from megatron.extensions.bert.inference import load_masked_lm
+from megatron.extensions.masked_lm.routes import (
     fill_mask_interface,
     text_to_text_interface,
 )
+from megatron.extensions.t5.inference import load_text_to_text
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.encoder_runner import SerialEngine
+from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
+from megatron.inference.loading.model_source import ModelSource
+from megatron.inference.server.app import INTERFACES, Interface
 from megatron.inference.server.web.pages import FILL_MASK_PAGE, GENERATION_PAGE, TEXT_TO_TEXT_PAGE
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer

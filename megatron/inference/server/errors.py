@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from megatron.inference.server.openai.schemas import OpenAIError
+from megatron.extensions.openai_api.schemas import OpenAIError
 from megatron.inference.server.schemas import MegatronError
 
 Responses = dict[int | str, dict[str, Any]]

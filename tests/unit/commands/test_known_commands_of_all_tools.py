@@ -18,11 +18,11 @@ from packaging.requirements import Requirement
 
 from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
-from megatron.config.data.downstream import is_finetuned, objective_of
 from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
-from megatron.training.epochs import with_steps_of_epochs
+from megatron.extensions.tasks.epochs import with_steps_of_epochs
+from megatron.extensions.tasks.flags import is_finetuned, objective_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = yaml.safe_load(Path(__file__).with_name("known_commands.yaml").read_text("utf-8"))

@@ -7,12 +7,12 @@ import torch
 from tiny import tiny_spec
 from torch.testing import assert_close
 
+from megatron.extensions.bert.layers import bert_layers
+from megatron.extensions.bert.objective import BERT_FIELDS, bert_batch
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.bert import bert_layers
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
-from megatron.objectives.bert import BERT_FIELDS, bert_batch
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 CORE_NAMES = {

@@ -10,8 +10,11 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from megatron.common.errors import ConfigError
+from megatron.extensions.bert.layers import bert_layers
+from megatron.extensions.bert.objective import BERT_FIELDS
+from megatron.extensions.t5.layers import t5_layers
+from megatron.extensions.t5.objective import T5_FIELDS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.bert import bert_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.compiled_blocks import Compiler
@@ -19,9 +22,6 @@ from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.model.loss import next_token_loss
-from megatron.model.t5 import t5_layers
-from megatron.objectives.bert import BERT_FIELDS
-from megatron.objectives.t5 import T5_FIELDS
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 TRACED = Compiler(mode="default", compiles_loss=True, backend="aot_eager")

@@ -11,9 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megatron.common.registry import OBJECTIVES
+from megatron.extensions.bert.layers import bert_layers
+from megatron.extensions.bert.objective import bert_loss
+from megatron.extensions.t5.layers import t5_layers
 from megatron.fused_kernels.reference.cross_entropy import REFERENCE as CROSS_ENTROPY
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.bert import bert_layers
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
@@ -21,8 +23,6 @@ from megatron.model.layers.deferred_logits import defer_logits
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import next_token_loss
-from megatron.model.t5 import t5_layers
-from megatron.objectives.bert import bert_loss
 from megatron.objectives.gpt import PACKED
 from megatron.tensor_parallel.rng import OrdinaryStream
 

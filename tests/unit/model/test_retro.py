@@ -10,15 +10,15 @@ from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
 from tiny import tiny_spec
 from torch.testing import assert_close
 
+from megatron.extensions.retro.layers import retro_layers
+from megatron.extensions.retro.objective import RETRO_FIELDS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Recomputation, SequentialModel
 from megatron.model.layers.parts import LayerParts
-from megatron.model.retro import retro_layers
 from megatron.objectives.gpt import CAUSAL_FIELDS
-from megatron.objectives.retro import RETRO_FIELDS
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 SPEC = tiny_spec(

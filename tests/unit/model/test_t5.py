@@ -8,14 +8,14 @@ from plain_t5 import PlainT5
 from tiny import tiny_spec
 from torch.testing import assert_close
 
+from megatron.extensions.t5.layers import t5_layers
+from megatron.extensions.t5.objective import T5_FIELDS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import RelativePositions, relative_buckets
-from megatron.model.t5 import t5_layers
-from megatron.objectives.t5 import T5_FIELDS
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 SPEC = tiny_spec(

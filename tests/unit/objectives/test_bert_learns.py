@@ -3,12 +3,12 @@
 import torch
 from tiny import tiny_spec
 
+from megatron.extensions.bert.objective import BERT, BERT_FIELDS, bert_batch, bert_loss
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
-from megatron.objectives.bert import BERT, BERT_FIELDS, bert_batch, bert_loss
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 CLS, SEP, MASK, LENGTH, WORDS = 2, 3, 4, 16, 30

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from tiny import tiny_spec
 from torch.testing import assert_close
 
-from megatron.model.bert import BertOutput
-from megatron.objectives.bert import BERT, BERT_FIELDS, bert_batch, bert_loss
+from megatron.extensions.bert.layers import BertOutput
+from megatron.extensions.bert.objective import BERT, BERT_FIELDS, bert_batch, bert_loss
 
 SAMPLES = {
     "text": torch.tensor([[2, 7, 4, 3, 9, 3], [2, 4, 3, 0, 0, 0]]),

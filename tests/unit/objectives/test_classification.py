@@ -7,19 +7,19 @@ from networks import task_network
 from tiny import tiny_plan
 
 from megatron.common.registry import OBJECTIVES
-from megatron.config.data.downstream import Task, is_finetuned, objective_of
-from megatron.config.data.text_tasks import TEXT_TASKS
-from megatron.data.downstream.tasks import TASKS
-from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.bert import bert_layers
-from megatron.model.layers.attention_kernels import attention_of
-from megatron.model.layers.layer_list import SequentialModel
-from megatron.model.layers.parts import LayerParts
-from megatron.objectives.classification import (
+from megatron.extensions.bert.layers import bert_layers
+from megatron.extensions.tasks.data.tasks import TASKS
+from megatron.extensions.tasks.flags import Task, is_finetuned, objective_of
+from megatron.extensions.tasks.objective import (
     class_loss,
     labelled_batch,
     scored_batch,
 )
+from megatron.extensions.tasks.text_flags import TEXT_TASKS
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.model.layers.attention_kernels import attention_of
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.parts import LayerParts
 from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.rng import OrdinaryStream
 

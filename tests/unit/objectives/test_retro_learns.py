@@ -12,13 +12,13 @@ import pytest
 import torch
 from tiny import tiny_spec
 
+from megatron.extensions.retro.objective import RETRO_FIELDS, Retro, retro_batch
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import next_token_loss
 from megatron.objectives.gpt import CAUSAL_FIELDS, GPT, gpt_batch
-from megatron.objectives.retro import RETRO_FIELDS, Retro, retro_batch
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 S, M, WORDS, STEPS = 8, 2, 12, 110

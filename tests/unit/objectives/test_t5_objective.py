@@ -3,7 +3,7 @@
 import torch
 from tiny import tiny_plan
 
-from megatron.objectives.t5 import T5, T5_FIELDS, t5_batch
+from megatron.extensions.t5.objective import T5, T5_FIELDS, t5_batch
 
 
 def test_a_batch_has_lengths_in_place_of_masks():

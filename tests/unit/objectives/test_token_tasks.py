@@ -7,7 +7,7 @@ from networks import task_network
 from tiny import tiny_plan
 
 from megatron.config.plan import Plan
-from megatron.objectives.token_tasks import (
+from megatron.extensions.tasks.objective_tokens import (
     ANSWER_FIELDS,
     TAGGING_FIELDS,
     QuestionAnswering,

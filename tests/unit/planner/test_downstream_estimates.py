@@ -4,7 +4,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.common.registry import OBJECTIVES
-from megatron.config.data.downstream import objective_of
+from megatron.extensions.tasks.flags import objective_of
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer
 from megatron.model.layers.parts import LayerParts

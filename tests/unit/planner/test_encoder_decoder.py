@@ -4,11 +4,11 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.config.parallelism.recompute_plan import NOTHING
+from megatron.extensions.t5.layers import t5_layers
+from megatron.extensions.t5.objective import T5_FIELDS
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer
 from megatron.model.layers.parts import LayerParts
-from megatron.model.t5 import t5_layers
-from megatron.objectives.t5 import T5_FIELDS
 from megatron.planner.memory import memory_of_stages, weights_of
 from megatron.planner.pipeline_stages import entry_names, stages_of
 from megatron.tensor_parallel.rng import OrdinaryStream

@@ -4,12 +4,12 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.config.parallelism.recompute_plan import NOTHING
+from megatron.extensions.retro.layers import retro_layers
+from megatron.extensions.retro.objective import RETRO_FIELDS
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.embedding import OutputEmbeddingPipe
 from megatron.model.layers.layer_list import Layer
 from megatron.model.layers.parts import LayerParts
-from megatron.model.retro import retro_layers
-from megatron.objectives.retro import RETRO_FIELDS
 from megatron.planner.memory import memory_of_stages, weights_of
 from megatron.planner.pipeline_stages import entry_names, stages_of
 from megatron.tensor_parallel.rng import OrdinaryStream

@@ -17,8 +17,8 @@ from tokenizers import pre_tokenizers
 from megatron.checkpointing.manifest import Manifest, write_manifest
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.batch_sampler import micro_batches
-from megatron.data.sampling.sentence_mapping import build_sentence_mapping
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.extensions.masked_lm.data_mapping import build_sentence_mapping
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, record_path, to_text
 from megatron.tokenizer.types.null import NullTokenizer

@@ -12,7 +12,7 @@ from tiny import tiny_plan
 from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.config.config import parse_config
 from megatron.config.data.corpora import data_problems
-from megatron.inference.evaluation.toxicity.report import (
+from megatron.extensions.detox.toxicity.report import (
     distribution,
     less_toxic_half,
     prompted_toxicity,
@@ -286,7 +286,9 @@ def test_an_interrupted_generation_continues(generate, folder, capsys):
     uninterrupted = (folder / "out").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         # A disk that is full when the file is to appear.
-        patch.setattr("megatron.data.cleaning.resumable.new_files", lambda *_, **__: 1 / 0)
+        patch.setattr(
+            "megatron.extensions.corpora.cleaning.resumable.new_files", lambda *_, **__: 1 / 0
+        )
         with pytest.raises(ZeroDivisionError):
             generate(*flags)
     partial = (folder / "out.partial").read_bytes()

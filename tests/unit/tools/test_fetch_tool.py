@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.cleaning.web_pages import build_extractor
+from megatron.extensions.corpora.cleaning.web_pages import build_extractor
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "corpora" / "fetch.py"
 PAGES = {

@@ -8,8 +8,8 @@ from encoders import masked_lm
 from test_generate_tool import module_of
 
 from megatron.common.errors import ConfigError
-from megatron.config.inference.masked_lm import FillMaskConfig
-from megatron.inference.loading import masked_lm as loading
+from megatron.extensions.bert import inference as loading
+from megatron.extensions.bert.inference_flags import FillMaskConfig
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "fill_mask.py"
 

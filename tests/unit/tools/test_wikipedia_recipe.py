@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.cleaning import wikipedia
 from megatron.data.token_files.indexed_dataset import IndexedDataset
+from megatron.extensions.corpora.cleaning import wikipedia
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "corpora" / "wikipedia.py"
 NAME = "dewiki-20260101-pages-articles.xml.bz2"

@@ -4,9 +4,9 @@ import pytest
 
 from megatron.common.errors import ConfigError, WrongDataError
 from megatron.config.config import parse_config
-from megatron.config.data.downstream import downstream_problems
-from megatron.config.data.text_tasks import text_task_problems
-from megatron.training.epochs import with_steps_of_epochs
+from megatron.extensions.tasks.epochs import with_steps_of_epochs
+from megatron.extensions.tasks.flags import downstream_problems
+from megatron.extensions.tasks.text_flags import text_task_problems
 
 TASK = """
     --task MNLI --valid-data dev.tsv --num-layers 1 --hidden-size 8 --num-attention-heads 1

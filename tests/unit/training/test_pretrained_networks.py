@@ -8,7 +8,7 @@ from megatron.checkpointing.megatron_lm import convert as conversions
 from megatron.common.errors import ConfigError, WrongCheckpointError
 from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan
-from megatron.training.text_tasks import train_text_task, with_pretrained_network
+from megatron.extensions.tasks.entry import train_text_task, with_pretrained_network
 
 VOCAB = 62
 SIZES = [

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # so that it runs 
 
 from megatron.common.cli import read_lines, run_tool
 from megatron.common.errors import DataError, raise_if_any
-from megatron.config.inference.questions import AnswerScoreConfig
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.downstream.instructions import answer_scores, items_in_range, read_qa_items
+from megatron.extensions.retro.data_questions import answer_scores, items_in_range, read_qa_items
+from megatron.extensions.retro.inference_flags import AnswerScoreConfig
 
 
 def main(argv: Sequence[str]) -> None:

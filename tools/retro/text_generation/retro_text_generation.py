@@ -15,11 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import DataError, raise_if_any, reason
-from megatron.config.data.instructions import InstructConfig
 from megatron.config.inference.generation import GenerationConfig, generation_problems
-from megatron.config.inference.questions import AnswerConfig, answer_problems
 from megatron.config.networks.architecture import network_of
-from megatron.data.downstream.instructions import (
+from megatron.extensions.retro.data_questions import (
     Prompts,
     QAItem,
     encoder_contexts,
@@ -27,6 +25,8 @@ from megatron.data.downstream.instructions import (
     question_set_of,
     read_qa_items,
 )
+from megatron.extensions.retro.inference_flags import AnswerConfig, answer_problems
+from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank

@@ -1,17 +1,11 @@
 """Find the architecture of transformers for a network, or for a config.json."""
 
 from megatron.checkpointing.hugging_face.families.bloom import BLOOM
-from megatron.checkpointing.hugging_face.families.classifiers import decoder_classifier
 from megatron.checkpointing.hugging_face.families.family import Family, HuggingFaceConfig
 from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from megatron.checkpointing.hugging_face.families.megatron_bert import (
-    DOWNSTREAM_BERTS,
-    MEGATRON_BERT,
-    PRETRAINED_BERTS,
-)
 from megatron.checkpointing.hugging_face.families.mixtures import (
     DOTS1,
     GLM4_MOE,
@@ -23,7 +17,13 @@ from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.config.networks.t5 import T5
+from megatron.extensions.bert.checkpoints import (
+    DOWNSTREAM_BERTS,
+    MEGATRON_BERT,
+    PRETRAINED_BERTS,
+)
+from megatron.extensions.t5.network import T5
+from megatron.extensions.tasks.checkpoints import decoder_classifier
 
 _DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
 

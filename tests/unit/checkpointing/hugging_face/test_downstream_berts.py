@@ -19,12 +19,12 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
-from megatron.config.data.downstream import objective_of
-from megatron.config.data.text_tasks import TextTaskPlan
 from megatron.config.plan import plan
-from megatron.data.downstream.task import Predicted
-from megatron.data.downstream.tasks import task_of
-from megatron.objectives.classification import labelled_batch
+from megatron.extensions.tasks.data.task import Predicted
+from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.flags import objective_of
+from megatron.extensions.tasks.objective import labelled_batch
+from megatron.extensions.tasks.text_flags import TextTaskPlan
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tokenizer.build import build_tokenizer
 

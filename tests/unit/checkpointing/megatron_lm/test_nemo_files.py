@@ -15,12 +15,12 @@ from tiny import tiny_config
 from megatron.checkpointing.export import Export, ExportOptions, export
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import native_manifest, native_weights
-from megatron.checkpointing.megatron_lm.nemo import find, tokenizer_in
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.config import parse_conversion
-from megatron.config.data.downstream import objective_of
 from megatron.config.plan import plan
 from megatron.config.tools.checkpoint_tools import ConversionConfig
+from megatron.extensions.nemo.checkpoints import find, tokenizer_in
+from megatron.extensions.tasks.flags import objective_of
 from megatron.tokenizer.build import build_tokenizer
 
 LABELS = ("O", "B-LOC", "B-PER")

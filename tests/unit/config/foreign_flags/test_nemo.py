@@ -5,9 +5,9 @@ import json
 import pytest
 
 from megatron.common.errors import ConfigError
-from megatron.config.foreign_flags.nemo import nemo_flags
-from megatron.config.foreign_flags.nemo_networks import PRETRAINED
-from megatron.config.foreign_flags.nemo_tasks import (
+from megatron.extensions.nemo.flags import nemo_flags
+from megatron.extensions.nemo.flags_networks import PRETRAINED
+from megatron.extensions.nemo.flags_tasks import (
     NEMO_TASKS,
     QUESTION_ANSWERING,
     TEXT_CLASSIFICATION,

@@ -4,8 +4,8 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.network.retro import retro_layer_numbers
 from megatron.config.plan import plan
+from megatron.extensions.retro.flags import retro_layer_numbers
 from megatron.training.entry import require_startable
 
 LAYERS = "--num-layers", "9", "--retro-chunk-length", "3"

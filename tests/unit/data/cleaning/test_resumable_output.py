@@ -3,7 +3,7 @@
 import pytest
 
 from megatron.common.errors import BusyError, ConfigError, DataError
-from megatron.data.cleaning.resumable import resumable_output
+from megatron.extensions.corpora.cleaning.resumable import resumable_output
 
 
 def attempt(path, lines, *, dies_after=None, **options):

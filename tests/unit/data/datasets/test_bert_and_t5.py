@@ -12,15 +12,15 @@ from tiny import tiny_config, tiny_objective, tiny_plan
 from tokenizers import BertWordPieceTokenizer
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.config.data.masked_lm import MaskedLMConfig, plan_masked_lm, plan_sentences
 from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import plan_samples
-from megatron.data.datasets.bert_dataset import BertDataset
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.masking import MaskingVocabulary
-from megatron.data.datasets.sentence_dataset import SentenceDataset
-from megatron.data.datasets.t5_dataset import T5Dataset
 from megatron.data.datasets.views import view_of
+from megatron.extensions.bert.data import BertDataset
+from megatron.extensions.masked_lm.data import SentenceDataset
+from megatron.extensions.masked_lm.data_masking import MaskingVocabulary
+from megatron.extensions.masked_lm.flags import MaskedLMConfig, plan_masked_lm, plan_sentences
+from megatron.extensions.t5.data import T5Dataset
 from megatron.tokenizer.build import tokenizer_problems
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer

@@ -9,8 +9,8 @@ from bytes_tokenizer import BytesTokenizer
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError, WrongDataError
-from megatron.config.network.retro import retro_objective
-from megatron.objectives.instruct import Instruct, InstructRetro
+from megatron.extensions.retro.flags import retro_objective
+from megatron.extensions.retro.objective_instruct import Instruct, InstructRetro
 from megatron.training.entry import train_from
 
 EOD = 256

@@ -6,7 +6,7 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.errors import WrongDataError
-from megatron.data.downstream.instructions import (
+from megatron.extensions.retro.data_questions import (
     Prompts,
     QAItem,
     answer_scores,

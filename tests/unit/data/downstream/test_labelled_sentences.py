@@ -7,10 +7,10 @@ import pytest
 from encoders import tokenizer_in
 
 from megatron.common.errors import WrongDataError
-from megatron.config.data.text_tasks import TextTaskPlan
-from megatron.data.downstream.sentences import read_labelled_sentences, sentence_labels
-from megatron.data.downstream.task import Predicted
-from megatron.data.downstream.tasks import task_of
+from megatron.extensions.tasks.data.sentences import read_labelled_sentences, sentence_labels
+from megatron.extensions.tasks.data.task import Predicted
+from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.text_flags import TextTaskPlan
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from megatron.data.downstream.metrics import (
+from megatron.extensions.tasks.data.metrics import (
     METRICS,
     Score,
     accuracy,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from megatron.data.downstream.packing import (
+from megatron.extensions.tasks.data.packing import (
     DecoderPacker,
     EncodedTexts,
     SegmentPacker,

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from megatron.common.errors import ConfigError, WrongDataError
-from megatron.config.data.text_tasks import TextTaskPlan
-from megatron.data.downstream.squad import Question, SquadDataset, WindowSpec, read_squad
-from megatron.data.downstream.squad_answers import (
+from megatron.extensions.tasks.data.squad import Question, SquadDataset, WindowSpec, read_squad
+from megatron.extensions.tasks.data.squad_answers import (
     AnswerSpec,
     original_text,
     predict,
     write_predictions,
 )
-from megatron.data.downstream.squad_scores import answer_f1, exact_match, squad_scores
-from megatron.data.downstream.task import Predicted
-from megatron.data.downstream.text_tasks import AnswerTask
+from megatron.extensions.tasks.data.squad_scores import answer_f1, exact_match, squad_scores
+from megatron.extensions.tasks.data.task import Predicted
+from megatron.extensions.tasks.data.text_tasks import AnswerTask
+from megatron.extensions.tasks.text_flags import TextTaskPlan
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh", "(", ")", "-", "18", "##95", "19", "##43"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron.common.errors import WrongDataError
-from megatron.data.downstream.tagging import (
+from megatron.extensions.tasks.data.tagging import (
     TaggingDataset,
     label_names,
     read_label_names,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from megatron.common.errors import WrongDataError
-from megatron.data.downstream.task_dataset import TaskDataset
-from megatron.data.downstream.tasks import TASKS
+from megatron.extensions.tasks.data.task_dataset import TaskDataset
+from megatron.extensions.tasks.data.tasks import TASKS
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh", "?", "."]

@@ -14,14 +14,14 @@ from megatron.common import remote_files
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.remote_files import exists, find_files, upload
-from megatron.data.cleaning.records import new_files, read_lines
-from megatron.data.cleaning.resumable import resumable_output
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.inputs import find_sources
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.data.token_files.remote_pairs import local_pair
+from megatron.extensions.corpora.cleaning.records import new_files, read_lines
+from megatron.extensions.corpora.cleaning.resumable import resumable_output
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

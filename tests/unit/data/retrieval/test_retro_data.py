@@ -19,10 +19,10 @@ from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.retro_dataset import retro_view
-from megatron.data.retrieval import hdf5_files
-from megatron.data.retrieval.chunk_database import ChunkDatabase
-from megatron.data.retrieval.hdf5_files import BlockedRows
+from megatron.extensions.retro.data import retro_view
+from megatron.extensions.retro.retrieval import hdf5_files
+from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase
+from megatron.extensions.retro.retrieval.hdf5_files import BlockedRows
 
 NETWORK = (
     *("--num-layers", "6", "--hidden-size", "8", "--num-attention-heads", "2", "--lr", "1"),

@@ -25,19 +25,19 @@ from retro_preprocessing import (
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
-from megatron.config.tools.retro import retro_tasks
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.retro_dataset import retro_view
-from megatron.data.retrieval import vector_index
-from megatron.data.retrieval.blocks import Ranks, table_blocks
-from megatron.data.retrieval.chunk_database import ChunkDatabase
-from megatron.data.retrieval.database_build import cut_documents, require_uint32
-from megatron.data.retrieval.embedders import HashedEmbedder, WordCounter
-from megatron.data.retrieval.index_build import rows_of_fraction
-from megatron.data.retrieval.neighbors import samples_of
-from megatron.data.retrieval.project import prepare_project
-from megatron.data.retrieval.vector_index import new_index, read_index
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter, open_token_files
+from megatron.extensions.retro.data import retro_view
+from megatron.extensions.retro.preprocessing_flags import retro_tasks
+from megatron.extensions.retro.retrieval import vector_index
+from megatron.extensions.retro.retrieval.blocks import Ranks, table_blocks
+from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase
+from megatron.extensions.retro.retrieval.database_build import cut_documents, require_uint32
+from megatron.extensions.retro.retrieval.embedders import HashedEmbedder, WordCounter
+from megatron.extensions.retro.retrieval.index_build import rows_of_fraction
+from megatron.extensions.retro.retrieval.neighbors import samples_of
+from megatron.extensions.retro.retrieval.project import prepare_project
+from megatron.extensions.retro.retrieval.vector_index import new_index, read_index
 from megatron.tokenizer.types.null import NullTokenizer
 
 

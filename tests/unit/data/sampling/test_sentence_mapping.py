@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_corpora import thousand_documents
 
-from megatron.data.sampling import sentence_mapping
-from megatron.data.sampling.mersenne_twister import mt19937_64, shuffled_order
-from megatron.data.sampling.sentence_mapping import (
+from megatron.extensions.masked_lm import data_mapping as sentence_mapping
+from megatron.extensions.masked_lm.data_mapping import (
     NoUsableDocument,
     build_sentence_mapping,
     count_unused,
     has_usable_document,
 )
+from megatron.extensions.masked_lm.mersenne_twister import mt19937_64, shuffled_order
 
 STARTS = np.array([0, 3, 4, 4, 11, 23, 25, 30, 34])
 SIZES = np.array([5 + (37 * i) % 41 for i in range(34)], np.int32)

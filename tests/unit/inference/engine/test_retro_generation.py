@@ -15,12 +15,12 @@ from encoders import (
 from stages import engine_of, random_model
 from tiny import tiny_spec
 
+from megatron.extensions.retro.layers import retro_layers
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
-from megatron.model.retro import retro_layers
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 

@@ -7,7 +7,7 @@ from encoders import masked_lm
 from host_syncs import CudnnAttention
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.inference.loading.masked_lm import mask_notice
+from megatron.extensions.bert.inference import mask_notice
 
 
 @pytest.fixture

@@ -24,10 +24,14 @@ from transformers import (
 )
 
 from megatron.common.errors import ConfigError, DataError, MegatronError
-from megatron.data.retrieval.blocks import Ranks
-from megatron.data.retrieval.project import prepare_project
-from megatron.inference.loading.bert_embedders import Batches, BertEmbedder, TransformersEmbedder
-from megatron.inference.loading.retro_embedders import counter_of, embedder_of
+from megatron.extensions.retro.embedders import counter_of, embedder_of
+from megatron.extensions.retro.inference_embedders import (
+    Batches,
+    BertEmbedder,
+    TransformersEmbedder,
+)
+from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.project import prepare_project
 from megatron.training.process.environment import Launch
 
 ALONE = Launch(0, 1, 0, 1)

@@ -10,9 +10,9 @@ from host_syncs import CudnnAttention
 from megatron.checkpointing.hugging_face.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import ConfigError, DataError, MegatronError
-from megatron.config.inference.text_to_text import TextToTextConfig, text_to_text_problems
+from megatron.extensions.t5.inference import generate_texts
+from megatron.extensions.t5.inference_flags import TextToTextConfig, text_to_text_problems
 from megatron.inference.engine.encoder_runner import run_to_end
-from megatron.inference.loading.text_to_text import generate_texts
 
 
 def model_of(folder, *, rows=1, **sizes):

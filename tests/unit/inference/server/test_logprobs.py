@@ -5,6 +5,7 @@ import torch
 from servers import SPEC, Bytes, serving
 from stages import plain_logits, random_model
 
+from megatron.extensions.openai_api.choices import ChoiceBuilder, Prompt
 from megatron.inference.engine.sequence import Event, TokenLogprob
 from megatron.inference.loading.detokenizer import (
     Detokenizer,
@@ -12,7 +13,6 @@ from megatron.inference.loading.detokenizer import (
     TokenOffsets,
     stop_prefix_length,
 )
-from megatron.inference.server.openai.choices import ChoiceBuilder, Prompt
 
 EOD = 256
 WRITTEN = list("añ日b🙂c".encode())

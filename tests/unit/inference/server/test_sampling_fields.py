@@ -5,9 +5,9 @@ from servers import EOD, SPEC, Bytes, serving
 from stages import plain_logits, plainly_continued, random_model
 
 from megatron.data.datasets.fim import FimTokens
+from megatron.extensions.openai_api.completions import CompletionRequest
+from megatron.extensions.openai_api.schemas import CompletionBody
 from megatron.inference.engine.sampling import SamplingParams
-from megatron.inference.server.openai.completions import CompletionRequest
-from megatron.inference.server.openai.schemas import CompletionBody
 
 TEXT = "The cat"
 

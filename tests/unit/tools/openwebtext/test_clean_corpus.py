@@ -15,12 +15,12 @@ from bytes_tokenizer import BytesTokenizer
 from texts import english
 
 from megatron.common.errors import BusyError, ConfigError, DataError, MegatronError
-from megatron.data.cleaning.corpus.executors import Executor
-from megatron.data.cleaning.corpus.spec import CorpusSpec
-from megatron.data.cleaning.corpus.steps import corpus_steps, make_folders
-from megatron.data.cleaning.filters import NAMES, DatatroveFilter, filter_factories
-from megatron.data.cleaning.records import Line
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.extensions.corpora.cleaning.filters import NAMES, DatatroveFilter, filter_factories
+from megatron.extensions.corpora.cleaning.records import Line
+from megatron.extensions.corpora.corpus.executors import Executor
+from megatron.extensions.corpora.corpus.spec import CorpusSpec
+from megatron.extensions.corpora.corpus.steps import corpus_steps, make_folders
 
 TOOLS = Path(__file__).parents[4] / "tools"
 QUESTION = " ".join(f"secret{i}" for i in range(13))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from texts import english
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.cleaning.duplicates import (
+from megatron.extensions.corpora.cleaning.duplicates import (
     BAND,
     ComparePairs,
     band_records,
@@ -20,8 +20,8 @@ from megatron.data.cleaning.duplicates import (
     most_differences,
     similar_pairs,
 )
-from megatron.data.cleaning.external_sort import ExternalSorter, unique_blocks
-from megatron.data.cleaning.fingerprints import (
+from megatron.extensions.corpora.cleaning.external_sort import ExternalSorter, unique_blocks
+from megatron.extensions.corpora.cleaning.fingerprints import (
     Texts,
     document_ids,
     document_type,
@@ -30,7 +30,7 @@ from megatron.data.cleaning.fingerprints import (
     shingles,
     take_fingerprints,
 )
-from megatron.data.cleaning.groups import Groups
+from megatron.extensions.corpora.cleaning.groups import Groups
 
 SEEDS = 512
 letters = st.text(alphabet="abcdé \U0001f600", max_size=60)

@@ -10,8 +10,8 @@ from texts import english
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
-from megatron.data.cleaning.ngrams import (
+from megatron.extensions.corpora.cleaning.evaluations import EVALUATIONS, evaluation_texts
+from megatron.extensions.corpora.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
     CutRules,
@@ -19,7 +19,7 @@ from megatron.data.cleaning.ngrams import (
     pieces_around,
     words_of,
 )
-from megatron.data.cleaning.records import Line
+from megatron.extensions.corpora.cleaning.records import Line
 
 PLANTED = [f"secret{i}" for i in range(13)]
 QUESTION = " ".join(PLANTED)

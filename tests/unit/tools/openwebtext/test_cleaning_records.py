@@ -7,7 +7,14 @@ import pytest
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.process_pool import num_workers, ordered_map
-from megatron.data.cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
+from megatron.extensions.corpora.cleaning.records import (
+    Line,
+    Output,
+    batches,
+    new_files,
+    read_lines,
+    to_bytes,
+)
 
 
 def test_lines_know_their_number_and_offset(tmp_path):

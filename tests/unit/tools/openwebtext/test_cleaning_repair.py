@@ -9,8 +9,8 @@ from texts import FRENCH, english
 from tokenizers import ByteLevelBPETokenizer
 
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.records import Line
-from megatron.data.cleaning.repair import (
+from megatron.extensions.corpora.cleaning.records import Line
+from megatron.extensions.corpora.cleaning.repair import (
     TASKS,
     CleanDocuments,
     RunTasks,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.cleaning.urls import (
+from megatron.extensions.corpora.cleaning.urls import (
     blacklisted_domains,
     blacklisted_extensions,
     digest,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.cleaning import external_sort
-from megatron.data.cleaning.corpus.connected import BY_OTHER, first_documents
-from megatron.data.cleaning.groups import Groups
+from megatron.extensions.corpora.cleaning import external_sort
+from megatron.extensions.corpora.cleaning.groups import Groups
+from megatron.extensions.corpora.corpus.connected import BY_OTHER, first_documents
 
 
 def expected(pairs):

@@ -29,10 +29,10 @@ from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpoint
 from megatron.common.remote_files import find_files, read_bytes, remove, upload, write_text
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import UrlConfig
+from megatron.extensions.tasks.entry import with_pretrained_network
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import require_own
 from megatron.training.loop.state import TrainState
-from megatron.training.text_tasks import with_pretrained_network
 from megatron.training.urls import with_local_checkpoints
 
 

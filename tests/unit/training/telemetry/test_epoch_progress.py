@@ -5,7 +5,7 @@ import logging
 from types import SimpleNamespace
 
 from megatron.common import logging as log
-from megatron.training.downstream import EpochProgress
+from megatron.extensions.tasks.evaluation import EpochProgress
 from megatron.training.loop.state import TrainState
 
 

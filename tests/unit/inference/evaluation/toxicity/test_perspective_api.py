@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from megatron.common.errors import ConfigError
-from megatron.inference.evaluation.toxicity.perspective import (
+from megatron.extensions.detox.toxicity.perspective import (
     ATTRIBUTES,
     PerspectiveAPI,
     ScorerUnavailableError,

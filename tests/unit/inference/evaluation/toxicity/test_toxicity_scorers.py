@@ -8,8 +8,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from megatron.common.errors import ConfigError
-from megatron.config.tools.detoxification import ScorerConfig, scorer_problems
-from megatron.inference.evaluation.toxicity.scorers import ScorerFactory
+from megatron.extensions.detox.flags import ScorerConfig, scorer_problems
+from megatron.extensions.detox.toxicity.scorers import ScorerFactory
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
 TEXTS = ["a b c", "c", "b " * 40]

@@ -1,0 +1,79 @@
+"""BERT: an encoder with a masked-LM head and a head for the order of segments."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megatron.common.registry import NETWORKS
+from megatron.config.config import Config
+from megatron.config.network.model_problems import encoder_problems
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import Entry, bias_entry, logits_entry
+from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
+from megatron.config.networks.network import Network
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.tasks.network import Classifier
+
+
+@NETWORKS.register("bert")
+class BERT(Network):
+    """An encoder, whose tokens see all tokens of their sample."""
+
+    name = "bert"
+    is_causal = False
+    masks_padding = True
+    service = "masks"
+    use = "tools/fill_mask.py fills masks and scores sentences with it"
+    usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
+    layers_in = "megatron.extensions.bert.layers.bert_layers"
+    megatron_in = "megatron.checkpointing.megatron_lm.networks.BERTForm"
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield the flags of decoders."""
+        return encoder_problems(config.model, config.masks)
+
+    @classmethod
+    def misplaced(cls, config: Config) -> Iterator[str]:
+        """Yield the flag of heads on tokens."""
+        if config.text_task.head_layers is not None:
+            yield f"--head-layers {config.text_task.head_layers} is for a BERT; leave it out"
+
+    def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
+        """Return an encoder, with the binary head unless a flag leaves it out."""
+        has_order = config.masked_lm.bert_binary_head
+        return replace(
+            plain,
+            architecture=self.name,
+            num_token_types=2 if has_order else 0,
+            binary_head=has_order,
+            head_activation="gelu_tanh" if config.model.openai_gelu else "gelu_erf",
+        )
+
+    def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
+        """Return the masked-LM head, with pooler and binary head if there are."""
+        dense = dense_weights(spec)
+        order = dense + 2 * spec.hidden_size + 2 if spec.binary_head else 0
+        features = Weights(dense + norm_width(spec, spec.hidden_size) + order)
+        return [
+            Entry(name="BertHeadPipe", kind="features", weights=features),
+            logits_entry("MaskedLMLogitsPipe", spec, tensor=tensor),
+            bias_entry("MaskedLMBiasPipe", spec, tensor=tensor),
+        ]
+
+    def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of forward and backward on one sample."""
+        head = (spec.padded_vocab_size + spec.hidden_size) * spec.hidden_size
+        return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
+
+    def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:
+        """Yield the names of the heads' parameters, with those of modules."""
+        yield f"{first}.dense.", "lm_head.dense."
+        yield f"{first}.layernorm.", "lm_head.layernorm."
+        yield f"{first}.pooler.", "pooler.dense."
+        yield f"{first}.binary_head.", "binary_head."
+        yield f"{first}.classification_head.", "classification_head."
+        yield f"{first + 1}.word_embeddings.", "output_layer."
+        yield f"{first + 2}.output_bias", "lm_head.bias"
+
+    def classifier(self) -> Network:
+        """Return this network with the head of a downstream task."""
+        return Classifier(self)

@@ -1,0 +1,223 @@
+"""Read NeMo's BERTs with the head of a text task: .nemo archives and mp_autoresume checkpoints."""
+
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.megatron_lm.megatron import found_in
+from megatron.checkpointing.resharding.unpickle import Opaque, read_foreign
+from megatron.common.errors import CheckpointError, WrongCheckpointError
+from megatron.extensions.tasks.flags import objective_of
+
+ENCODER, HEAD = "bert_model.language_model.", "classifier.mlp.layer"
+"""Prefixes of parameters; layers of a head have even numbers, and activations odd ones."""
+
+WEIGHTS, VERSION, CONFIG = (
+    "model_weights.ckpt",
+    "megatron_checkpoint_version.json",
+    "model_config.yaml",
+)
+ENCODER_CONFIG, VOCABULARY = "encoder_config.json", "tokenizer.vocab_file"
+LAST = "mp_autoresume-last.ckpt"
+"""Names of files, or ends of them: in an archive names may have a prefix."""
+
+_DAMAGES = (OSError, EOFError, tarfile.TarError, zlib.error)
+"""Errors of an archive that is damaged, or is none."""
+
+TARGETS = {
+    "token-classification": (
+        "nemo.collections.nlp.models.token_classification.token_classification_model."
+        "TokenClassificationModel"
+    ),
+    "text-classification": (
+        "nemo.collections.nlp.models.text_classification.text_classification_model."
+        "TextClassificationModel"
+    ),
+    "question-answering": "nemo.collections.nlp.models.question_answering.qa_model.QAModel",
+}
+"""Classes of NeMo by the task of their head."""
+
+
+def find(path: Path, *, heads: int | None = None, task: str | None = None) -> ForeignCheckpoint:
+    """Read an archive, a mp_autoresume checkpoint, or a folder of mp_rank_XX with such; merge ranks.
+
+    Args:
+        heads: attention heads, for files that do not name them.
+        task: of the head, for files that do not name it.
+
+    Raises:
+        CheckpointError: it is damaged, or its head is none of a network here.
+    """
+    if path.suffix != ".nemo":
+        return _found(path, _rank_files(path), {}, heads=heads, task=task)
+    with TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter="data")
+        except _DAMAGES as error:
+            raise WrongCheckpointError(f"{path} is no archive of NeMo's: {error}") from error
+        content = Path(folder)
+        return _found(path, _rank_files(content), _settings(content), heads=heads, task=task)
+
+
+def tokenizer_in(archive: Path) -> tuple[str, bytes]:
+    """Return the type of the tokenizer of an archive, and its vocabulary.
+
+    Raises:
+        WrongCheckpointError: it is no archive, or has no vocabulary.
+    """
+    config, vocabulary = b"", b""
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isfile() else None
+                if file and member.name.endswith(CONFIG):
+                    config = file.read()
+                elif file and member.name.endswith(VOCABULARY):
+                    vocabulary = file.read()
+        name = str((yaml.safe_load(config) or {}).get("tokenizer", {}).get("tokenizer_name"))
+    except (*_DAMAGES, yaml.YAMLError) as error:
+        raise WrongCheckpointError(f"{archive} is no archive of NeMo's: {error}") from error
+    if not vocabulary:
+        raise WrongCheckpointError(f"{archive} has no vocabulary: give model.tokenizer.vocab_file")
+    is_cased = "cased" in name and "uncased" not in name
+    return "BertWordPieceCase" if is_cased else "BertWordPieceLowerCase", vocabulary
+
+
+def _rank_files(path: Path) -> list[Path]:
+    """Return the file of each tensor-parallel rank: the weights, or of several checkpoints the last.
+
+    Raises:
+        WrongCheckpointError: there is none.
+    """
+    if path.is_file():
+        return [path]
+    folders = sorted(path.glob("mp_rank_*"))
+    found = []
+    for folder in folders or [path]:
+        files = [folder / WEIGHTS, *sorted(folder.glob("mp_autoresume*-last.ckpt"))]
+        files += sorted(folder.glob("mp_autoresume*.ckpt"))
+        found += [file for file in files if file.is_file()][:1]
+    if not found or len(found) < len(folders):
+        raise WrongCheckpointError(f"{path} lacks {WEIGHTS} or {LAST} of a rank")
+    return found
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Return the content of the small files of an archive.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for file in sorted(folder.rglob("*")):
+        try:
+            if file.name.endswith(CONFIG):
+                found["model"] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+            elif file.name.endswith((ENCODER_CONFIG, VERSION)):
+                found |= json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise CheckpointError(
+                f"{file.name} of the archive is not understood: {error}"
+            ) from error
+    name = str((found.get("model", {}).get("class_labels") or {}).get("class_labels_file"))
+    for file in folder.rglob(name.removeprefix("nemo:")):
+        found["class_labels"] = file.read_text(encoding="utf-8").split("\n")
+    return found
+
+
+def _found(
+    path: Path,
+    files: Sequence[Path],
+    settings: Mapping[str, Any],
+    *,
+    heads: int | None,
+    task: str | None,
+) -> ForeignCheckpoint:
+    """Return the network in the files of all ranks."""
+    loaded = [read_foreign(file) for file in files]
+    ranks = [
+        {
+            "model": _renamed(rank.get("state_dict", rank), path),
+            "checkpoint_version": settings.get(
+                "checkpoint_version", rank.get("checkpoint_version", 0)
+            ),
+        }
+        for rank in loaded
+    ]
+    # Lightning's checkpoints have the configuration of the model too.
+    model = settings.get("model") or _plain(loaded[0].get("hyper_parameters", {})).get("cfg", {})
+    config = (model.get("language_model") or {}).get("config") or {}
+    sizes = {str(name).replace("-", "_"): value for name, value in {**config, **settings}.items()}
+    found = found_in(path, [ranks], heads=sizes.get("num_attention_heads") or heads)
+    last = [rank for name, rank in ranks[0]["model"].items() if name.startswith("classification_")]
+    layers, outputs = len(last) // 2, len(last[-1])
+    named = next((task for task, target in TARGETS.items() if model.get("target") == target), task)
+    task = named or (
+        "question-answering" if (layers, outputs) == (1, 2) else "token-classification"
+    )
+    flags = ["--task", task, "--train-data", "none", "--head-layers", str(layers)]
+    # NeMo computes GELU in its exact form.
+    flags += ["--gelu=erf"]
+    if task == "question-answering":  # which has to leave room for a context
+        positions = len(ranks[0]["model"]["language_model.embedding.position_embeddings.weight"])
+        flags += ["--max-query-length", str(min(64, positions // 2))]
+    else:
+        flags += ["--labels", *_labels(model, settings, outputs)]
+    return replace(found, flags=[*found.flags, *flags], objective=objective_of(task))
+
+
+def _labels(model: Mapping[str, Any], settings: Mapping[str, Any], outputs: int) -> list[str]:
+    """Return the names of the outputs of a head; numbers if there are none."""
+    ids = model.get("label_ids") or {}
+    names = sorted(ids, key=lambda name: ids[name])
+    for found in (
+        names,
+        [name.strip() for name in settings.get("class_labels", []) if name.strip()],
+    ):
+        if len(found) == outputs:
+            return [*map(str, found)]
+    return [*map(str, range(outputs))]
+
+
+def _plain(node: Any) -> Any:
+    """Return the content of a configuration of omegaconf's, whose classes are not imported."""
+    saved = vars(node) if isinstance(node, Opaque) else {}
+    content = saved.get("_content", saved.get("_val", node))
+    if isinstance(content, Mapping):
+        return {str(_plain(key)): _plain(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [*map(_plain, content)]
+    return content
+
+
+def _renamed(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """Return the weights of a rank by the names of Megatron-LM, and those of the head by ours.
+
+    Raises:
+        WrongCheckpointError: it is no BERT with the head of a text task.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.startswith(ENCODER):
+            found[name.removeprefix("bert_model.")] = tensor
+        elif match := re.fullmatch(rf"{re.escape(HEAD)}(\d+)\.(weight|bias)", name):
+            found[f"classification_head.{int(match[1]) // 2}.{match[2]}"] = tensor
+    if not any(name.startswith("classification_head.") for name in found) or len(found) < 8:
+        raise WrongCheckpointError(
+            f"{path} holds no BERT of Megatron's with the head of token classification, text "
+            "classification or question answering"
+        )
+    if "pooler" in "".join(found):
+        found = {name: tensor for name, tensor in found.items() if ".pooler." not in name}
+    return found

@@ -1,0 +1,175 @@
+"""Retro, a GPT that attends to retrieved neighbors: flags, resolution and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from megatron.config.data.masks import MaskConfig
+from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.model import ModelConfig
+from megatron.config.network.model_problems import flag_problems, unbuilt_flags
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.parsing.flags import options_of
+from megatron.extensions.retro.project_settings import RetroPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetroConfig:
+    """Retrieval (pretrain_retro.py): neighbors of each chunk of a sample."""
+
+    retro_project_dir: str | None = setting(None, plan="objective.retro.project_dir")
+    """Directory with the database and the neighbors of Retro preprocessing. Data, split, seed,
+    lengths and tokenizer are those of its config.json, with and without --retro-add-retriever."""
+
+    retro_add_retriever: bool = setting(False, plan="model.retro_layers")
+    """Let some layers attend to retrieved neighbors. Without it pretrain_retro.py trains a GPT on the
+    same samples."""
+
+    retro_chunk_length: int = setting(64, at_least=1)
+    """Tokens of a chunk, of samples and of the database; that of the config.json of
+    --retro-project-dir."""
+
+    retro_num_neighbors: int = setting(2, at_least=1)
+    """Neighbors of each chunk that are retrieved."""
+
+    retro_num_retrieved_chunks: int = setting(2, at_least=1, plan="model.retro_retrieved_length")
+    """Chunks of each neighbor: itself and those that follow it in its document."""
+
+    retro_encoder_layers: int = setting(2, at_least=1)
+    """Layers of the encoder of neighbors."""
+
+    retro_encoder_hidden_dropout: float = setting(0.1, at_least=0, below=1)
+    """Dropout of the residual stream of the encoder of neighbors."""
+
+    retro_encoder_attention_dropout: float = setting(0.1, at_least=0, below=1)
+    """Dropout of attention weights in the encoder of neighbors."""
+
+    retro_attention_gate: float = 1.0
+    """Factor of what cross-attention to neighbors adds to the residual stream; 0 leaves a GPT."""
+
+    retro_verify_neighbor_count: bool = setting(
+        True, flag="--retro-no-verify-neighbor-count", plan="objective.retro.verifies_count"
+    )
+    """The check that there are neighbors for all samples of the run. Without it samples repeat from
+    the first on where their neighbors end."""
+
+    retro_normed_residual: bool = False
+    """Add cross-attention of the encoder to its normed input rather than to the residual stream, as
+    Megatron core does."""
+
+    retro_final_norm: bool = setting(True, flag="--retro-no-final-norm", plan="model.final_norm")
+    """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
+
+
+_BASELINES = {"retro": "gpt", "instruct-retro": "instruct"}
+"""Objectives of a GPT on the same samples, by those of Retro."""
+
+
+def retro_objective(config: RetroConfig, name: str) -> str:
+    """Return the objective `name`; that of a GPT in place of Retro's without --retro-add-retriever."""
+    return name if config.retro_add_retriever else _BASELINES.get(name, name)
+
+
+def retro_layer_numbers(num_layers: int) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers that attend to neighbors.
+
+    Source: Megatron-LM: every third layer from the sixth on, or the ninth of more than 15.
+    """
+    return tuple(range(6 if num_layers <= 15 else 9, num_layers + 1, 3))
+
+
+def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:
+    """Return `spec`, that of a GPT, with chunked cross-attention to neighbors."""
+    retrieved = config.retro_chunk_length * config.retro_num_retrieved_chunks
+    return replace(
+        spec,
+        max_position_embeddings=model.max_position_embeddings or max(model.seq_length, retrieved),
+        retro_layers=retro_layer_numbers(model.num_layers),
+        retro_encoder_layers=config.retro_encoder_layers,
+        retro_encoder_hidden_dropout=config.retro_encoder_hidden_dropout,
+        retro_encoder_attention_dropout=config.retro_encoder_attention_dropout,
+        retro_chunk_length=config.retro_chunk_length,
+        retro_num_neighbors=config.retro_num_neighbors,
+        retro_retrieved_length=retrieved,
+        retro_attention_gate=config.retro_attention_gate,
+        retro_normed_residual=config.retro_normed_residual,
+        final_norm=config.retro_final_norm,
+    )
+
+
+def plan_retro(config: RetroConfig, *, seq_length: int) -> RetroPlan:
+    """Return how neighbors of samples of `seq_length` tokens are read."""
+    return RetroPlan(
+        project_dir=config.retro_project_dir or "",
+        chunk_length=config.retro_chunk_length,
+        num_chunks=seq_length // config.retro_chunk_length,
+        num_neighbors=config.retro_num_neighbors,
+        num_retrieved_chunks=config.retro_num_retrieved_chunks,
+        verifies_count=config.retro_verify_neighbor_count,
+    )
+
+
+def retro_problems(
+    config: RetroConfig,
+    model: ModelConfig,
+    experts: ExpertConfig,
+    masks: MaskConfig,
+    parallel: ParallelConfig,
+) -> Iterator[str]:
+    """Yield why a network with retrieval cannot be built."""
+    yield from range_problems(config)
+    chunk, retrieved = config.retro_chunk_length, config.retro_num_retrieved_chunks
+    positions = model.max_position_embeddings
+    if positions is not None and positions < chunk * retrieved:
+        yield (
+            f"--max-position-embeddings {positions} is less than the {chunk * retrieved} tokens of a "
+            "neighbor (--retro-chunk-length * --retro-num-retrieved-chunks)"
+        )
+    tensor = parallel.tensor_model_parallel_size
+    if parallel.sequence_parallel and tensor > 0 and chunk * retrieved % tensor:
+        yield (
+            f"--sequence-parallel divides the {chunk * retrieved} tokens of a neighbor "
+            f"(--retro-chunk-length * --retro-num-retrieved-chunks) by --tensor-model-parallel-size "
+            f"{tensor}, which leaves a remainder"
+        )
+    if not retro_layer_numbers(model.num_layers):
+        yield (
+            f"--num-layers {model.num_layers} must be at least 6: the first layer that attends to "
+            "neighbors is the sixth"
+        )
+    flags = {
+        **unbuilt_flags(model, experts, masks, parallel, positions=("learned", "rotary", "none")),
+        "--apply-residual-connection-post-layernorm": (
+            model.apply_residual_connection_post_layernorm
+        ),
+    }
+    yield from flag_problems(flags, "is not built for networks with retrieval: leave it out")
+
+
+def neighbor_problems(config: RetroConfig, model: ModelConfig, *, order: str) -> Iterator[str]:
+    """Yield why the samples are not those whose chunks have stored neighbors.
+
+    Args:
+        order: --dataloader-type.
+    """
+    chunk = config.retro_chunk_length
+    if chunk > 0 and model.seq_length % chunk:
+        yield f"--seq-length {model.seq_length} is not a multiple of --retro-chunk-length {chunk}"
+    if order != "single":
+        yield (
+            f"--dataloader-type {order}: neighbors are stored in the order of the samples: leave the "
+            "flag out"
+        )
+
+
+def retro_flag_problems(config: RetroConfig) -> Iterator[str]:
+    """Yield the flags of retrieval, for a network without it."""
+    # A GPT baseline is trained on the samples of a project too, whose chunks have this length.
+    kept = replace(config, retro_project_dir=None)
+    if config.retro_project_dir:
+        kept = replace(kept, retro_chunk_length=RetroConfig.retro_chunk_length)
+    for name, option in options_of({"retro": RetroConfig}).items():
+        if getattr(kept, name) != getattr(RetroConfig, name):
+            needed = "" if name == "retro_add_retriever" else " with --retro-add-retriever"
+            yield f"{option} is for pretrain_retro.py{needed}: leave it out"

@@ -1,0 +1,93 @@
+"""Retro: a GPT that attends to retrieved neighbors."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megatron.common.registry import NETWORKS
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import Entry
+from megatron.config.networks.counts import (
+    Weights,
+    attention_matrices,
+    attention_weights,
+    block_weights,
+    key_matrices,
+    mlp_matrices,
+    norm_width,
+)
+from megatron.config.networks.network import Network
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.retro.flags import retro_flag_problems, retro_problems, with_retriever
+
+
+@NETWORKS.register("retro")
+class Retro(Network):
+    """A decoder, some layers of which attend to encoded neighbors of each chunk."""
+
+    name = "retro"
+    retrieves = True
+    extends = "gpt"
+    service = "neighbors"
+    use = "tools/retro/text_generation/retro_text_generation.py answers questions with it"
+    usage = "evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ..."
+    layers_in = "megatron.extensions.retro.layers.retro_layers"
+    runner_in = "megatron.extensions.retro.inference.RetroRunner"
+    megatron_in = "megatron.checkpointing.megatron_lm.networks.RetroForm"
+    not_in_transformers = "transformers has no Retro"
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield why a network with retrieval cannot be built."""
+        return retro_problems(
+            config.retro, config.model, config.experts, config.masks, config.parallel
+        )
+
+    @classmethod
+    def misplaced(cls, config: Config) -> Iterator[str]:
+        """Yield the flags of retrieval."""
+        return retro_flag_problems(config.retro)
+
+    def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
+        """Return a GPT with chunked cross-attention to neighbors."""
+        return with_retriever(super().spec(plain, config), config.retro, config.model)
+
+    def body(self, spec: ModelSpec, *, tensor: int, expert: int) -> list[Entry]:
+        """Return the entries of a GPT with others in some of its places."""
+        *others, norm = super().body(spec, tensor=tensor, expert=expert)
+        return [*others, norm if spec.final_norm else Entry(name="no_final_norm", kind="norm")]
+
+    def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:
+        """Return the embedding of tokens and neighbors."""
+        return replace(super().embedding(spec, tensor=tensor), name="RetroEmbeddingPipe")
+
+    def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
+        """Return the layer `number`, of which the first with retrieval has the encoder of neighbors."""
+        plain = super().block(spec, number, tensor=tensor, expert=expert)
+        if number not in spec.retro_layers:
+            return plain
+        cross = attention_weights(spec, tensor) + norm_width(spec, spec.hidden_size)
+        if number == spec.retro_layers[0]:
+            layer = block_weights(replace(spec, num_experts=()), number, tensor=tensor)
+            cross = 2 * cross + spec.retro_encoder_layers * layer.total
+        name = "ParallelTransformerRetroLayerPipe"
+        return replace(plain, name=name, weights=plain.weights + Weights(cross))
+
+    def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of forward and backward on one sample."""
+        return super().flops(spec, recompute) + self._retrieval_flops(spec, recompute)
+
+    def _retrieval_flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        if not spec.retro_layers:
+            return 0.0
+        r, s, m = spec.retro_retrieved_length, spec.seq_length, spec.retro_chunk_length
+        tokens = s // m * spec.retro_num_neighbors * r  # of neighbors
+        heads, keys = spec.num_attention_heads * spec.head_dim, key_matrices(spec)
+        attention = attention_matrices(spec)
+        queries = attention - keys
+        visible = spec.retro_num_neighbors * r
+        cross = s * queries + tokens * keys + 2 * heads * s * visible
+        layer = attention + mlp_matrices(spec) + 2 * heads * r
+        encoder = spec.retro_encoder_layers * tokens * layer
+        encoder += tokens * queries + s * keys + 2 * heads * tokens * m
+        forward = len(spec.retro_layers) * cross + encoder
+        return 2 * (3 + recompute.share) * forward

@@ -1,0 +1,161 @@
+"""T5: an encoder and a decoder behind it."""
+
+from collections.abc import Iterator
+
+from megatron.common.registry import NETWORKS
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import (
+    FIRST_LAYER,
+    Entry,
+    Stacks,
+    bias_entry,
+    logits_entry,
+)
+from megatron.config.networks.counts import (
+    Weights,
+    attention_matrices,
+    attention_weights,
+    key_matrices,
+    mlp_matrices,
+    mlp_weights,
+    norm_weights,
+    norm_width,
+    stack_flops,
+    table_weights,
+)
+from megatron.config.networks.network import Network
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.t5.flags import (
+    decoder_flag_problems,
+    encoder_decoder_problems,
+    num_decoder_layers,
+    unsupported_problems,
+    with_decoder,
+)
+
+
+@NETWORKS.register("t5")
+class T5(Network):
+    """An encoder, and a decoder that attends to its output."""
+
+    name = "t5"
+    is_causal = False
+    masks_padding = True
+    service = "texts"
+    use = "tools/text_to_text.py generates text from text with it"
+    usage = "generate with: tools/text_to_text.py --load {directory} --text TEXT"
+    layers_in = "megatron.extensions.t5.layers.t5_layers"
+    megatron_in = "megatron.checkpointing.megatron_lm.networks.T5Form"
+    not_in_transformers = (
+        "T5 of transformers is another network than Megatron's T5, which has LayerNorm with biases, "
+        "biases in all layers and on the logits, scaled scores, and learned positions"
+    )
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield why an encoder and a decoder cannot be built or divided."""
+        model, parallel = config.model, config.parallel
+        yield from unsupported_problems(model, config.experts, config.lora, config.masks, parallel)
+        yield from encoder_decoder_problems(
+            config.encoder_decoder,
+            model,
+            parallel,
+            decoder_seq_length=config.masked_lm.decoder_seq_length or 1,
+        )
+
+    @classmethod
+    def misplaced(cls, config: Config) -> Iterator[str]:
+        """Yield the flags of a decoder behind an encoder."""
+        return decoder_flag_problems(config.encoder_decoder, config.model, config.parallel)
+
+    def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
+        """Return an encoder with a decoder behind it."""
+        return with_decoder(
+            super().spec(plain, config),
+            config.encoder_decoder,
+            config.model,
+            decoder_seq_length=config.masked_lm.decoder_seq_length or 0,
+        )
+
+    def num_layers(self, config: Config) -> int:
+        """Return the layers of both stacks."""
+        return config.model.num_layers + num_decoder_layers(config.encoder_decoder, config.model)
+
+    def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
+        """Return both stacks, each behind its embedding, and the head."""
+        norm, layers = norm_weights(spec), spec.num_layers
+        numbers = range(layers + 1, layers + spec.num_decoder_layers + 1)
+        decoder = self._decoder_weights(spec, tensor)
+        return [
+            Entry(name="take_tokens"),
+            *self._embedding(spec, tensor),
+            *(self.block(spec, n, tensor=tensor, expert=expert) for n in range(1, layers + 1)),
+            Entry(name="EncoderNormPipe", weights=norm),
+            *self._embedding(spec, tensor),
+            *(
+                Entry(
+                    name="ParallelTransformerDecoderLayerPipe",
+                    kind="block",
+                    weights=decoder,
+                    number=number,
+                )
+                for number in numbers
+            ),
+            Entry(name="to_batch_first"),
+            Entry(name=spec.normalization, kind="norm", weights=norm),
+            logits_entry("OutputEmbeddingPipe", spec, tensor=tensor),
+            bias_entry("OutputBiasPipe", spec, tensor=tensor),
+        ]
+
+    def _embedding(self, spec: ModelSpec, tensor: int) -> list[Entry]:
+        words = Entry(
+            name="WordEmbeddingPipe",
+            kind="embedding",
+            weights=Weights(table_weights(spec, tensor=tensor)),
+            row=spec.hidden_size,
+            tie="embed",
+        )
+        if spec.relative_buckets:
+            biases = Weights(spec.relative_buckets * spec.num_attention_heads // tensor)
+            return [words, Entry(name="RelativePositionsPipe", weights=biases)]
+        table = Weights(spec.max_position_embeddings * spec.hidden_size)
+        name = "PositionEmbeddingPipe"
+        return [words, Entry(name=name, kind="positions", weights=table, tie="positions")]
+
+    def _decoder_weights(self, spec: ModelSpec, tensor: int) -> Weights:
+        norms = (spec.norms_per_layer + 1) * norm_width(spec, spec.hidden_size)
+        return Weights(2 * attention_weights(spec, tensor) + norms + mlp_weights(spec, tensor))
+
+    def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of forward and backward on one sample.
+
+        The keys and values of cross-attention are those of the encoder's tokens.
+        """
+        s, d = spec.seq_length, spec.decoder_seq_length
+        keys = key_matrices(spec)
+        attention = 2 * spec.num_attention_heads * spec.head_dim * d * (d + s)
+        weights = 2 * attention_matrices(spec) - keys + mlp_matrices(spec)
+        forward = d * weights + s * keys + attention
+        again = attention if recompute.granularity == "selective" else 0
+        decoder = 2 * spec.num_decoder_layers * ((3 + recompute.share) * forward + again)
+        head = d * spec.padded_vocab_size * spec.hidden_size
+        return float(2 * s * stack_flops(spec, recompute) + decoder + 6 * head)
+
+    def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
+        """Yield the names of both stacks' parameters, with those of modules."""
+        behind = FIRST_LAYER + stacks.num_layers
+        first = behind + 3
+        last = first + stacks.num_decoder_layers
+        relative = "relative_pos_emb.relative_attention_bias.weight"
+        yield "tied_modules.embed.", "embedding."
+        for number in range(stacks.num_layers):
+            yield f"{FIRST_LAYER + number}.", f"layers.{number}."
+        yield "tied_modules.positions.shared_positions.", "embedding.position_embeddings."
+        yield f"{FIRST_LAYER - 1}.weight", f"encoder_{relative}"
+        yield f"{behind}.final_layernorm.", "final_layernorm."
+        yield f"{behind + 2}.weight", f"decoder_{relative}"
+        for number in range(stacks.num_decoder_layers):
+            yield f"{first + number}.", f"decoder.layers.{number}."
+        yield f"{last + 1}.", "decoder.final_layernorm."
+        yield f"{last + 2}.word_embeddings.", "output_layer."
+        yield f"{last + 3}.output_bias", "lm_head.bias"

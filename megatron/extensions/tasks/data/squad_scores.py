@@ -1,0 +1,97 @@
+"""Exact match and F1 of SQuAD by the rules of its official evaluation."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from megatron.extensions.tasks.data.squad import Question
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower the letters, drop ASCII punctuation and articles, collapse white space."""
+    text = text.lower().translate(_PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """Return 1 if the prediction equals one of the answers when normalized, otherwise 0."""
+    return float(normalize_answer(prediction) in map(normalize_answer, _right(answers)))
+
+
+def answer_f1(prediction: str, answers: Sequence[str]) -> float:
+    """Return the best F1 between the words of the prediction and those of an answer."""
+    return max(_f1(prediction, answer) for answer in _right(answers))
+
+
+def squad_scores(
+    predictions: Mapping[str, str],
+    questions: Sequence[Question],
+    *,
+    null_odds: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Return the scores of the official evaluation in percent, under its names.
+
+    Args:
+        predictions: answer to each question by its id.
+        null_odds: the larger, the less likely has a question an answer. With it, the scores have
+            best_exact and best_f1: those with the best threshold on it.
+
+    Raises:
+        ValueError: a question has no prediction.
+    """
+    if missing := [q.uid for q in questions if q.uid not in predictions]:
+        raise ValueError(f"{len(missing)} questions without prediction, the first: {missing[0]!r}")
+    exact = {q.uid: exact_match(predictions[q.uid], q.answers) for q in questions}
+    f1 = {q.uid: answer_f1(predictions[q.uid], q.answers) for q in questions}
+    groups = {
+        "": [q.uid for q in questions],
+        "HasAns_": [q.uid for q in questions if q.answers],
+        "NoAns_": [q.uid for q in questions if not q.answers],
+    }
+    scores: dict[str, float] = {}
+    for prefix, uids in groups.items():
+        if uids:
+            scores[f"{prefix}exact"] = 100.0 * sum(exact[uid] for uid in uids) / len(uids)
+            scores[f"{prefix}f1"] = 100.0 * sum(f1[uid] for uid in uids) / len(uids)
+            scores[f"{prefix}total"] = len(uids)
+    if null_odds is not None:
+        answerable = set(groups["HasAns_"])
+        for name, of_question in (("best_exact", exact), ("best_f1", f1)):
+            best, threshold = _best_threshold(predictions, of_question, null_odds, answerable)
+            scores |= {name: best, f"{name}_thresh": threshold}
+    return scores
+
+
+def _right(answers: Sequence[str]) -> Sequence[str]:
+    """Return the answers that do not normalize to nothing; the answer "" if there is none."""
+    return [answer for answer in answers if normalize_answer(answer)] or [""]
+
+
+def _f1(prediction: str, answer: str) -> float:
+    predicted, right = (normalize_answer(text).split() for text in (prediction, answer))
+    if not predicted or not right:
+        return float(predicted == right)
+    common = (Counter(predicted) & Counter(right)).total()
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _best_threshold(
+    predictions: Mapping[str, str],
+    scores: Mapping[str, float],
+    null_odds: Mapping[str, float],
+    answerable: set[str],
+) -> tuple[float, float]:
+    """Return the best score, and the threshold on `null_odds` over which the answer is ""."""
+    score = best = float(len(scores) - len(answerable))
+    threshold = 0.0
+    for uid in sorted(scores, key=lambda uid: null_odds[uid]):
+        score += scores[uid] if uid in answerable else -float(bool(predictions[uid]))
+        if score > best:
+            best, threshold = score, null_odds[uid]
+    return 100.0 * best / len(scores), threshold

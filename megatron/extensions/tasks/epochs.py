@@ -1,0 +1,90 @@
+"""Labels and length of a run from its labelled data: epochs as optimizer steps; needs no torch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from megatron.common.errors import ConfigError
+from megatron.config.config import Config
+from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.parallelism.layout import replica_size
+from megatron.data.sampling.epoch_plan import EpochPlan
+from megatron.extensions.tasks.data.sentences import sentence_labels
+from megatron.extensions.tasks.data.tagging import label_names, read_sentences
+from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.flags import is_finetuned, objective_of
+from megatron.extensions.tasks.text_flags import plan_text_task
+from megatron.tokenizer.build import build_tokenizer
+
+
+def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
+    """Return `config` with --train-iters for its --epochs; of 0 epochs a run that only evaluates.
+
+    With both flags the run ends with what comes first.
+
+    Values that are refused later count as if they were possible.
+
+    Raises:
+        WrongDataError: a file of --train-data is missing or malformed.
+    """
+    config = _with_labels(config)
+    downstream, training = config.downstream, config.training
+    epochs, name = downstream.epochs, downstream.task
+    if not is_finetuned(name):
+        return config
+    if epochs is None:
+        if (training.train_iters, training.train_samples, training.train_tokens) == (None,) * 3:
+            raise ConfigError(
+                f"--epochs is missing: how many times --task {name} passes through --train-data; 0 "
+                "evaluates"
+            )
+        return config
+    if epochs < 1 or not downstream.train_data:
+        checkpoint = config.checkpoint
+        load = checkpoint.load or downstream.pretrained_checkpoint
+        return replace(
+            config,
+            training=replace(training, train_iters=1),
+            evaluation=replace(config.evaluation, eval_only=load is not None),
+            checkpoint=replace(checkpoint, load=load),
+        )
+    replicas = max(1, world_size // replica_size(config.parallel))
+    micro = max(1, training.micro_batch_size)
+    task = task_of(str(name), plan_text_task(config.text_task, name))
+    plan = EpochPlan(
+        samples=task.num_samples(
+            [*map(Path, downstream.train_data)],
+            lambda: build_tokenizer(
+                **objective_tokenizer_arguments(config.tokenizer, objective_of(name))
+            ),
+            config.model.seq_length,
+        ),
+        micro_batch_size=micro,
+        replicas=replicas,
+        global_batch_size=training.global_batch_size or micro * replicas,
+        keeps_last=downstream.keep_last_batch,
+    )
+    steps = max(1, epochs * plan.steps)
+    return replace(
+        config, training=replace(training, train_iters=min(steps, training.train_iters or steps))
+    )
+
+
+def _with_labels(config: Config) -> Config:
+    """Return `config` with --labels of --train-data, if it gives none and the task has such.
+
+    Raises:
+        WrongDataError: a file of --train-data is missing or malformed.
+    """
+    downstream, text_task = config.downstream, config.text_task
+    paths = [*map(Path, downstream.train_data or ())]
+    if text_task.labels is not None or not paths:
+        return config
+    match downstream.task:
+        case "token-classification":
+            sentences = [sentence for path in paths for sentence in read_sentences(path)]
+            labels = label_names(sentences)
+        case "text-classification":
+            labels = sentence_labels(paths, text_task.num_labels)
+        case _:
+            return config
+    return replace(config, text_task=replace(text_task, labels=labels))

@@ -1,0 +1,164 @@
+"""Downstream tasks (RACE, GLUE; WikiText and LAMBADA): flags of their data, resolution and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.declaration import resolved, setting
+from megatron.extensions.tasks.text_flags import TEXT_TASKS, TextTaskPlan, num_outputs_of
+
+LABELLED = "labelled"
+"""Kind of the labelled texts of a downstream task, which are no token files."""
+
+_ZERO_SHOT = ("WIKITEXT103", "LAMBADA")
+"""Tasks on which a GPT is evaluated as it is."""
+
+_CHOICES = {"RACE": 4}
+"""Rows of a sample of the multiple-choice tasks: the choices of a question."""
+
+_OUTPUTS = {"RACE": 1, "MNLI": 3, "STS-B": 1}
+"""Outputs of the head for a row, where it is not 2: the classes; 1 for a choice or a score."""
+
+_OF_ROWS = ("classification", "multiple-choice")
+"""Objectives of texts with one label, which a GPT learns too."""
+
+Task = Literal[
+    "WIKITEXT103",
+    "LAMBADA",
+    "RACE",
+    "MNLI",
+    "QQP",
+    "QNLI",
+    "RTE",
+    "SST-2",
+    "CoLA",
+    "STS-B",
+    "MRPC",
+    "token-classification",
+    "text-classification",
+    "question-answering",
+]
+"""Tasks of tasks/: of main.py, and those that have a script of their name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownstreamConfig:
+    """Labelled texts of a downstream task, to finetune on and to evaluate on (tasks/main.py)."""
+
+    task: Task | None = setting(
+        None,
+        plan="downstream.task model.num_outputs model.num_choices model.first_token_head",
+    )
+    """What is measured: of a GPT the perplexity of a text (WIKITEXT103) or the accuracy of last words
+    (LAMBADA); of a BERT or GPT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
+
+    train_data: list[str] | None = None
+    """Files of a GLUE task, or folders of RACE, to finetune on."""
+
+    valid_data: list[str] | None = None
+    """Files to evaluate on: the raw text of WIKITEXT103; JSON lines of LAMBADA; of the other tasks
+    files or folders, each evaluated by itself after every epoch."""
+
+    epochs: int | None = None
+    """Passes through --train-data, in place of --train-iters (with both, the run ends with what
+    comes first); 0 evaluates, and writes the predictions to a file."""
+
+    pretrained_checkpoint: str | None = setting(None, plan="downstream.pretrained")
+    """Directory of a pretrained BERT or GPT, whose weights a run begins with that has no checkpoint in
+    --load yet; one of transformers or Megatron-LM is converted to pretrained/ in --save."""
+
+    keep_last_batch: bool = setting(False, plan="downstream.keeps_last")
+    """Train on the last samples of each epoch too where they are less than a global batch (in
+    tasks/main.py also --keep-last without a number)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownstreamPlan:
+    """Labelled texts of a downstream task, resolved; an empty task means none."""
+
+    task: str = ""
+    train_data: tuple[str, ...] = ()
+    valid_data: tuple[str, ...] = ()
+    keeps_last: bool = False
+    pretrained: str = ""  # directory of the weights that a run begins with
+
+
+def plan_downstream(downstream: DownstreamConfig) -> DownstreamPlan:
+    """Return the files of the task."""
+    return resolved(DownstreamPlan, "downstream", downstream)
+
+
+def with_classes(
+    spec: ModelSpec, downstream: DownstreamConfig, text_task: TextTaskPlan
+) -> ModelSpec:
+    """Return the network of `spec` with the head of a task instead of its own heads."""
+    task = downstream.task or ""
+    if task in TEXT_TASKS:
+        return replace(
+            spec,
+            binary_head=False,
+            num_outputs=num_outputs_of(text_task, task),
+            head_layers=text_task.head_layers,
+            first_token_head=task == "text-classification" and text_task.head_layers > 0,
+            head_dropout=text_task.head_dropout,
+            labels=text_task.labels,
+        )
+    return replace(
+        spec,
+        binary_head=False,
+        num_outputs=_OUTPUTS.get(task, 2),
+        num_choices=_CHOICES.get(task, 1),
+    )
+
+
+def is_finetuned(task: str | None) -> bool:
+    """Whether a task is one that a network is finetuned on."""
+    return task in get_args(Task) and task not in _ZERO_SHOT
+
+
+def objective_of(task: str | None, *, causal: bool = False) -> str:
+    """Return the name of the objective that a network is finetuned on a task with.
+
+    Args:
+        causal: whether its tokens see only those before them.
+    """
+    name = TEXT_TASKS.get(task or "", "multiple-choice" if task in _CHOICES else "classification")
+    return f"gpt-{name}" if causal and name in _OF_ROWS else name
+
+
+def downstream_problems(
+    downstream: DownstreamConfig, objective: str, *, labelled: bool, loads: bool
+) -> Iterator[str]:
+    """Yield every problem of the flags of downstream tasks.
+
+    Args:
+        labelled: whether the objective learns labelled texts.
+        loads: whether there is a --load.
+    """
+    given = {
+        "--task": downstream.task,
+        "--train-data": downstream.train_data,
+        "--valid-data": downstream.valid_data,
+        "--epochs": downstream.epochs is not None,
+        "--pretrained-checkpoint": downstream.pretrained_checkpoint,
+        "--keep-last-batch": downstream.keep_last_batch,
+    }
+    if not labelled:
+        for flag in (flag for flag, value in given.items() if value):
+            yield f"{flag} is for tasks/main.py; this program has no use for it"
+        return
+    task, epochs = downstream.task, downstream.epochs
+    if not is_finetuned(task):
+        yield f"--task {task}: write the task whose labelled texts are learned, such as MNLI"
+    elif objective not in (objective_of(task), objective_of(task, causal=True)):
+        yield f"--task {task} is learned with --objective {objective_of(task)}, not {objective}"
+    if epochs is not None and epochs < 0:
+        yield f"--epochs {epochs} must be at least 0"
+    if epochs == 0:
+        if not downstream.valid_data:
+            yield "--epochs 0 needs --valid-data: the files to evaluate on"
+        if not (loads or downstream.pretrained_checkpoint):
+            yield "--epochs 0 needs --load: the directory of a finetuned model"
+    elif not downstream.train_data:
+        yield f"--train-data is missing: the files of {task} to finetune on"

@@ -1,0 +1,83 @@
+"""A network with the head of a downstream task in place of those of pretraining."""
+
+from collections.abc import Iterator
+
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import Entry, Stacks
+from megatron.config.networks.counts import Weights, dense_weights, stack_flops
+from megatron.config.networks.network import Network
+from megatron.config.parallelism.layout import sequence_flags
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.tasks.flags import with_classes
+from megatron.extensions.tasks.text_flags import TEXT_TASKS, plan_text_task
+
+
+class Classifier(Network):
+    """Logits of classes, of each sequence or of each token.
+
+    Args:
+        under: the network that the head is on.
+    """
+
+    layers_in = "megatron.extensions.tasks.layers.classification_layers"
+    use = "tasks/ evaluates it, with --epochs 0"
+    usage = "evaluate with: {script} --epochs 0 --use-checkpoint-args --load {directory} ..."
+
+    def __init__(self, under: Network):
+        self.under = under
+        # What the network below the head is, this one is too.
+        self.name = under.name
+        self.is_causal = under.is_causal
+        self.masks_padding = under.masks_padding
+        self.megatron_in = under.megatron_in
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield those of the network below the head, and flags of other heads."""
+        yield from self.under.problems(config)
+        chunk, task = config.kernels.loss_chunk_tokens, config.downstream.task
+        if chunk:
+            yield (
+                f"--loss-chunk-tokens {chunk}: a downstream task has no logits of tokens: leave it out"
+            )
+        # Heads on each token, of which a decoder's loss takes the last.
+        if not (self.is_causal or task in TEXT_TASKS):
+            return
+        for flag, ranks in sequence_flags(config.parallel).items():
+            if ranks > 1:
+                yield f"{flag} {ranks}: --task {task} needs full sequences; write 1"
+
+    def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
+        """Return the network below with the head of --task."""
+        task = plan_text_task(config.text_task, config.downstream.task)
+        return with_classes(self.under.spec(plain, config), config.downstream, task)
+
+    def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
+        """Return the entries of the network below with another head; choices are rows."""
+        name = "take_tokens" if spec.num_choices == 1 else "rows_of_choices"
+        body = self.under.body(spec, tensor=tensor, expert=expert)
+        return [Entry(name=name), *body, *self.head(spec, tensor=tensor)]
+
+    def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
+        """Return the head, which all ranks have."""
+        width, dense = spec.hidden_size, dense_weights(spec)
+        last = spec.num_outputs * (width + 1)
+        if self.is_causal:
+            name, count = "ScorePipe", spec.num_outputs * width
+        elif spec.head_layers:
+            name, count = "LayersHeadPipe", (spec.head_layers - 1) * dense + last
+        else:
+            name, count = "ClassificationHeadPipe", dense + last
+        return [Entry(name=name, kind="task", weights=Weights(count))]
+
+    def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of forward and backward on one sample, without the head."""
+        return float(2 * spec.seq_length * stack_flops(spec, recompute) * spec.num_choices)
+
+    def scores_tokens(self, spec: ModelSpec) -> bool:
+        """Whether the head is on each token; the loss of a decoder takes the last one's logits."""
+        return self.is_causal or bool(spec.head_layers and not spec.first_token_head)
+
+    def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
+        """Yield those of the network below, which has names for a head."""
+        return self.under.prefixes(stacks)
