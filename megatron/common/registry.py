@@ -1,7 +1,8 @@
 """Registry: parts of a run by name, of this package and of plugins, each with flags of its own.
 
 The registries are at the end; docs/extending.md has an example of each. Built-in parts are registered
-as those of plugins are, where they are defined; that module is imported when one is first used.
+as those of plugins are, where they are defined; that module is imported when one is first used. Parts
+that are not known are looked for in the extensions.
 """
 
 import difflib
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar, cast
 
 from megatron.common.errors import ConfigError
+from megatron.common.extensions import extension_names, extension_of, load_extension
 
 Part = TypeVar("Part")
 
@@ -63,6 +65,15 @@ class Registry(Generic[Part]):
         self._about: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
+        if not self._is_known(name):
+            # One extension after the other, that of this name first.
+            for extension in sorted(extension_names(), key=lambda each: each != name):
+                load_extension(extension)
+                if self._is_known(name):
+                    break
+        return self._is_known(name)
+
+    def _is_known(self, name: object) -> bool:
         return name in self.built_in or name in self._entries
 
     def __iter__(self) -> Iterator[str]:
@@ -71,7 +82,14 @@ class Registry(Generic[Part]):
 
     def is_own(self, name: object) -> bool:
         """Whether `name` is that of a plugin's part."""
-        return name in self._entries and name not in self.built_in
+        there = None if name in self.built_in else self._entries.get(str(name))
+        return there is not None and not _module(there.part).startswith("megatron.")
+
+    def extension_with(self, name: str) -> str:
+        """Return the extension that has the part of that name; "" for the core and for plugins."""
+        if name not in self:
+            return ""
+        return extension_of(self.built_in.get(name) or _module(self._entries[name].part))
 
     def declare(self, name: str, module: str, about: Any) -> None:
         """Declare a built-in part, and what is to be known of it before its module is imported."""
@@ -149,9 +167,9 @@ class Registry(Generic[Part]):
 
     def about(self, name: str) -> Any:
         """Return the declaration or registration of the part of that name; None if there is none."""
-        if name in self._about:
-            return self._about[name]
-        return self._entry(name).about if name in self else None
+        if name not in self:
+            return None
+        return self._about[name] if name in self._about else self._entry(name).about
 
     def get(self, name: str, own: Iterable[tuple[str, Any]] = ()) -> Part:
         """Return the part of that name, with its flags bound as `flags=` if it has any.
@@ -180,7 +198,7 @@ class Registry(Generic[Part]):
             raise ConfigError(self.unknown(name))
 
     def _entry(self, name: str) -> Entry[Part]:
-        if name not in self._entries and self.built_in.get(name):
+        if name in self and name not in self._entries and self.built_in.get(name):
             import_module(self.built_in[name])
         if name not in self._entries:
             raise ConfigError(self.unknown(name))
@@ -318,10 +336,7 @@ megatron.config.data.objective.Declaration, by default that of GPT."""
 NETWORKS: Registry[Any] = Registry(
     "network",
     "--network",
-    {
-        "gpt": "megatron.config.networks.gpt",
-        **{name: f"megatron.extensions.{name}.network" for name in ("bert", "t5", "retro")},
-    },
+    {"gpt": "megatron.config.networks.gpt"},
     call="",
 )
 """Classes like megatron.config.networks.network.Network, with their `name`."""

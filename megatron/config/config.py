@@ -1,11 +1,13 @@
 """Config: every flag of a training run by section, and the command lines that give it."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.extensions import extension_sections, extensions_with, used_sections
+from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
@@ -23,6 +25,7 @@ from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
+from megatron.config.parsing.declaration import options_of_field
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.parsing.parser import value_in
@@ -42,11 +45,12 @@ from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.retro.flags import RetroConfig
 from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import read_retro_project
-from megatron.extensions.t5.flags import EncoderDecoderConfig
 from megatron.extensions.tasks.flags import DownstreamConfig
 from megatron.extensions.tasks.text_flags import TextTaskConfig
 
 log = logging.getLogger(__name__)
+
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,6 @@ class Config:
     """The value of every flag, by section. Flags are flat on the command line and nested here."""
 
     model: ModelConfig
-    encoder_decoder: EncoderDecoderConfig
     retro: RetroConfig
     experts: ExpertConfig
     lora: LoraConfig
@@ -83,7 +86,12 @@ class Config:
     urls: UrlConfig = field(default_factory=UrlConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
     extensions: dict[str, Any] = field(default_factory=dict)
-    """The sections of flags that plugins brought, by the name of their class."""
+    """The sections of extensions by name, and of plugins by the name of their class."""
+
+    def section(self, kind: type[Section]) -> Section:
+        """Return the section of an extension; its defaults for a run without that extension."""
+        found = (each for each in self.extensions.values() if isinstance(each, kind))
+        return next(found, None) or kind()
 
 
 SECTIONS: Mapping[str, type] = {
@@ -100,7 +108,11 @@ ANY_NETWORK: Mapping[str, Mapping[str, Any]] = {
 
 
 def parse_config(
-    argv: Sequence[str], *, description: str = "", defaults: Mapping[str, Any] | None = None
+    argv: Sequence[str],
+    *,
+    objective: str = "gpt",
+    description: str = "",
+    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Config, tuple[str, ...]]:
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
@@ -108,13 +120,14 @@ def parse_config(
     have to be equal to the settings in its config.json, which are their defaults.
 
     Args:
+        objective: of the entry script.
         description: the first lines of `--help`.
         defaults: values by field name that replace the fields' own defaults.
 
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed, or contradicts the project.
     """
-    sections = load_sections(argv)
+    sections = load_sections(argv, objective=objective)
     words = with_file_flags(argv, sections)
     saved = (defaults or {}).get("retro_project_dir")
     directory = value_in(words, "--retro-project-dir") or saved
@@ -132,19 +145,57 @@ def parse_config(
     return config, parsed.notices
 
 
-def load_sections(argv: Sequence[str]) -> dict[str, type]:
-    """Import the plugins of `argv`; return the sections of a run, with those of the plugins.
+def load_sections(
+    argv: Sequence[str],
+    *,
+    objective: str = "gpt",
+    saved: Mapping[str, Any] | None = None,
+    extra: Mapping[str, type] | None = None,
+) -> dict[str, type]:
+    """Import the plugins of `argv`; return the sections of a run, with those of plugins and extensions.
+
+    An extension takes part in a run that has its objective or network, one of its flags, or a
+    checkpoint that has its sections.
+
+    Args:
+        objective: of the entry script.
+        saved: the config in the checkpoint's manifest.
+        extra: further sections, of the tool at hand.
 
     Raises:
         ConfigError: a plugin cannot be imported.
     """
     load_plugins(plugins_in(argv))
-    return all_sections()
+    words = with_file_flags(argv, SECTIONS)
+    named = (
+        OBJECTIVES.extension_with(objective),
+        OBJECTIVES.extension_with(value_in(words, "--objective") or objective),
+        NETWORKS.extension_with(value_in(words, "--network") or "gpt"),
+        *extensions_with(used_sections(saved or {}) - SECTIONS.keys()),
+        *_extensions_of_flags(words, {**SECTIONS, **plugin_sections(), **(extra or {})}),
+    )
+    own = extension_sections(dict.fromkeys(filter(None, named)))
+    return {**SECTIONS, **own, **plugin_sections()}
+
+
+def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> list[str]:
+    """Return the extensions that have flags among `words` which no other section has."""
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    unknown = given - _options(known.values()) - {flag.option for flag in LEGACY}
+    if not unknown:
+        return []
+    found = (name for name, each in extension_sections().items() if unknown & _options([each]))
+    return extensions_with(found)
+
+
+def _options(sections: Iterable[type]) -> set[str]:
+    """Return all spellings of the flags of several sections."""
+    return {word for each in sections for field in fields(each) for word in options_of_field(field)}
 
 
 def all_sections() -> dict[str, type]:
-    """Return the sections of a run and of the plugins that are loaded."""
-    return {**SECTIONS, **plugin_sections()}
+    """Return the sections of a run, of all extensions, and of the plugins that are loaded."""
+    return {**SECTIONS, **extension_sections(), **plugin_sections()}
 
 
 def plugins_in(argv: Sequence[str]) -> list[str]:
@@ -153,7 +204,7 @@ def plugins_in(argv: Sequence[str]) -> list[str]:
 
 
 def config_of(sections: Mapping[str, Any]) -> Config:
-    """Return the Config of parsed sections; those of plugins become its `extensions`."""
+    """Return the Config of parsed sections; those beside a GPT's become its `extensions`."""
     own = {name: section for name, section in sections.items() if name in SECTIONS}
     extensions = {name: section for name, section in sections.items() if name not in SECTIONS}
     return Config(**own, extensions=extensions)
@@ -177,7 +228,7 @@ def parse_config_for_checkpoint(
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
     """
-    sections = load_sections(argv)
+    sections = load_sections(argv, saved=saved, extra=extra)
     raise_if_any(missing_plugins(saved, plugins_in(argv)))
     of_run = {name: section for name, section in saved.items() if name != "plugins"}
     parsed = parse_sections(
@@ -200,7 +251,7 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
         extra: further sections of the tool.
     """
     try:
-        sections = load_sections(argv)
+        sections = load_sections(argv, extra=extra)
         parse_sections(
             with_file_flags(argv, sections),
             {**sections, **extra},

@@ -255,7 +255,7 @@ def missing_plugins(
         f"{registry.option} {part}"
         for (section, field), registry in _CHOICES.items()
         if registry not in (HOOKS, METRICS) and (only is None or section in only)
-        if (part := saved.get(section, {}).get(field)) and part not in registry.built_in
+        if (part := saved.get(section, {}).get(field)) and part not in registry
     ]
     names = {_module_name(module) for module in given}
     for module in (saved.get("plugins", {}).get("plugin") or ()) if own else ():

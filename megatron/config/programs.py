@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from megatron.common.extensions import extension_sections
 from megatron.config.config import SECTIONS
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
@@ -57,11 +58,16 @@ from megatron.extensions.tasks.inference_flags import EnsembleConfig, HarnessCon
 
 _TRAINING = tuple(SECTIONS.values())
 
+
+def _training_of(extension: str) -> tuple[type, ...]:
+    return (*_TRAINING, *extension_sections([extension]).values())
+
+
 PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "pretrain_gpt.py": _TRAINING,
     "pretrain_prefix_lm.py": _TRAINING,
     "pretrain_bert.py": _TRAINING,
-    "pretrain_t5.py": _TRAINING,
+    "pretrain_t5.py": _training_of("t5"),
     "pretrain_retro.py": _TRAINING,
     "finetune_t0_non_causal_decoder.py": _TRAINING,
     "finetune_sft.py": _TRAINING,

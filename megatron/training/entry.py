@@ -64,7 +64,10 @@ def train_from(
         saved = _without_project(argv, saved)
     try:
         config, notices = parse_config(
-            argv, description=description or "", defaults=saved.flags if saved else None
+            argv,
+            objective=objective,
+            description=description or "",
+            defaults=saved.flags if saved else None,
         )
     except ConfigError as error:
         raise ConfigError(*error.problems, *lost_plugins(argv)) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError
+from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.parser import FileWord, value_in
 
@@ -23,9 +24,13 @@ def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[s
         ConfigError: a file is missing, is not YAML, or holds something other than flags.
     """
     file = value_in(argv, "--config")
-    words = [*(file_flags(Path(file), switch_words(sections)) if file else []), *argv]
+    words = [*(_words_of(Path(file), sections) if file else []), *argv]
     preset = value_in(words, "--preset")
-    return [*(file_flags(preset_file(preset), switch_words(sections)) if preset else []), *words]
+    return [*(_words_of(preset_file(preset), sections) if preset else []), *words]
+
+
+def _words_of(file: Path, sections: Mapping[str, type]) -> list[str]:
+    return file_flags(file, switch_words({**extension_sections(), **sections}))
 
 
 def preset_file(name: str) -> Path:

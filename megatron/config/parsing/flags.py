@@ -10,7 +10,7 @@ from argparse import (
     ArgumentTypeError,
     Namespace,
 )
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -209,9 +209,8 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
             kind = _name_in(registry, choices)
         return options, keywords | {"choices": choices, "type": kind}
     if registry:
-        choices = tuple(registry)
-        kind = _name_in(registry, choices)
-        keywords |= {"choices": choices} if registry.built_in else {}
+        kind = _name_in(registry, registry)
+        keywords |= {"choices": registry} if registry.built_in else {}
         return options, keywords | {"type": kind} | (
             {"nargs": "+"} if get_origin(hint) is list else {}
         )
@@ -220,7 +219,9 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
     return options, keywords | {"type": finite if hint is float else hint}
 
 
-def _name_in(registry: Registry[Any], names: Sequence[str]) -> Callable[[str], str]:
+def _name_in(
+    registry: Registry[Any], names: Collection[str] | Registry[Any]
+) -> Callable[[str], str]:
     """Return the argparse type of the names of registered parts."""
 
     def name(text: str) -> str:

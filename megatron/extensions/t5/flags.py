@@ -27,6 +27,9 @@ class EncoderDecoderConfig:
     """Distance in tokens from which on --position-embedding-type relative makes no difference."""
 
 
+SECTIONS = {"encoder_decoder": EncoderDecoderConfig}
+
+
 def with_decoder(
     spec: ModelSpec,
     config: EncoderDecoderConfig,

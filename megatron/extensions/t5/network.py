@@ -27,6 +27,7 @@ from megatron.config.networks.counts import (
 from megatron.config.networks.network import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.t5.flags import (
+    EncoderDecoderConfig,
     decoder_flag_problems,
     encoder_decoder_problems,
     num_decoder_layers,
@@ -57,7 +58,7 @@ class T5(Network):
         model, parallel = config.model, config.parallel
         yield from unsupported_problems(model, config.experts, config.lora, config.masks, parallel)
         yield from encoder_decoder_problems(
-            config.encoder_decoder,
+            config.section(EncoderDecoderConfig),
             model,
             parallel,
             decoder_seq_length=config.masked_lm.decoder_seq_length or 1,
@@ -66,20 +67,24 @@ class T5(Network):
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
         """Yield the flags of a decoder behind an encoder."""
-        return decoder_flag_problems(config.encoder_decoder, config.model, config.parallel)
+        return decoder_flag_problems(
+            config.section(EncoderDecoderConfig), config.model, config.parallel
+        )
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder with a decoder behind it."""
         return with_decoder(
             super().spec(plain, config),
-            config.encoder_decoder,
+            config.section(EncoderDecoderConfig),
             config.model,
             decoder_seq_length=config.masked_lm.decoder_seq_length or 0,
         )
 
     def num_layers(self, config: Config) -> int:
         """Return the layers of both stacks."""
-        return config.model.num_layers + num_decoder_layers(config.encoder_decoder, config.model)
+        return config.model.num_layers + num_decoder_layers(
+            config.section(EncoderDecoderConfig), config.model
+        )
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return both stacks, each behind its embedding, and the head."""

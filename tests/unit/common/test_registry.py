@@ -1,5 +1,5 @@
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -7,8 +7,8 @@ import pytest
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import HOOKS, REGISTRIES, TOKENIZERS, Registry
-from megatron.config.config import SECTIONS
-from megatron.config.parsing.flags import Names
+from megatron.config.config import all_sections
+from megatron.config.parsing.declaration import setting_of
 from megatron.training.loop.loop import Hook
 
 
@@ -73,14 +73,13 @@ def test_the_name_of_a_built_in_part_is_refused(drives):
 
 
 def test_registries_know_the_names_that_flags_accept():
-    for section in SECTIONS.values():
-        for field, hint in get_type_hints(section, include_extras=True).items():
-            found = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Names)]
-            for kind in get_args(hint.__origin__) if found else ():
-                names = {*get_args(kind)} if get_origin(kind) is Literal else set()
-                if get_origin(hint.__origin__) is Literal:
-                    names = {*get_args(hint.__origin__)}
-                assert names <= {*found[0].registry.built_in}, field
+    for section in all_sections().values():
+        hints = get_type_hints(section)
+        for field in fields(section):
+            registry = setting_of(field).names
+            kinds = (hints[field.name], *get_args(hints[field.name]))
+            literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+            assert not registry or all({*names} <= {*registry.built_in} for names in literals)
 
 
 def test_a_definition_that_runs_again_replaces_itself(drives):

@@ -35,8 +35,8 @@ def steps_of(spec, group):
     )
 
 
-def test_these_networks_are_built_in():
-    assert [name for name in NETWORKS if name in NETWORKS.built_in] == [*BUILT_IN]
+def test_networks_are_found_in_the_core_and_in_extensions():
+    assert [NETWORKS.extension_with(name) for name in BUILT_IN] == ["", *BUILT_IN[1:]]
     assert [network_named(name).name for name in BUILT_IN] == [*BUILT_IN]
 
 

@@ -1,0 +1,63 @@
+"""Extensions: capabilities beside the pretraining of a GPT, each a folder of megatron/extensions.
+
+The name of the folder is that of the extension; nothing lists them. An extension registers its network,
+objectives and formats in the registries that plugins use, and declares its flags in `SECTIONS` of its
+`flags.py`. Its modules that need no torch are imported when a program, a flag or a checkpoint needs
+them; a folder that is taken away takes its capability with it, and nothing else.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "megatron.extensions"
+_FOLDER = Path(__file__).resolve().parents[1] / "extensions"
+_WITHOUT_TORCH = ("flags", "declarations", "network")
+"""Modules that are imported when an extension is needed, if it has them."""
+
+
+@cache
+def extension_names() -> tuple[str, ...]:
+    """Return the names of all extensions of this installation."""
+    return tuple(sorted(file.parent.name for file in _FOLDER.glob("*/__init__.py")))
+
+
+def load_extension(name: str) -> None:
+    """Import what an extension registers."""
+    for module in _WITHOUT_TORCH:
+        if (_FOLDER / name / f"{module}.py").is_file():
+            import_module(f"{PACKAGE}.{name}.{module}")
+
+
+def extension_of(module: str) -> str:
+    """Return the extension that a module lies in; "" for one of the core or of a plugin."""
+    inside = module.removeprefix(f"{PACKAGE}.")
+    return "" if inside == module else inside.partition(".")[0]
+
+
+@cache
+def sections_of(name: str) -> Mapping[str, type]:
+    """Return the sections of flags that an extension brings to a run, by name."""
+    if not (_FOLDER / name / "flags.py").is_file():
+        return {}
+    found: Mapping[str, type] = getattr(import_module(f"{PACKAGE}.{name}.flags"), "SECTIONS", {})
+    return found
+
+
+def extension_sections(names: Iterable[str] | None = None) -> dict[str, type]:
+    """Return the sections of flags of several extensions, of all if `names` is None."""
+    own = extension_names() if names is None else names
+    return {section: kind for name in own for section, kind in sections_of(name).items()}
+
+
+def extensions_with(sections: Iterable[str]) -> list[str]:
+    """Return the extensions that have sections of these names, without names that none has."""
+    wanted = set(sections)
+    return [name for name in extension_names() if wanted & sections_of(name).keys()]
+
+
+def used_sections(config_sections: Mapping[str, Any]) -> set[str]:
+    """Return the names of a saved config's sections: up to version 1.0 all stood at its top."""
+    return {*config_sections, *config_sections.get("extensions", {})} - {"extensions"}
