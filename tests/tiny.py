@@ -3,8 +3,9 @@
 from typing import Any
 
 from megatron.config.config import Config, parse_config
-from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_objective
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.objectives import plan_objective
 from megatron.config.plan import Plan, plan
 
 VOCAB_SIZE = 11
@@ -74,10 +75,7 @@ def tiny_config(*flags: str, without: tuple[str, ...] = ()) -> Config:
 
 def tiny_objective(name: ObjectiveName, *flags: str) -> ObjectivePlan:
     """Return the objective `name` of the smallest run, `flags` at its end."""
-    config = tiny_config(*flags)
-    return plan_objective(
-        config.objective, config.fim, config.masked_lm, name, seq_length=config.model.seq_length
-    )
+    return plan_objective(tiny_config(*flags), name)
 
 
 def tiny_plan(

@@ -18,11 +18,8 @@ from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config, parse_config_for_checkpoint
-from megatron.config.data.objective import (
-    ObjectiveName,
-    declaration_of,
-    objective_tokenizer_arguments,
-)
+from megatron.config.data.objective import ObjectiveName
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig

@@ -26,7 +26,7 @@ from megatron.config.config import (
     load_sections,
     parse_config_for_checkpoint,
 )
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan_samples

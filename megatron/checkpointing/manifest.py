@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +27,10 @@ from megatron.common.errors import (
     near,
 )
 from megatron.common.version import CHECKPOINT_FORMAT
+from megatron.config.data.corpora import DataPlan
+from megatron.config.data.objective import ObjectivePlan
 from megatron.config.data.tokenizer import with_sentencepiece_form
+from megatron.config.objectives import declaration_of
 
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
@@ -247,9 +250,9 @@ def read_manifest(folder: Path) -> Manifest:
         # Next: the other contents of a newer format are unknown.
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
-        return Manifest(
-            files=files, **_with_softmax(_without_no_sentinels(_with_sentencepiece_form(content)))
-        )
+        for upgrade in _UPGRADES:
+            content = upgrade(content)
+        return Manifest(files=files, **content)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
             raise WrongCheckpointError(f"{folder} does not exist{near(folder)}") from error
@@ -348,3 +351,25 @@ def _damage(folder: Path, record: FileRecord, *, forgets_cached: bool) -> str | 
     if found != record.hash:
         return f"{file} is damaged: its hash is not that of the manifest"
     return None
+
+
+def _with_plans_of_extensions(content: dict[str, Any]) -> dict[str, Any]:
+    """Move plans of extensions, which up to version 1.0 stood among the parts of every run."""
+    plan = content["plan"]
+    objective = plan.get("objective", {})
+    if "name" not in objective or "own" in objective:
+        return content
+    plan = {**declaration_of(objective["name"]).upgraded_1_0(plan)}
+    for name, part in (("objective", ObjectivePlan), ("data", DataPlan)):
+        known = {each.name for each in fields(part)}
+        plan[name] = {key: value for key, value in plan.get(name, {}).items() if key in known}
+    return {**content, "plan": plan}
+
+
+_UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
+    _with_sentencepiece_form,
+    _without_no_sentinels,
+    _with_softmax,
+    _with_plans_of_extensions,
+)
+"""Changes that bring the content of an older manifest to that of this version, in their order."""

@@ -169,6 +169,8 @@ class Registry(Generic[Part]):
         """Return the declaration or registration of the part of that name; None if there is none."""
         if name not in self:
             return None
+        if name not in self._about and (extension := self.extension_with(name)):
+            load_extension(extension)  # which declares it, where its module was imported before
         return self._about[name] if name in self._about else self._entry(name).about
 
     def get(self, name: str, own: Iterable[tuple[str, Any]] = ()) -> Part:
@@ -236,6 +238,12 @@ class Registry(Generic[Part]):
         known = f"known: {', '.join(known_names)}" if known_names else "none is registered"
         option = f"{self.option} {name}: " if self.option else ""
         return f"{option}unknown {self.kind} ({known}; --plugin MODULE adds others){hint}"
+
+
+def imported(dotted: str) -> Any:
+    """Return what a dotted name stands for."""
+    module, _, name = dotted.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def _module(part: Any) -> str:
@@ -329,9 +337,19 @@ METRICS: Registry[Any] = Registry("metric", "--metric", call="run")
 """Functions of the Run that return a function of the TrainState: numbers by name, after each step,
 on every rank."""
 
-OBJECTIVES: Registry[Any] = Registry("objective", "--objective", call="")
+OBJECTIVES: Registry[Any] = Registry(
+    "objective",
+    "--objective",
+    {
+        "gpt": "megatron.objectives.gpt",
+        "prefix-lm": "megatron.objectives.prefix_lm",
+        "multitask": "megatron.objectives.multitask",
+        "sft": "megatron.objectives.sft",
+    },
+    call="",
+)
 """Classes like megatron.objectives.objective.Objective, with their `name`; `about` is a
-megatron.config.data.objective.Declaration, by default that of GPT."""
+megatron.config.objectives.Declaration, by default that of GPT."""
 
 NETWORKS: Registry[Any] = Registry(
     "network",
@@ -343,6 +361,15 @@ NETWORKS: Registry[Any] = Registry(
 
 DATASETS: Registry[Any] = Registry("dataset", "--dataset")
 """Classes like megatron.data.datasets.gpt_dataset.GPTDataset."""
+
+KINDS: Registry[Any] = Registry(
+    "kind of token files",
+    built_in=dict.fromkeys(("documents", "pairs", "conversations"), "megatron.data.datasets.kinds"),
+    call="",
+    takes_flags=False,
+)
+"""Classes like megatron.data.datasets.kinds.Kind; `about` is the suffixes of the token files behind
+their prefix, () where samples come from other files."""
 
 TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",

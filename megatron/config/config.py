@@ -41,7 +41,6 @@ from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.config.run.logging import LoggingConfig, ProfilingConfig
 from megatron.config.run.urls import UrlConfig
-from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.retro.flags import RetroConfig
 from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import read_retro_project
@@ -71,7 +70,6 @@ class Config:
     masks: MaskConfig
     objective: ObjectiveConfig
     fim: FimConfig
-    masked_lm: MaskedLMConfig
     downstream: DownstreamConfig
     text_task: TextTaskConfig
     instruct: InstructConfig

@@ -21,19 +21,18 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
 from megatron.config.data.masks import MaskPlan, plan_masks
-from megatron.config.data.objective import (
-    ObjectiveName,
-    ObjectivePlan,
-    declaration_of,
-    objective_notices,
-    objective_problems,
-    plan_objective,
-)
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.objectives import (
+    declaration_of,
+    objective_notices,
+    objective_problems,
+    plan_objective,
+)
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan
@@ -75,7 +74,6 @@ from megatron.config.validation import (
     zero_of,
 )
 from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
-from megatron.extensions.masked_lm.flags import plan_sentences
 from megatron.extensions.retro.flags import plan_retro
 from megatron.extensions.retro.instruct_flags import plan_instructions
 from megatron.extensions.tasks.flags import LABELLED, DownstreamPlan, plan_downstream
@@ -304,13 +302,7 @@ def plan_samples(
         chain(
             length_problems(config, user, data=replicas),
             data_problems(config.data, declaration_of(objective).kind),
-            objective_problems(
-                config.objective,
-                config.fim,
-                config.masked_lm,
-                objective,
-                seq_length=config.model.seq_length,
-            ),
+            objective_problems(config, objective),
             evaluation_problems(
                 config.evaluation,
                 config.checkpoint,
@@ -330,13 +322,7 @@ def plan_samples(
 
 
 def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
-    plan = plan_objective(
-        config.objective,
-        config.fim,
-        config.masked_lm,
-        name,
-        seq_length=config.model.seq_length,
-    )
+    plan = plan_objective(config, name)
     plan = replace(plan, instruct=plan_instructions(config.instruct))
     if not network_in(config, name).retrieves:
         return plan
@@ -355,7 +341,7 @@ def _plan_data(
         evaluation,
         steps.batch.global_batch_size,
         kind=declaration_of(objective).kind,
-        sentences=plan_sentences(config.masked_lm, objective),
+        cut=declaration_of(objective).cut(config),
     )
     name = config.plugins.dataset or ""
     return replace(data, dataset=name, own_flags=DATASETS.flags_of(name, config.extensions))

@@ -66,7 +66,7 @@ def _training_of(extension: str) -> tuple[type, ...]:
 PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "pretrain_gpt.py": _TRAINING,
     "pretrain_prefix_lm.py": _TRAINING,
-    "pretrain_bert.py": _TRAINING,
+    "pretrain_bert.py": _training_of("bert"),
     "pretrain_t5.py": _training_of("t5"),
     "pretrain_retro.py": _TRAINING,
     "finetune_t0_non_causal_decoder.py": _TRAINING,

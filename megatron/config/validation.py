@@ -10,12 +10,13 @@ from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
-from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.expert_problems import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
 from megatron.config.networks.network import Network, network_class, network_for
+from megatron.config.objectives import declaration_of, objective_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -487,13 +488,7 @@ def _objective_problems(
     config: Config, user: dict[str, Any], objective: ObjectiveName, network: Network
 ) -> Iterator[str]:
     """Yield what is wrong with flags of the objective, its network, dataset and curriculum."""
-    yield from objective_problems(
-        config.objective,
-        config.fim,
-        config.masked_lm,
-        objective,
-        seq_length=config.model.seq_length,
-    )
+    yield from objective_problems(config, objective)
     if config.kernels.loss_chunk_tokens and OBJECTIVES.is_own(objective):
         yield (
             f"--loss-chunk-tokens {config.kernels.loss_chunk_tokens}: the loss of a plugin's "

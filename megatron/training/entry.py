@@ -20,12 +20,9 @@ from megatron.common.errors import (
 )
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import SECTIONS, Config, parse_config
-from megatron.config.data.corpora import SUFFIXES, prefixes_of
-from megatron.config.data.objective import (
-    ObjectiveName,
-    declaration_of,
-    objective_tokenizer_arguments,
-)
+from megatron.config.data.corpora import prefixes_of
+from megatron.config.data.objective import ObjectiveName
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
@@ -191,7 +188,7 @@ def _may_be_gpu(wanted: str) -> bool:
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     if declaration_of(objective).reads_neighbors and not config.retro.retro_project_dir:
         yield "--retro-project-dir is missing: the directory of Retro preprocessing"
-    yield from _data_problems(config, SUFFIXES[declaration_of(objective).kind])
+    yield from _data_problems(config, declaration_of(objective).suffixes)
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
     tokenizer = objective_tokenizer_arguments(config.tokenizer, objective)
     for name in ("vocab_file", "merge_file", "tokenizer_model"):

@@ -19,7 +19,7 @@ from megatron.common.errors import (
     raise_if_any,
 )
 from megatron.config.config import Config
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets

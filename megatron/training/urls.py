@@ -11,9 +11,10 @@ from megatron.checkpointing.remote import fetch, local_directory, require_publis
 from megatron.common.errors import raise_if_any
 from megatron.common.remote_files import is_url, local_path, url_problems
 from megatron.config.config import Config
-from megatron.config.data.corpora import SUFFIXES, DataConfig
-from megatron.config.data.objective import ObjectiveName, declaration_of
+from megatron.config.data.corpora import DataConfig
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.data.split_paths import read_split_groups
+from megatron.config.objectives import declaration_of
 from megatron.config.run.checkpoint import goes_on
 from megatron.config.run.urls import cache_of
 from megatron.data.token_files.remote_pairs import local_pair
@@ -73,7 +74,7 @@ def with_local_data(config: Config, objective: ObjectiveName) -> Config:
     )
     cache = cache_of(config.urls)
     for url in urls:
-        for suffix in SUFFIXES[declaration_of(objective).kind]:
+        for suffix in declaration_of(objective).suffixes:
             local_pair(url + suffix, cache)
 
     def local(text: str) -> str:

@@ -20,11 +20,13 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.data.token_files.index_files import IndexContent, write_mmap_index
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.extensions.bert.data import BertDataset
+from megatron.extensions.bert.flags import bert_samples, bert_sentences
 from megatron.extensions.masked_lm.data import SentenceDataset
 from megatron.extensions.masked_lm.data_mapping import build_sentence_mapping
 from megatron.extensions.masked_lm.data_masking import MaskingVocabulary
-from megatron.extensions.masked_lm.flags import MaskedLMConfig, plan_masked_lm, plan_sentences
+from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.data import T5Dataset
+from megatron.extensions.t5.flags import t5_samples, t5_sentences
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 SEED = 1234
@@ -109,9 +111,9 @@ def masked(
         num_samples=5000,
         seq_length=seq_length,
         seed=SEED,
-        sentences=plan_sentences(config, name),
+        sentences=(bert_sentences if name == "bert" else t5_sentences)(config),
     )
-    plan = plan_masked_lm(config, name, seq_length=seq_length)
+    plan = (bert_samples if name == "bert" else t5_samples)(config, seq_length=seq_length)
     tokenizer = WordPieceTokenizer(vocab_file, lower_case=True, extra_ids=100)
     if name == "bert":
         vocabulary = MaskingVocabulary.of(tokenizer, "cls", "sep", "mask", "pad")

@@ -11,7 +11,7 @@ from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_saved_config
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.hugging_face import TransformersConfig

@@ -16,8 +16,8 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import EXPORTERS
 from megatron.config.config import plugins_in
-from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import PluginModulesConfig, load_plugins, missing_plugins

@@ -35,12 +35,9 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config, parse_config
-from megatron.config.data.objective import (
-    ObjectiveName,
-    declaration_of,
-    objective_tokenizer_arguments,
-)
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import Plan, plan
 from megatron.extensions.tasks.flags import LABELLED
 from megatron.extensions.tasks.text_flags import TEXT_TASKS

@@ -28,8 +28,8 @@ from megatron.common.errors import (
 )
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
-from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
 from megatron.config.networks.architecture import network_named
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.plan import plan

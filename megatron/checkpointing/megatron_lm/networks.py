@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from megatron.common.registry import NETWORKS
-from megatron.config.networks.architecture import imported, network_named
+from megatron.common.registry import NETWORKS, imported
+from megatron.config.networks.architecture import network_named
 from megatron.extensions.retro.checkpoints import (
     CROSS_ATTENTION,
     RENAMED,

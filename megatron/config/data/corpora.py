@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.registry import OwnFlags
+from megatron.common.registry import KINDS, OwnFlags
 from megatron.config.data.split_paths import (
     SplitGroup,
     SplitPart,
@@ -16,7 +16,6 @@ from megatron.config.data.split_paths import (
 from megatron.config.optimization.training import TrainingPlan
 from megatron.config.parsing.declaration import setting
 from megatron.config.run.evaluation import EvaluationPlan
-from megatron.extensions.masked_lm.flags import NO_SENTENCES, SentencePlan
 from megatron.extensions.retro.instruct_flags import QUESTIONS
 from megatron.extensions.tasks.flags import LABELLED
 
@@ -76,15 +75,17 @@ class DataConfig:
 
 DEFAULT_SPLIT = "969, 30, 1"
 
-SUFFIXES = {
-    "documents": ("",),
-    "pairs": ("_inputs_document", "_targets_document"),
-    "conversations": ("_tokens_document", "_loss_mask_document"),
-    "sentences": ("",),
-    LABELLED: (),
-    QUESTIONS: (),
-}
-"""Suffixes of the token files of each kind, after their prefix."""
+KINDS.declare("documents", "megatron.data.datasets.kinds", ("",))
+KINDS.declare("pairs", "megatron.data.datasets.kinds", ("_inputs_document", "_targets_document"))
+KINDS.declare(
+    "conversations", "megatron.data.datasets.kinds", ("_tokens_document", "_loss_mask_document")
+)
+
+
+def suffixes_of(kind: str) -> tuple[str, ...]:
+    """Return the suffixes of the token files of a kind, behind their prefix; () for no token files."""
+    suffixes: tuple[str, ...] = KINDS.about(kind)
+    return suffixes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +117,14 @@ class DataPlan:
     test: tuple[DatasetPlan, ...]
     split: str  # proportions that cut each source into train, valid and test; "": not cut
     impl: str  # format of the token files, or "infer"
-    kind: str  # what samples are cut from; see SUFFIXES
+    kind: str  # what samples are cut from; see `suffixes_of`
     order: str  # "single" or "cyclic"
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     blend_surplus: float  # share of its samples built in addition for each corpus of a blend
     cache_path: str  # "": beside the token files
     dataset: str = ""  # of a plugin, that cuts documents into samples; "": GPT's
     own_flags: OwnFlags = ()  # of that dataset
-    sentences: SentencePlan = NO_SENTENCES  # how documents of sentences are cut into samples
+    cut: Any = None  # how documents are cut into samples; see `Declaration.cut`
     chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
 
     @property
@@ -131,7 +132,7 @@ class DataPlan:
         """Prefixes of all token files that the run reads, each once."""
         sets = (self.train, *self.valid, *self.test)
         prefixes = {source.prefix for each in sets for source in each.sources}
-        return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[self.kind]]
+        return [prefix + suffix for prefix in sorted(prefixes) for suffix in suffixes_of(self.kind)]
 
 
 def plan_data(
@@ -141,7 +142,7 @@ def plan_data(
     global_batch_size: int,
     *,
     kind: str = "documents",
-    sentences: SentencePlan = NO_SENTENCES,
+    cut: Any = None,
 ) -> DataPlan:
     """Return the decided data, once `data_problems` finds nothing.
 
@@ -149,8 +150,8 @@ def plan_data(
     set for one.
 
     Args:
-        kind: what samples are cut from; see SUFFIXES.
-        sentences: how documents of sentences are cut.
+        kind: what samples are cut from; see `suffixes_of`.
+        cut: how documents are cut, if the kind needs it.
     """
     iters = evaluation.iters
     evaluations = evaluation.number_in(training.train_iters)
@@ -170,7 +171,7 @@ def plan_data(
         sample_order=data.sample_order,
         blend_surplus=data.mid_level_dataset_surplus,
         cache_path=data.data_cache_path or "",
-        sentences=sentences,
+        cut=cut,
     )
 
 
@@ -216,7 +217,7 @@ def prefixes_of(data: DataConfig, kind: str) -> list[str]:
     """
     groups = (group for of_role in _groups(data).values() for group in of_role)
     prefixes = {part.prefix for group in groups for part in group.parts}
-    return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[kind]]
+    return [prefix + suffix for prefix in sorted(prefixes) for suffix in suffixes_of(kind)]
 
 
 def _token_file_problems(data: DataConfig) -> Iterator[str]:

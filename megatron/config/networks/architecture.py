@@ -7,11 +7,10 @@ are needed.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import NETWORKS
+from megatron.common.registry import NETWORKS, imported
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.counts import (
     Weights,
@@ -229,9 +228,3 @@ def logits_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
 def bias_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
     """Return the entry of a bias of the logits."""
     return Entry(name=name, kind="bias", weights=Weights(spec.padded_vocab_size // tensor), row=1)
-
-
-def imported(dotted: str) -> Any:
-    """Return what a dotted name stands for."""
-    module, _, name = dotted.rpartition(".")
-    return getattr(import_module(module), name)

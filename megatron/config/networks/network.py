@@ -10,9 +10,9 @@ from typing import Any
 from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
-from megatron.config.data.objective import Declaration
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Architecture
+from megatron.config.objectives import Declaration
 from megatron.extensions.tasks.flags import LABELLED
 
 

@@ -4,36 +4,23 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from megatron.common.errors import DataError
-from megatron.common.registry import DATASETS
-from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
-from megatron.data.datasets.gpt_dataset import GPTDataset
-from megatron.data.datasets.packed_dataset import ChatDataset, MTFDataset, PackedDataset
+from megatron.common.registry import DATASETS, KINDS
+from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan, suffixes_of
+from megatron.data.datasets.kinds import Kind
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
-from megatron.data.sampling.index_cache import cached_sizes
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
-from megatron.extensions.masked_lm.data import SentenceDataset
-from megatron.extensions.masked_lm.data_mapping import has_usable_document
 from megatron.extensions.tasks.data.task import LabelledData
 
 log = logging.getLogger(__name__)
 
 _ROLES = ("train", "valid", "test")
-
-KINDS: Mapping[str, Callable[..., GPTDataset | PackedDataset | SentenceDataset]] = {
-    "documents": GPTDataset,
-    "pairs": MTFDataset,
-    "conversations": ChatDataset,
-    "sentences": SentenceDataset,
-}
-"""Builder of a dataset of samples: called with the token files of a prefix."""
 
 View = Callable[[TracedSource], TracedSource]
 """View of a dataset: wraps its samples for an objective."""
@@ -114,6 +101,7 @@ class _Builder:
 
     def __init__(self, plan: DataPlan, *, seq_length: int, seed: int, view: View | RoleView | None):
         self._plan = plan
+        self._kind: Kind = KINDS.get(plan.kind)()
         self._seq_length = seq_length
         self._seed = seed
         self._view = view
@@ -166,13 +154,7 @@ class _Builder:
         if plan.is_blend:
             surplus = self._plan.blend_surplus
             wanted = samples_wanted(weights, plan.num_samples, order, surplus)
-        # Uncut texts are packed in turn: no epoch of theirs is shuffled by itself.
-        rules: dict[str, Any] = {}
-        if self._plan.kind == "documents":
-            rules = {"sample_order": order}
-        elif self._plan.kind == "sentences":
-            rules = {"sentences": self._plan.sentences}
-        cut = KINDS[self._plan.kind]
+        cut, rules = self._kind.dataset, self._kind.rules(self._plan)
         if self._plan.dataset:
             cut = DATASETS.get(self._plan.dataset, self._plan.own_flags)
         parts = [
@@ -233,22 +215,13 @@ class _Builder:
         """Return why a corpus gives no sample, or an empty text; of training, that is an error."""
         if not documents:
             return "no documents"
-        if role == "train" or self._plan.kind not in ("documents", "sentences"):
+        if role == "train":
             return ""
-        (dataset,) = self._open_all(source)
-        if self._plan.kind == "sentences":
-            fewest = self._plan.sentences.min_sentences
-            starts = dataset.document_starts[documents.start : documents.stop + 1]
-            if has_usable_document(dataset.sizes, starts, fewest):
-                return ""
-            return f"no document of {fewest} or more sentences"
-        num_tokens = cached_sizes(dataset, documents, directory=self._cache_directory).num_tokens
-        if num_tokens > self._seq_length:
-            return ""
-        return f"{num_tokens} tokens of the {self._seq_length + 1} of one sample"
+        tokens = self._open_all(source)[0]
+        return self._kind.lack(tokens, documents, self._plan, seq_length=self._seq_length)
 
     def _open_all(self, source: SourcePlan) -> list[IndexedDataset]:
-        return [self._open(source.prefix + suffix) for suffix in SUFFIXES[self._plan.kind]]
+        return [self._open(source.prefix + suffix) for suffix in suffixes_of(self._plan.kind)]
 
     def _open(self, prefix: str) -> IndexedDataset:
         if prefix not in self._opened:

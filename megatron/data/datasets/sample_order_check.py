@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from megatron.common.registry import KINDS
 from megatron.config.data.corpora import DataPlan
 from megatron.data.datasets.datasets import CorpusUse
 from megatron.data.sampling.blending import samples_wanted
@@ -29,10 +30,8 @@ def other_order(
     for name, flag in _OF_ORDER.items():
         if name in then and then[name] != getattr(now, name):
             yield f"{flag} was {then[name]} and is {getattr(now, name)}"
-    if now.kind == "sentences" and then.get("sentences", asdict(now.sentences)) != asdict(
-        now.sentences
-    ):
-        yield "documents are cut into samples by another --short-seq-prob or --bert-no-binary-head"
+    if now.cut and then.get("cut", asdict(now.cut)) != asdict(now.cut):
+        yield f"documents are cut into samples by another {now.cut.flags}"
     train = then.get("train", {})
     if "num_samples" not in train:
         return
@@ -43,7 +42,7 @@ def other_order(
         reason = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
     elif now.order == "cyclic" and _permutes_others(now, uses, *counts):
         yield f"{reason}, which --dataloader-type cyclic permutes"
-    if now.kind not in ("documents", "sentences"):
+    if not KINDS.get(now.kind).repeats_documents:
         return
     weights = [use.weight for use in uses]
     wanted = [
@@ -51,7 +50,7 @@ def other_order(
         for n, surplus in zip(counts, surpluses, strict=True)
     ]
     for use, *numbers in zip(uses, *wanted, strict=True):
-        if now.kind == "sentences":
+        if now.cut:
             sizes = [use.size_for(n) for n in numbers]
             if sizes[0] != sizes[1]:
                 yield f"{reason}: {use.prefix} is shuffled over another number of epochs"

@@ -1,21 +1,18 @@
-"""Dataset wrappers of objectives, by name and without torch: prefixes, fill-in-the-middle, masks."""
+"""Views of samples that objectives declare, built without torch: prefixes, fill-in-the-middle."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.registry import imported
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective import ObjectivePlan, declaration_of
+from megatron.config.data.objective import ObjectivePlan
+from megatron.config.objectives import declaration_of
 from megatron.data.datasets.datasets import RoleView, View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
-from megatron.extensions.bert.data import BertDataset
-from megatron.extensions.masked_lm.data_masking import MaskingVocabulary
-from megatron.extensions.retro.data import retro_view
-from megatron.extensions.t5.data import T5Dataset, t5_vocabulary
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
@@ -72,11 +69,17 @@ def view_of(
     Raises:
         DataError: the tokenizer lacks a special token that is needed.
     """
-    view = _VIEWS.get(declaration_of(objective.name).view)
-    return view(objective, masks, tokenizer, seed) if view else None
+    name = declaration_of(objective.name).view
+    if not name:
+        return None
+    view: View | RoleView | None = imported(name)(objective, masks, tokenizer, seed)
+    return view
 
 
-def _fim(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View | None:
+def fim_view(
+    objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
+) -> View | None:
+    """Return what rearranges documents for fill-in-the-middle; None for a rate of 0."""
     if not objective.fim.rate:
         return None
     return partial(
@@ -89,32 +92,9 @@ def _fim(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: 
     )
 
 
-def _prefixes(
+def prefix_view(
     objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
 ) -> View | None:
+    """Return what draws prefixes."""
     eod = tokenizer.eod if masks.isolate_documents else None
     return partial(PrefixDataset, eod=eod, seed=seed)
-
-
-def _bert(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
-    vocabulary = MaskingVocabulary.of(tokenizer, "cls", "sep", "mask", "pad")
-    return partial(BertDataset, plan=objective.masked, vocabulary=vocabulary, seed=seed)
-
-
-def _t5(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
-    vocabulary = t5_vocabulary(tokenizer)
-    return partial(T5Dataset, plan=objective.masked, vocabulary=vocabulary, seed=seed)
-
-
-def _retro(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> RoleView:
-    return retro_view(objective.retro, pad=tokenizer.eod, vocab_size=tokenizer.vocab_size)
-
-
-_VIEWS: Mapping[str, Callable[..., View | RoleView | None]] = {
-    "fim": _fim,
-    "prefixes": _prefixes,
-    "bert": _bert,
-    "t5": _t5,
-    "retro": _retro,
-}
-"""Views by the name that objectives declare."""

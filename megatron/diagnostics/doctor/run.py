@@ -7,7 +7,7 @@ import torch
 
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import Config
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.plan import Plan, fewest_processes, plan, with_some_data
 from megatron.diagnostics.doctor.findings import Problem, Section
 from megatron.fused_kernels.registry import package_problems

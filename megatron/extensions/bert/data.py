@@ -1,13 +1,18 @@
 """Samples of BERT: two segments of a document in one order or the other, some of it masked."""
 
 from bisect import bisect_right
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.config.data.masks import MaskPlan
+from megatron.config.data.objective import ObjectivePlan
+from megatron.data.datasets.datasets import View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.extensions.masked_lm.data_masking import MaskingVocabulary, masked_ngrams, seeded
 from megatron.extensions.masked_lm.flags import MaskedLMPlan
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _NGRAM_SHARES = 1.0 / np.arange(1, 4)
 _NGRAM_CDF = ((_NGRAM_SHARES / _NGRAM_SHARES.sum()).cumsum()).tolist()
@@ -158,3 +163,13 @@ def _without(tokens: NDArray, is_front: NDArray) -> NDArray:
     """Return `tokens` without one at the front or at the end for each of `is_front`."""
     num_front = int(is_front.sum())
     return tokens[num_front : len(tokens) - (len(is_front) - num_front)]
+
+
+def masked_view(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
+    """Return what makes masked samples of runs of sentences.
+
+    Raises:
+        DataError: the tokenizer lacks a special token.
+    """
+    vocabulary = MaskingVocabulary.of(tokenizer, "cls", "sep", "mask", "pad")
+    return partial(BertDataset, plan=objective.own, vocabulary=vocabulary, seed=seed)

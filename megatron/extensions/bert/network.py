@@ -11,6 +11,7 @@ from megatron.config.networks.architecture import Entry, bias_entry, logits_entr
 from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
 from megatron.config.networks.network import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.tasks.network import Classifier
 
 
@@ -39,7 +40,7 @@ class BERT(Network):
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder, with the binary head unless a flag leaves it out."""
-        has_order = config.masked_lm.bert_binary_head
+        has_order = config.section(MaskedLMConfig).bert_binary_head
         return replace(
             plain,
             architecture=self.name,

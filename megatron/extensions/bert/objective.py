@@ -10,13 +10,7 @@ from torch import Tensor
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective import (
-    LM_LOSS,
-    SOP_LOSS,
-    UNMASKED,
-    ObjectiveName,
-    ObjectivePlan,
-)
+from megatron.config.data.objective import LM_LOSS, SOP_LOSS, UNMASKED, ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.bert.layers import BertOutput
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels

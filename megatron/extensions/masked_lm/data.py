@@ -3,16 +3,24 @@
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
+from megatron.common.registry import KINDS
+from megatron.config.data.corpora import DataPlan
+from megatron.data.datasets.kinds import Kind
 from megatron.data.sampling.index_cache import cached_maps, cached_sizes
 from megatron.data.sampling.index_size import sentence_mapping_room
 from megatron.data.sampling.provenance import Origin, Piece
 from megatron.data.token_files.indexed_dataset import IndexedDataset
-from megatron.extensions.masked_lm.data_mapping import NoUsableDocument, build_sentence_mapping
+from megatron.extensions.masked_lm.data_mapping import (
+    NoUsableDocument,
+    build_sentence_mapping,
+    has_usable_document,
+)
 from megatron.extensions.masked_lm.flags import SentencePlan
 
 log = logging.getLogger(__name__)
@@ -159,3 +167,25 @@ def _no_sample(
         f"{dataset.prefix}: none of the documents {documents.start} to {documents.stop} gives a "
         f"sample: {error} (samples need {sentences.min_sentences}); {remedy}"
     )
+
+
+@KINDS.register("sentences")
+class Sentences(Kind):
+    """Documents of sentences, which are cut between sentences."""
+
+    dataset = SentenceDataset
+    repeats_documents = True
+
+    def rules(self, plan: DataPlan) -> dict[str, Any]:
+        """Return how documents are cut."""
+        return {"sentences": plan.cut}
+
+    def lack(
+        self, tokens: IndexedDataset, documents: range, plan: DataPlan, *, seq_length: int
+    ) -> str:
+        """Return how many sentences no document has, if none has as many as a sample needs."""
+        fewest = plan.cut.min_sentences
+        starts = tokens.document_starts[documents.start : documents.stop + 1]
+        if has_usable_document(tokens.sizes, starts, fewest):
+            return ""
+        return f"no document of {fewest} or more sentences"

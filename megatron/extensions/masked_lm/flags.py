@@ -1,9 +1,9 @@
-"""Masked language modelling (BERT, T5): flags of the samples, resolution and checks."""
+"""Masked language modelling (BERT, T5): flags and plans of the samples."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,43 +39,12 @@ class MaskedLMPlan:
 class SentencePlan:
     """How documents of sentences are cut into samples."""
 
+    flags: ClassVar[str] = "--short-seq-prob or --bert-no-binary-head"
+    """Flags that decide it."""
+
     num_special: int = 0  # tokens that a sample has besides its text
     min_sentences: int = 1  # of a sample
     short_seq_prob: float = 0.0  # share of the samples with a random shorter length
 
 
-NO_SENTENCES = SentencePlan()
-"""Of objectives whose documents are not cut into sentences."""
-
-
-def plan_masked_lm(config: MaskedLMConfig, name: str, *, seq_length: int) -> MaskedLMPlan:
-    """Return the masked samples of the objective `name`."""
-    return MaskedLMPlan(
-        mask_prob=config.mask_prob,
-        has_binary_head=name == "bert" and config.bert_binary_head,
-        seq_length=seq_length,
-        decoder_seq_length=config.decoder_seq_length or 0,
-    )
-
-
-def plan_sentences(config: MaskedLMConfig, name: str) -> SentencePlan:
-    """Return how the objective `name` cuts documents of sentences."""
-    if name == "bert":  # [CLS], [SEP] and a second [SEP]
-        return SentencePlan(
-            num_special=3,
-            min_sentences=2 if config.bert_binary_head else 1,
-            short_seq_prob=config.short_seq_prob,
-        )
-    if name == "t5":  # which keeps room for two tokens in the encoder
-        return SentencePlan(num_special=2, short_seq_prob=config.short_seq_prob)
-    return NO_SENTENCES
-
-
-def masked_lm_problems(config: MaskedLMConfig, name: str, *, seq_length: int) -> Iterator[str]:
-    """Yield why masked samples of `seq_length` tokens cannot be made."""
-    yield from range_problems(config)
-    fewest = plan_sentences(config, name).num_special + 2
-    if seq_length < fewest:
-        yield f"--seq-length {seq_length} must be at least {fewest} for samples of sentences"
-    if name == "t5" and config.decoder_seq_length is None:
-        yield "--decoder-seq-length is missing: the length of the decoder's samples, such as 128"
+SECTIONS = {"masked_lm": MaskedLMConfig}

@@ -6,11 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError, WrongDataError
+from megatron.config.data.masks import MaskPlan
+from megatron.config.data.objective import ObjectivePlan
 from megatron.data.datasets.datasets import RoleView, View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.extensions.retro.project_settings import RetroPlan, read_retro_project
 from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase
 from megatron.extensions.retro.retrieval.hdf5_files import BlockedRows
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -142,3 +145,10 @@ def _require_enough(
             "%s has neighbors of %d samples: the %d samples of this run repeat them",
             *(folder, rows // num_chunks, num_samples),
         )
+
+
+def view_of_neighbors(
+    objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
+) -> RoleView:
+    """Return the view of an objective that reads neighbors; see `retro_view`."""
+    return retro_view(objective.retro, pad=tokenizer.eod, vocab_size=tokenizer.vocab_size)

@@ -1,11 +1,15 @@
 """Samples of T5: span corruption, where sentinels stand for spans that the decoder restores."""
 
 import logging
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
+from megatron.config.data.masks import MaskPlan
+from megatron.config.data.objective import ObjectivePlan
+from megatron.data.datasets.datasets import View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.extensions.masked_lm.data_masking import MaskingVocabulary, masked_ngrams, seeded
 from megatron.extensions.masked_lm.flags import MaskedLMPlan
@@ -129,3 +133,13 @@ def t5_vocabulary(tokenizer: Tokenizer) -> MaskingVocabulary:
             "which stand for spans in T5's samples: add --vocab-extra-ids 100"
         )
     return vocabulary
+
+
+def span_view(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
+    """Return what makes samples of an encoder and a decoder of runs of sentences.
+
+    Raises:
+        DataError: the tokenizer lacks a special token.
+    """
+    vocabulary = t5_vocabulary(tokenizer)
+    return partial(T5Dataset, plan=objective.own, vocabulary=vocabulary, seed=seed)

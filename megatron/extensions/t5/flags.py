@@ -11,6 +11,7 @@ from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import setting
+from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, SentencePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,22 @@ class EncoderDecoderConfig:
     """Distance in tokens from which on --position-embedding-type relative makes no difference."""
 
 
-SECTIONS = {"encoder_decoder": EncoderDecoderConfig}
+SECTIONS = {"encoder_decoder": EncoderDecoderConfig, "masked_lm": MaskedLMConfig}
+
+
+def t5_samples(masked: MaskedLMConfig, *, seq_length: int) -> MaskedLMPlan:
+    """Return the masked samples of T5."""
+    return MaskedLMPlan(
+        mask_prob=masked.mask_prob,
+        has_binary_head=False,
+        seq_length=seq_length,
+        decoder_seq_length=masked.decoder_seq_length or 0,
+    )
+
+
+def t5_sentences(masked: MaskedLMConfig) -> SentencePlan:
+    """Return how documents are cut, with room for two tokens in the encoder."""
+    return SentencePlan(num_special=2, short_seq_prob=masked.short_seq_prob)
 
 
 def with_decoder(

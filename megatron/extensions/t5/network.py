@@ -26,6 +26,7 @@ from megatron.config.networks.counts import (
 )
 from megatron.config.networks.network import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.flags import (
     EncoderDecoderConfig,
     decoder_flag_problems,
@@ -61,7 +62,7 @@ class T5(Network):
             config.section(EncoderDecoderConfig),
             model,
             parallel,
-            decoder_seq_length=config.masked_lm.decoder_seq_length or 1,
+            decoder_seq_length=config.section(MaskedLMConfig).decoder_seq_length or 1,
         )
 
     @classmethod
@@ -77,7 +78,7 @@ class T5(Network):
             super().spec(plain, config),
             config.section(EncoderDecoderConfig),
             config.model,
-            decoder_seq_length=config.masked_lm.decoder_seq_length or 0,
+            decoder_seq_length=config.section(MaskedLMConfig).decoder_seq_length or 0,
         )
 
     def num_layers(self, config: Config) -> int:

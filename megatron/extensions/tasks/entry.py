@@ -20,8 +20,9 @@ from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
 from megatron.common.remote_files import is_url
 from megatron.config.config import Config, all_sections, parse_conversion
-from megatron.config.data.objective import ObjectiveName, declaration_of
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.networks.architecture import network_named
+from megatron.config.objectives import declaration_of
 from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in

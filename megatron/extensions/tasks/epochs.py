@@ -5,7 +5,7 @@ from pathlib import Path
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import Config
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parallelism.layout import replica_size
 from megatron.data.sampling.epoch_plan import EpochPlan
 from megatron.extensions.tasks.data.sentences import sentence_labels

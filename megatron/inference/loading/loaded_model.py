@@ -15,11 +15,8 @@ from megatron.common.errors import (
     WrongDataError,
     raise_if_any,
 )
-from megatron.common.registry import NETWORKS
-from megatron.config.data.objective import (
-    ObjectiveName,
-    plan_objective,
-)
+from megatron.common.registry import NETWORKS, imported
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import (
     DecodingConfig,
     Dtype,
@@ -36,11 +33,11 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import (
     Architecture,
     Service,
-    imported,
     network_named,
     network_of,
 )
 from megatron.config.networks.network import with_network
+from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
@@ -343,10 +340,7 @@ def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None
     name = source.manifest.plan.get("objective", {}).get("name")
     if name != "gpt":
         return None
-    config = source.config
-    objective = plan_objective(
-        config.objective, config.fim, config.masked_lm, name, seq_length=config.model.seq_length
-    )
+    objective = plan_objective(source.config, name)
     if not objective.fim.rate or objective.fim.spm_rate == 1:
         return None
     return fim_tokens(objective.fim, tokenizer)

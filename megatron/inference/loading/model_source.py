@@ -14,8 +14,9 @@ from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, r
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
-from megatron.config.data.objective import ObjectiveName, objective_tokenizer_arguments
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import LAYOUT
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 

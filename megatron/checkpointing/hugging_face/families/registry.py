@@ -14,9 +14,9 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
     QWEN3_MOE,
 )
 from megatron.common.errors import CheckpointError
-from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
+from megatron.config.objectives import declaration_of
 from megatron.extensions.bert.checkpoints import (
     DOWNSTREAM_BERTS,
     MEGATRON_BERT,

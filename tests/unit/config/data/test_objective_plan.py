@@ -5,7 +5,7 @@ from tiny import VOCAB_SIZE, tiny_config
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
-from megatron.config.data.objective import declaration_of, objective_tokenizer_arguments
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import plan
 from megatron.config.validation import validate
 from megatron.extensions.tasks.flags import LABELLED

@@ -12,15 +12,17 @@ from tiny import tiny_config, tiny_objective, tiny_plan
 from tokenizers import BertWordPieceTokenizer
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.views import view_of
 from megatron.extensions.bert.data import BertDataset
+from megatron.extensions.bert.flags import bert_samples, bert_sentences
 from megatron.extensions.masked_lm.data import SentenceDataset
 from megatron.extensions.masked_lm.data_masking import MaskingVocabulary
-from megatron.extensions.masked_lm.flags import MaskedLMConfig, plan_masked_lm, plan_sentences
+from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.data import T5Dataset
+from megatron.extensions.t5.flags import t5_samples, t5_sentences
 from megatron.tokenizer.build import tokenizer_problems
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
@@ -49,7 +51,7 @@ def sentences_of(corpus, name, seq_length, config):
         num_samples=5000,
         seq_length=seq_length,
         seed=SEED,
-        sentences=plan_sentences(config, name),
+        sentences=(bert_sentences if name == "bert" else t5_sentences)(config),
     )
 
 
@@ -57,7 +59,7 @@ def bert(corpus, seq_length, *, head=True):
     config = MaskedLMConfig(bert_binary_head=head)
     return BertDataset(
         sentences_of(corpus, "bert", seq_length, config),
-        plan=plan_masked_lm(config, "bert", seq_length=seq_length),
+        plan=bert_samples(config, seq_length=seq_length),
         vocabulary=MaskingVocabulary.of(tokenizer_of(corpus), "cls", "sep", "mask", "pad"),
         seed=SEED,
     )
@@ -67,7 +69,7 @@ def t5(corpus, seq_length, decoder, *, sentinels=100, mask_prob=0.15):
     config = MaskedLMConfig(decoder_seq_length=decoder, mask_prob=mask_prob)
     return T5Dataset(
         sentences_of(corpus, "t5", seq_length, config),
-        plan=plan_masked_lm(config, "t5", seq_length=seq_length),
+        plan=t5_samples(config, seq_length=seq_length),
         vocabulary=MaskingVocabulary.of(tokenizer_of(corpus, sentinels), "pad", "bos", "eos"),
         seed=SEED,
     )
@@ -214,9 +216,9 @@ def test_a_token_of_another_vocabulary_is_an_error(tmp_path, corpus):
             num_samples=1,
             seq_length=16,
             seed=1,
-            sentences=plan_sentences(config, "bert"),
+            sentences=bert_sentences(config),
         ),
-        plan=plan_masked_lm(config, "bert", seq_length=16),
+        plan=bert_samples(config, seq_length=16),
         vocabulary=MaskingVocabulary.of(tokenizer_of(corpus), "cls", "sep", "mask", "pad"),
         seed=1,
     )
@@ -348,9 +350,10 @@ def test_hugging_face_tokenizers_have_the_same_masks(corpus, tmp_path):
     flags = ("--decoder-seq-length", "64")
     masks = tiny_plan().masks
     for name, key in (("bert", "labels"), ("t5", "text_enc")):
-        plan = plan_masked_lm(MaskedLMConfig(decoder_seq_length=64), name, seq_length=128)
+        samples = bert_samples if name == "bert" else t5_samples
+        plan = samples(MaskedLMConfig(decoder_seq_length=64), seq_length=128)
         raw = sentences_of(corpus, name, 128, MaskedLMConfig())
-        objective = replace(tiny_objective(name, *(flags if name == "t5" else ())), masked=plan)
+        objective = replace(tiny_objective(name, *(flags if name == "t5" else ())), own=plan)
         own, other = (
             view_of(objective, masks, tokenizer, SEED)(raw)
             for tokenizer in (tokenizer_of(corpus, extra_ids=100), pretrained)

@@ -1,0 +1,153 @@
+"""Objectives as far as they need no torch: what each declares, its plan and checks of its flags."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from megatron.common.registry import OBJECTIVES
+from megatron.config.config import Config
+from megatron.config.data.corpora import suffixes_of
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_fim
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
+from megatron.config.parsing.declaration import options_of_field, range_problems
+from megatron.config.parsing.flags import field_default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """An objective as far as it needs no torch; the rest is in `megatron/objectives/`."""
+
+    script: str = ""  # which trains it; "": any, with --objective
+    network: str = "gpt"  # that it trains: see NETWORKS
+    reads_neighbors: bool = False  # stored ones, of each chunk of a sample
+    kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
+    flags: tuple[str, ...] = ()  # those of objectives that it takes
+    view: str = ""  # dotted name of what makes the view of samples; "": as they are
+    sees_prefix: bool = False  # tokens of a prefix see each other
+    targets_only: bool = False  # tokens of an input do not count
+    takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
+    tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
+    extra_ids: int = 0  # without --vocab-extra-ids
+
+    def plan(self, config: Config) -> Any:
+        """Return the part of the plan that is this objective's own, a dataclass; None for none."""
+        return None
+
+    def cut(self, config: Config) -> Any:
+        """Return how documents are cut into samples, a dataclass, if the kind of files needs it."""
+        return None
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Suffixes of the token files of a prefix; () where samples come from other files."""
+        return suffixes_of(self.kind)
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield wrong values of the flags of this objective alone."""
+        return iter(())
+
+    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a plan that version 1.0 saved, as dictionaries, with the parts that it has now."""
+        return plan
+
+
+OBJECTIVES.declare(
+    "gpt",
+    "megatron.objectives.gpt",
+    Declaration(
+        script="pretrain_gpt.py",
+        flags=("--fim-rate",),
+        view="megatron.data.datasets.views.fim_view",
+        takes_short_samples=True,
+    ),
+)
+OBJECTIVES.declare(
+    "prefix-lm",
+    "megatron.objectives.prefix_lm",
+    Declaration(
+        script="pretrain_prefix_lm.py",
+        flags=("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
+        view="megatron.data.datasets.views.prefix_view",
+        sees_prefix=True,
+    ),
+)
+OBJECTIVES.declare(
+    "multitask",
+    "megatron.objectives.multitask",
+    Declaration(
+        script="finetune_t0_non_causal_decoder.py",
+        kind="pairs",
+        flags=("--norm-target-loss", "--prefixlm"),
+        targets_only=True,
+    ),
+)
+OBJECTIVES.declare(
+    "sft",
+    "megatron.objectives.sft",
+    Declaration(
+        script="finetune_sft.py",
+        kind="conversations",
+        flags=("--norm-target-loss",),
+        targets_only=True,
+    ),
+)
+
+
+def declaration_of(name: ObjectiveName) -> Declaration:
+    """Return the description of an objective, which needs no torch."""
+    declaration: Declaration = OBJECTIVES.about(name) or Declaration()
+    return declaration
+
+
+def objective_tokenizer_arguments(config: TokenizerConfig, name: ObjectiveName) -> dict[str, Any]:
+    """Return the arguments of `build_tokenizer` for an objective, with its defaults."""
+    declared = declaration_of(name)
+    arguments = tokenizer_arguments(config, default=declared.tokenizer)
+    return {"vocab_extra_ids": declared.extra_ids, **arguments} if declared.extra_ids else arguments
+
+
+def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
+    """Return the objective of the script of `name`."""
+    declared, objective = declaration_of(name), config.objective
+    return ObjectivePlan(
+        name=name,
+        sees_prefix=declared.sees_prefix or objective.prefixlm,
+        targets_only=declared.targets_only or objective.loss_on_targets_only,
+        reweights=objective.reweight_loss_based_on_position_frequency,
+        equal_targets=objective.norm_target_loss,
+        fim=plan_fim(config.fim),
+        own=declared.plan(config),
+    )
+
+
+def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
+    """Yield every flag of another objective, and every value out of its range."""
+    own = declaration_of(name)
+    declared = [declaration_of(each) for each in OBJECTIVES]
+    given = _given_flags(config)
+    for flag in dict.fromkeys(flag for each in declared for flag in each.flags):
+        if flag in given and flag not in own.flags:
+            scripts = " and ".join(e.script for e in declared if flag in e.flags and e.script)
+            this = own.script or f"--objective {name}"
+            yield f"{flag} is for {scripts}; {this} has no use for it"
+    yield from range_problems(config.fim)
+    yield from own.problems(config)
+
+
+def _given_flags(config: Config) -> set[str]:
+    """Return the flags of objectives and extensions that have another value than their default."""
+    sections = (config.objective, config.fim, *config.extensions.values())
+    return {
+        options_of_field(field)[0]
+        for section in sections
+        for field in fields(section)
+        if getattr(section, field.name) != field_default(field)
+    }
+
+
+def objective_notices(objective: ObjectivePlan) -> Iterator[str]:
+    """Yield notices about the objective."""
+    if objective.reweights:
+        yield "Using loss reweighting: early positions count more, as they are seldom targets"
+    if objective.name == "multitask" and not objective.sees_prefix:
+        yield "inputs are read from left to right; --prefixlm lets their tokens see each other"

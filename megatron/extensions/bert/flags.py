@@ -1,0 +1,24 @@
+"""Flags of BERT, those of masked sentences, and what they decide of its samples."""
+
+from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, SentencePlan
+
+SECTIONS = {"masked_lm": MaskedLMConfig}
+
+
+def bert_samples(masked: MaskedLMConfig, *, seq_length: int) -> MaskedLMPlan:
+    """Return the masked samples of BERT."""
+    return MaskedLMPlan(
+        mask_prob=masked.mask_prob,
+        has_binary_head=masked.bert_binary_head,
+        seq_length=seq_length,
+        decoder_seq_length=0,
+    )
+
+
+def bert_sentences(masked: MaskedLMConfig) -> SentencePlan:
+    """Return how documents are cut, with room for [CLS], [SEP] and a second [SEP]."""
+    return SentencePlan(
+        num_special=3,
+        min_sentences=2 if masked.bert_binary_head else 1,
+        short_seq_prob=masked.short_seq_prob,
+    )
