@@ -30,7 +30,7 @@ class Evaluation(Hook):
     """Evaluates on each validation set every --eval-interval iterations. For all ranks.
 
     Args:
-        valid: validation sets by name.
+        valid: validation sets by name; unused with --eval-iters 0.
         journal: rank 0's, None elsewhere.
         tensorboard: rank 0's, None elsewhere.
         after_batch: called after each global batch.
@@ -47,7 +47,7 @@ class Evaluation(Hook):
         after_batch: Callable[[], None] = lambda: None,
     ):
         self._engine = engine
-        self._valid = valid
+        self._valid = valid if plan.evaluation.iters else {}
         self._plan = plan
         self._journal = journal
         self._tensorboard = tensorboard

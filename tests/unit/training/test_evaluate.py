@@ -39,7 +39,7 @@ class Recorder:
         self.others = others
 
 
-def evaluation(losses=(2.0, 4.0), names=("valid",), **where):
+def evaluation(losses=(2.0, 4.0), names=("valid",), flags=(), **where):
     starts = []
 
     def valid(consumed_samples):
@@ -49,7 +49,7 @@ def evaluation(losses=(2.0, 4.0), names=("valid",), **where):
     made = Evaluation(
         FakeEngine(where.get("terms")),
         dict.fromkeys(names, valid),
-        tiny_plan(*FLAGS),
+        tiny_plan(*FLAGS, *flags),
         journal=where.get("journal"),
         tensorboard=where.get("tensorboard"),
     )
@@ -60,6 +60,12 @@ def test_the_loss_is_the_mean_over_global_batches():
     made, _ = evaluation()
     assert made.validate(TrainState(), "now") == {"valid": 3.0}
     assert made._engine.micro_batches == [4, 4]
+
+
+def test_without_iterations_nothing_is_evaluated():
+    """Data of a downstream task are there all the same: each epoch ends with its scores."""
+    made, _ = evaluation(flags=("--eval-iters", "0"))
+    assert made.validate_at_end(TrainState()) == {}
 
 
 def test_a_loss_of_several_terms_is_logged_by_term(messages, tmp_path):
