@@ -1,7 +1,7 @@
 """What the source files say, without running them."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,6 +32,31 @@ def imported_modules(file: Path) -> list[str]:
             assert node.level == 0, f"{file}: write the import absolute"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
     return names
+
+
+def import_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Return the modules of `package` that each of its modules imports; folders are left out."""
+    files = {module_name(file, package): file for file in package.rglob("*.py")}
+    return {
+        name: {
+            target
+            for module in imported_modules(file)
+            for target in (module, module.rpartition(".")[0])
+            if target in files and files[target].name != "__init__.py"
+        }
+        for name, file in files.items()
+    }
+
+
+def reached(graph: Mapping[str, Collection[str]], *starts: str) -> set[str]:
+    """Return `starts` and all that they reach in `graph`."""
+    found: set[str] = set()
+    waiting = [*starts]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += graph[name]
+    return found
 
 
 def imported_libraries(file: Path) -> set[str]:

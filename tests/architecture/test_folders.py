@@ -1,0 +1,102 @@
+"""How folders of the package stand to each other."""
+
+from pathlib import Path
+
+import pytest
+from source import PACKAGE, import_graph, imported_modules, reached
+
+CIRCLES = {
+    frozenset(
+        {"config.data", "config.network", "config.optimization", "config.parallelism", "config.run"}
+    ),
+    frozenset({"config", "config.inference", "config.networks"}),
+    frozenset({"model", "model.layers"}),
+    frozenset(
+        {
+            "checkpointing",
+            "checkpointing.hugging_face",
+            "checkpointing.hugging_face.families",
+            "checkpointing.resharding",
+        }
+    ),
+    frozenset({"data.datasets", "data.retrieval"}),
+    frozenset({"training.checkpoints", "training.guards"}),
+    frozenset({"inference.server", "inference.server.openai"}),
+}
+"""Folders that import each other, directly or through others: none may be added."""
+
+
+def circles(package: Path) -> set[frozenset[str]]:
+    """Return the sets of folders of which each reaches all others by the imports of its modules."""
+    graph: dict[str, set[str]] = {}
+    for module, targets in import_graph(package).items():
+        here = _folder(module)
+        graph.setdefault(here, set()).update(map(_folder, targets))
+    reach = {folder: reached(graph, *graph[folder]) for folder in graph}
+    found = {frozenset(b for b in reach[a] if a in reach[b]) | {a} for a in graph}
+    return {circle for circle in found if len(circle) > 1}
+
+
+def _folder(module: str) -> str:
+    return ".".join(module.split(".")[1:-1])
+
+
+def imports_of_extensions(package: Path) -> list[str]:
+    """Return 'file: module' for every import of an extension by a module of the core."""
+    return [
+        f"{file.relative_to(package)}: {name}"
+        for file in sorted(package.rglob("*.py"))
+        if file.relative_to(package).parts[0] != "extensions"
+        for name in imported_modules(file)
+        if f"{name}.".startswith(f"{package.name}.extensions.")
+    ]
+
+
+def test_no_further_folders_import_each_other():
+    assert circles(PACKAGE) == CIRCLES
+
+
+def test_the_core_imports_no_extension():
+    assert imports_of_extensions(PACKAGE) == []
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Return a function that writes {file: text} into a package and returns its folder."""
+
+    def write(files):
+        package = tmp_path / "megatron"
+        for name, text in files.items():
+            file = package / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            (file.parent / "__init__.py").touch()
+        return package
+
+    return write
+
+
+def test_a_circle_of_folders_is_found_without_one_of_modules(made):
+    package = made(
+        {
+            "a/one.py": "from megatron.b.one import x",
+            "a/two.py": "x = 1",
+            "b/one.py": "def f():\n    from megatron.c.one import x",
+            "c/one.py": "import megatron.a.two",
+            "d/one.py": "from megatron.a import one",
+        }
+    )
+    assert circles(package) == {frozenset("abc")}
+
+
+@pytest.mark.parametrize(
+    ("importer", "line"),
+    [
+        ("config/plan.py", "from megatron.extensions.bert.network import Bert"),
+        ("api.py", "from megatron import extensions"),
+        ("training/run.py", "def f():\n    import megatron.extensions.tasks"),
+    ],
+)
+def test_an_import_of_an_extension_is_found(made, importer, line):
+    package = made({importer: line, "extensions/t5/network.py": "import megatron.extensions.bert"})
+    assert len(imports_of_extensions(package)) == 1
