@@ -337,9 +337,9 @@ def _plan_data(
         evaluation = replace(evaluation, only=False)
     data = plan_data(
         config.data,
-        steps.training,
-        evaluation,
-        steps.batch.global_batch_size,
+        train_samples=steps.training.train_samples,
+        evaluation_samples=evaluation.iters * steps.batch.global_batch_size,
+        evaluations=evaluation.number_in(steps.training.train_iters),
         kind=declaration_of(objective).kind,
         cut=declaration_of(objective).cut(config),
     )

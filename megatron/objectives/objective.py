@@ -1,4 +1,4 @@
-"""The interface of a training objective: dataset view, batch fields, layers, loss."""
+"""The interface of a training objective: own datasets, batch fields, layers, loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -7,9 +7,7 @@ from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import Datasets, RoleView, View
-from megatron.data.datasets.views import view_of
+from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.model.layers.layer_list import Step
 from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import Loss
@@ -32,17 +30,7 @@ class Objective(ABC):
     token_fields: tuple[str, ...] = ("tokens",)  # of a sample, whose ids the vocabulary must hold
     predictions: Predictions | None = None  # of a downstream task, that its loss records
 
-    def view(
-        self, plan: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
-    ) -> View | RoleView | None:
-        """Return the wrapper of each dataset; None if samples are taken as they are: see `view_of`.
-
-        Raises:
-            DataError: the tokenizer lacks a special token that is needed.
-        """
-        return view_of(plan, masks, tokenizer, seed)
-
-    def datasets(self, plan: Plan, tokenizer: Tokenizer) -> Datasets | None:
+    def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
         """Return data sets of this objective's own; None if samples are cut from token files.
 
         Raises:

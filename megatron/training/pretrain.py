@@ -22,8 +22,9 @@ from megatron.config.config import Config
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
-from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.epoch_order import ShuffledEpochs
+from megatron.data.datasets.run_datasets import Datasets
+from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
 from megatron.extensions.tasks.data.tasks import task_of
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
@@ -312,10 +313,10 @@ def _choose_checkpoints(plan: Plan) -> tuple[Chosen | None, Chosen | None]:
 def _read_sets(plan: Plan, objective: Objective, tokenizer: Tokenizer) -> Datasets:
     """Return the data of `objective`: its own, or views of token files."""
     with before_the_first_step():
-        sets = objective.datasets(plan, tokenizer)
+        sets = objective.datasets(setup.data_request(plan), tokenizer)
         if sets is not None:
             return sets
-        view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
+        view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
         return setup.read_datasets(plan, view)
 
 

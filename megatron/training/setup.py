@@ -18,7 +18,8 @@ from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.watchdog import WatchPlan
-from megatron.data.datasets.datasets import Datasets, RoleView, View, build_datasets
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.run_datasets import DataRequest, Datasets, RoleView, View
 from megatron.data.sampling.provenance import TracedSource
 from megatron.engine import build
 from megatron.engine.deepspeed import distributed
@@ -351,6 +352,20 @@ def read_datasets(plan: Plan, view: View | RoleView | None = None) -> Datasets:
         view=view,
     )
     return rank_0_first(build)
+
+
+def data_request(plan: Plan) -> DataRequest:
+    """Return what datasets of an objective's own are built for."""
+    return DataRequest(
+        data=plan.data,
+        model=plan.model,
+        objective=plan.objective,
+        downstream=plan.downstream,
+        text_task=plan.text_task,
+        batch=plan.batch,
+        seed=plan.training.seed,
+        trains=not plan.evaluation.only,
+    )
 
 
 def batches_of(

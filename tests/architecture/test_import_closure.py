@@ -5,9 +5,9 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
     "megatron.model.gpt": 41,
-    "megatron.objectives.gpt": 127,
+    "megatron.objectives.gpt": 59,
     "megatron.engine.build": 143,
-    "pretrain_gpt.py": 298,
+    "pretrain_gpt.py": 299,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

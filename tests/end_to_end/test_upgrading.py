@@ -21,10 +21,10 @@ from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.config.config import parse_config
 from megatron.config.data.objective import declaration_of
-from megatron.config.foreign_flags.nemo import nemo_flags
-from megatron.config.foreign_flags.nemo_tasks import NEMO_TASKS
 from megatron.config.plan import plan
-from megatron.training.epochs import with_steps_of_epochs
+from megatron.extensions.nemo.flags import nemo_flags
+from megatron.extensions.nemo.flags_tasks import NEMO_TASKS
+from megatron.extensions.tasks.epochs import with_steps_of_epochs
 
 FILES = REPOSITORY / "tests" / "upgrade"
 NETWORK_0_1 = "--num-layers 2 --hidden-size 8 --num-attention-heads 2"

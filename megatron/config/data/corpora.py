@@ -13,9 +13,7 @@ from megatron.config.data.split_paths import (
     parse_split_group,
     read_split_groups,
 )
-from megatron.config.optimization.training import TrainingPlan
 from megatron.config.parsing.declaration import setting
-from megatron.config.run.evaluation import EvaluationPlan
 from megatron.extensions.retro.instruct_flags import QUESTIONS
 from megatron.extensions.tasks.flags import LABELLED
 
@@ -137,10 +135,10 @@ class DataPlan:
 
 def plan_data(
     data: DataConfig,
-    training: TrainingPlan,
-    evaluation: EvaluationPlan,
-    global_batch_size: int,
     *,
+    train_samples: int,
+    evaluation_samples: int,
+    evaluations: int,
     kind: str = "documents",
     cut: Any = None,
 ) -> DataPlan:
@@ -150,20 +148,21 @@ def plan_data(
     set for one.
 
     Args:
+        train_samples: samples that the run trains on.
+        evaluation_samples: samples of one evaluation of a set.
+        evaluations: how often validation sets are evaluated.
         kind: what samples are cut from; see `suffixes_of`.
         cut: how documents are cut, if the kind needs it.
     """
-    iters = evaluation.iters
-    evaluations = evaluation.number_in(training.train_iters)
     groups = _groups(data)
     if kind == LABELLED:
         groups["train"] = [SplitGroup("train", ())]
     weighted = len(data.data_path or []) > 1
-    (train,) = _datasets(groups["train"], training.train_samples, weighted)
+    (train,) = _datasets(groups["train"], train_samples, weighted)
     return DataPlan(
         train=train,
-        valid=_datasets(groups["valid"], evaluations * iters * global_batch_size, weighted),
-        test=_datasets(groups["test"], iters * global_batch_size, weighted),
+        valid=_datasets(groups["valid"], evaluations * evaluation_samples, weighted),
+        test=_datasets(groups["test"], evaluation_samples, weighted),
         split=(data.split or DEFAULT_SPLIT) if data.data_path else "",
         impl=data.data_impl,
         kind=kind,

@@ -2,8 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,57 +10,16 @@ from megatron.common.errors import DataError
 from megatron.common.registry import DATASETS, KINDS
 from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan, suffixes_of
 from megatron.data.datasets.kinds import Kind
+from megatron.data.datasets.run_datasets import CorpusUse, Datasets, RoleView, View
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
-from megatron.extensions.tasks.data.task import LabelledData
 
 log = logging.getLogger(__name__)
 
 _ROLES = ("train", "valid", "test")
-
-View = Callable[[TracedSource], TracedSource]
-"""View of a dataset: wraps its samples for an objective."""
-
-
-@dataclass(frozen=True)
-class RoleView:
-    """View that is another one for training, validation and test.
-
-    Args:
-        of: returns it for "train", "valid" or "test" and the number of samples that the run takes.
-    """
-
-    of: Callable[[str, int], View]
-
-
-@dataclass(frozen=True)
-class CorpusUse:
-    """Use of one corpus by a dataset: its documents, samples and epochs."""
-
-    prefix: str
-    weight: float  # in the blend, not normalised
-    share: float  # of the samples; its weight divided by the sum of all
-    documents: int
-    tokens: int
-    samples_wanted: int
-    epochs: float  # how often the samples wanted read the documents
-    size_for: Callable[[int], int] = field(compare=False)  # samples there, by samples wanted
-
-
-@dataclass(frozen=True)
-class Datasets:
-    """Training, validation and test datasets of a run; the latter two by name."""
-
-    train: TracedSource
-    valid: dict[str, TracedSource]
-    test: dict[str, TracedSource]
-    uses: dict[tuple[str, str], list[CorpusUse]]
-    """Uses of each corpus, by role ("train", "valid", "test") and name."""
-    labelled: Mapping[str, LabelledData] = field(default_factory=dict)
-    """Validation files of a downstream task by name, each evaluated by itself."""
 
 
 def build_datasets(

@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.common.registry import KINDS
 from megatron.config.data.corpora import DataPlan
-from megatron.data.datasets.datasets import CorpusUse
+from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.sampling.blending import samples_wanted
 from megatron.data.sampling.sample_index import Epochs, plan_epochs
 

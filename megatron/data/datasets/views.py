@@ -9,8 +9,8 @@ from megatron.common.registry import imported
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
 from megatron.config.objectives import declaration_of
-from megatron.data.datasets.datasets import RoleView, View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
+from megatron.data.datasets.run_datasets import RoleView, View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer

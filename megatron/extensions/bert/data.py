@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
-from megatron.data.datasets.datasets import View
+from megatron.data.datasets.run_datasets import View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.extensions.masked_lm.data_masking import MaskingVocabulary, masked_ngrams, seeded
 from megatron.extensions.masked_lm.flags import MaskedLMPlan

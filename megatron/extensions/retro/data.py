@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from megatron.common.errors import DataError, WrongDataError
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
-from megatron.data.datasets.datasets import RoleView, View
+from megatron.data.datasets.run_datasets import RoleView, View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.extensions.retro.project_settings import RetroPlan, read_retro_project
 from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from megatron.common.errors import WrongDataError
 from megatron.config.data.corpora import DataPlan, DatasetPlan
 from megatron.config.networks.architecture import network_of
-from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import CorpusUse, CyclicDataset, Datasets
+from megatron.data.datasets.datasets import CyclicDataset
+from megatron.data.datasets.run_datasets import CorpusUse, DataRequest, Datasets
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.extensions.retro.data_questions import (
@@ -93,7 +93,7 @@ class InstructDataset:
         return {"neighbor_tokens": tokens, "neighbor_lengths": lengths}
 
 
-def instruct_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
+def instruct_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
     """Return the blends of the files NAME_QA_train.json and NAME_QA_dev.json of --data-path.
 
     Each file is read in endless shuffled epochs. Validation leaves names without a file out.
@@ -101,9 +101,9 @@ def instruct_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
     Raises:
         WrongDataError: a file is missing or malformed, or has no question with an answer.
     """
-    retrieves = network_of(plan.model).retrieves
-    sizes = plan.model.retro_num_neighbors, plan.model.retro_retrieved_length
-    own = plan.objective.instruct
+    retrieves = network_of(request.model).retrieves
+    sizes = request.model.retro_num_neighbors, request.model.retro_retrieved_length
+    own = request.objective.instruct
 
     def read(name: str, file: Path) -> InstructDataset:
         items = read_qa_items(file, is_retrieved=own.is_retrieved, is_longform=own.is_longform)
@@ -115,22 +115,22 @@ def instruct_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
             file=file,
             prompts=prompts,
             plan=own,
-            seq_length=plan.model.seq_length,
+            seq_length=request.model.seq_length,
             neighbors=sizes if retrieves else None,
         )
 
-    build = partial(_blend, plan.data, own.folder, read, seed=plan.training.seed)
-    train, uses = build(plan.data.train, "train")
+    build = partial(_blend, request.data, own.folder, read, seed=request.seed)
+    train, uses = build(request.data.train, "train")
     if train is None:
         raise WrongDataError(
             f"--data-path names no file of questions in --data-folder {own.folder}"
         )
-    valid = {each.name: build(each, "dev")[0] for each in plan.data.valid}
+    valid = {each.name: build(each, "dev")[0] for each in request.data.valid}
     return Datasets(
         train,
         {name: dataset for name, dataset in valid.items() if dataset is not None},
         {},
-        {("train", plan.data.train.name): uses},
+        {("train", request.data.train.name): uses},
     )
 
 

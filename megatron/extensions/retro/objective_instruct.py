@@ -10,8 +10,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import Datasets
+from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.extensions.retro.data_instruct import instruct_datasets
 from megatron.extensions.retro.layers import PROMPT_LENGTHS
 from megatron.extensions.retro.objective import RETRO_FIELDS, Retro
@@ -30,9 +29,9 @@ class Instruct(GPT):
 
     name: ObjectiveName = "instruct"
 
-    def datasets(self, plan: Plan, tokenizer: Tokenizer) -> Datasets | None:
+    def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
         """Return blends of files of questions."""
-        return instruct_datasets(plan, tokenizer)
+        return instruct_datasets(request, tokenizer)
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `instruct_batch` for these masks."""
@@ -45,9 +44,9 @@ class InstructRetro(Retro):
 
     name: ObjectiveName = "instruct-retro"
 
-    def datasets(self, plan: Plan, tokenizer: Tokenizer) -> Datasets | None:
+    def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
         """Return blends of files of questions."""
-        return instruct_datasets(plan, tokenizer)
+        return instruct_datasets(request, tokenizer)
 
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return the fields of a batch, with the neighbors of prompts."""

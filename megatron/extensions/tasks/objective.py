@@ -10,8 +10,7 @@ from torch import Tensor
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import Datasets
+from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.extensions.tasks.data.datasets import task_datasets
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.loss import Loss, Losses
@@ -72,9 +71,9 @@ class Classification(Objective):
     def __init__(self) -> None:
         self.predictions = Predictions()
 
-    def datasets(self, plan: Plan, tokenizer: Tokenizer) -> Datasets:
+    def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets:
         """Return the labelled texts of a task; samples of each epoch are shuffled."""
-        return task_datasets(plan, tokenizer)
+        return task_datasets(request, tokenizer)
 
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return the fields of a batch, with their shapes and dtypes."""

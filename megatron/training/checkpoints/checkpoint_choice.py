@@ -29,7 +29,7 @@ from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan import Plan
 from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import CheckpointPlan
-from megatron.data.datasets.datasets import CorpusUse
+from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.datasets.sample_order_check import other_order
 from megatron.training.checkpoints.system_info import changed, system_info
 from megatron.training.loop.collectives import from_rank_0, scattered

@@ -23,7 +23,7 @@ from megatron.checkpointing.resharding.universal import UniversalIndex, universa
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import CorpusUse
+from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.engine.engine import Engine
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training.checkpoints.checkpoint_choice import (

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from megatron.common.errors import WrongDataError
 from megatron.config.networks.architecture import network_of
-from megatron.config.plan import Plan
-from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.epoch_order import ShuffledEpochs
+from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.data.sampling.batch_sampler import Sample, SampleSource
 from megatron.data.sampling.epoch_plan import EpochPlan
 from megatron.extensions.tasks.data.tasks import task_of
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
-def task_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
+def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
     """Return the shuffled epochs of --train-data, and those of all files of --valid-data together.
 
     A run that only evaluates reads no training data.
@@ -25,9 +24,9 @@ def task_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
     Raises:
         WrongDataError: a file is missing or malformed, or two have the same name.
     """
-    downstream = plan.downstream
-    task = task_of(downstream.task, plan.text_task, causal=network_of(plan.model).is_causal)
-    read = partial(task.data, tokenizer=tokenizer, seq_length=plan.model.seq_length)
+    downstream = request.downstream
+    task = task_of(downstream.task, request.text_task, causal=network_of(request.model).is_causal)
+    read = partial(task.data, tokenizer=tokenizer, seq_length=request.model.seq_length)
     files = [read([Path(path)], trains=False) for path in downstream.valid_data]
     names = [file.name for file in files]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -36,31 +35,31 @@ def task_datasets(plan: Plan, tokenizer: Tokenizer) -> Datasets:
             "give each another file or folder name"
         )
     labelled = [file for file in files if file.has_labels]
-    valid = {"valid": shuffled(Joined(labelled), plan, keeps_last=True)} if labelled else {}
-    if plan.evaluation.only:
-        train = shuffled(Joined(files), plan, keeps_last=True)
-    else:
+    valid = {"valid": shuffled(Joined(labelled), request, keeps_last=True)} if labelled else {}
+    if request.trains:
         source = read([Path(path) for path in downstream.train_data], trains=True)
-        train = shuffled(source, plan, keeps_last=downstream.keeps_last)
+        train = shuffled(source, request, keeps_last=downstream.keeps_last)
+    else:
+        train = shuffled(Joined(files), request, keeps_last=True)
     return Datasets(
         train,
         {**valid},
         {},
-        {("train", plan.data.train.name): []},
+        {("train", request.data.train.name): []},
         labelled=dict(zip(names, files, strict=True)),
     )
 
 
-def shuffled(source: SampleSource, plan: Plan, *, keeps_last: bool) -> ShuffledEpochs:
+def shuffled(source: SampleSource, request: DataRequest, *, keeps_last: bool) -> ShuffledEpochs:
     """Return the shuffled epochs of `source` in the batches of a run."""
     epochs = EpochPlan(
         samples=len(source),
-        micro_batch_size=plan.batch.micro_batch_size,
-        replicas=plan.batch.data_parallel_size,
-        global_batch_size=plan.batch.global_batch_size,
+        micro_batch_size=request.batch.micro_batch_size,
+        replicas=request.batch.data_parallel_size,
+        global_batch_size=request.batch.global_batch_size,
         keeps_last=keeps_last,
     )
-    return ShuffledEpochs(source, epochs, seed=plan.training.seed)
+    return ShuffledEpochs(source, epochs, seed=request.seed)
 
 
 class Joined:

@@ -7,7 +7,8 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.common.errors import DataError
-from megatron.data.datasets.datasets import CorpusUse, build_datasets
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 

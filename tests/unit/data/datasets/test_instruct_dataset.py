@@ -12,6 +12,7 @@ from megatron.common.errors import ConfigError, WrongDataError
 from megatron.extensions.retro.flags import retro_objective
 from megatron.extensions.retro.objective_instruct import Instruct, InstructRetro
 from megatron.training.entry import train_from
+from megatron.training.setup import data_request
 
 EOD = 256
 
@@ -43,7 +44,8 @@ def plan_of(folder, *flags, objective="instruct-retro"):
 
 def sets_of(folder, *flags, objective="instruct-retro"):
     plan = plan_of(folder, *flags, objective=objective)
-    return (Instruct if objective == "instruct" else InstructRetro)().datasets(plan, Bytes())
+    own = Instruct() if objective == "instruct" else InstructRetro()
+    return own.datasets(data_request(plan), Bytes())
 
 
 def parts(sample):
@@ -119,7 +121,7 @@ def test_blends_repeat_shuffled_epochs(folder):
 def test_a_batch_weighs_answers_alone(folder):
     plan = plan_of(folder, "--data-path", "nq", "--answer-loss-only")
     objective = InstructRetro()
-    train = objective.datasets(plan, Bytes()).train
+    train = objective.datasets(data_request(plan), Bytes()).train
     samples = [train[i] for i in range(2)]
     collate = objective.collate(plan.objective, plan.masks, EOD)
     batch = collate(

@@ -5,9 +5,9 @@ import pytest
 from tiny import tiny_config, tiny_objective
 
 from megatron.common.errors import DataError
-from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import plan_masks
 from megatron.data.datasets.fim import fim_tokens
+from megatron.data.datasets.views import view_of
 from megatron.data.sampling.provenance import Origin
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
 
@@ -97,7 +97,7 @@ def test_each_objective_has_its_view():
     tokenizer, masks = Letters(*FIM, "end", eod="end"), plan_masks(tiny_config().masks)
 
     def sample(plan):
-        view = OBJECTIVES.get(plan.name)().view(plan, masks, tokenizer, seed=1)
+        view = view_of(plan, masks, tokenizer, seed=1)
         return view(Sample())[0] if view else None
 
     assert sample(plan_of())["tokens"][0] == 3

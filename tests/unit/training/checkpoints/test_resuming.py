@@ -7,7 +7,7 @@ from megatron.checkpointing.manifest import MANIFEST, published_tags
 from megatron.common.errors import (
     CheckpointError,
 )
-from megatron.data.datasets.datasets import CorpusUse
+from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save import Checkpoints
