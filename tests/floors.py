@@ -8,6 +8,7 @@ from source import PACKAGE, imported_modules, module_name
 FLOORS = [
     {"common"},
     {"config"},
+    {"pipeline"},
     {"planner"},
     {"tensor_parallel", "fused_kernels", "tokenizer", "optimizer"},
     {"data"},

@@ -16,7 +16,7 @@ from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
 from megatron.engine.deepspeed.patches.runtime import any_dtype
-from megatron.planner.pipeline_schedule import program_of
+from megatron.pipeline.schedule import program_of
 
 FLAGS = (
     *("--pipeline-model-parallel-size", "2", "--num-layers", "8", "--global-batch-size", "16"),

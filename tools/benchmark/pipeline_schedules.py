@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.common.cli import ToolParser, run_tool
-from megatron.planner.pipeline_schedule import (
+from megatron.pipeline.schedule import (
     Direction,
     Grid,
     Times,

@@ -33,7 +33,7 @@ from megatron.engine.deepspeed.patches.pipeline import (
     WeightPass,
 )
 from megatron.engine.deepspeed.patches.runtime import default_store
-from megatron.planner.pipeline_schedule import Direction, Grid, Transfer, num_buffers, program_of
+from megatron.pipeline.schedule import Direction, Grid, Transfer, num_buffers, program_of
 
 _UNFINISHED = 2
 """Exchanges that may still send: a rank waits for those before, and frees what they have sent."""

@@ -8,8 +8,7 @@ import pytest
 from source import REPOSITORY
 from tiny import tiny_plan
 
-from megatron.planner.memory import memory_of_stages, micro_batches_under_way
-from megatron.planner.pipeline_schedule import (
+from megatron.pipeline.schedule import (
     Grid,
     idle_share,
     num_buffers,
@@ -17,7 +16,8 @@ from megatron.planner.pipeline_schedule import (
     simulated_times,
     step_time,
 )
-from megatron.planner.pipeline_stages import stages_of
+from megatron.pipeline.stages import stages_of
+from megatron.planner.memory import memory_of_stages, micro_batches_under_way
 from megatron.planner.speed import bubble_of, step_flops
 from megatron.planner.summary import run_lines
 from megatron.planner.traffic import traffic_of
