@@ -31,15 +31,15 @@ from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
+from megatron.model.compiled_blocks import Compiler
 from megatron.model.layers.attention_kernels import Attend, CoreAttention, attention_of
-from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.layer_input import INTEGERS, LayerInput
 from megatron.model.layers.layer_list import Layer, SequentialModel, Step
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.ring_attention import RingAttention
 from megatron.model.layers.ulysses import UlyssesAttention
 from megatron.model.loss import Loss
-from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.optimizer.muon import Muon
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sequence_parallel import mark_replicated_gradients

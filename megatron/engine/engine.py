@@ -60,7 +60,7 @@ from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.engine.experts import ExpertBalance, reduce_experts, save_experts
 from megatron.engine.loss_terms import LossTerms
-from megatron.model.moe_aux_loss import AuxiliaryLoss, ExpertLoad
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import (

@@ -21,9 +21,9 @@ from megatron.engine.deepspeed.patches.experts import (
 )
 from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm, replace_partitioned_norm
 from megatron.model.layers.experts import MixtureOfExperts
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.model.layers.parts import MixtureBuilder
 from megatron.model.layers.router import Router
-from megatron.model.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import is_expert
 

@@ -32,11 +32,11 @@ from megatron.engine.optimizers import engine_optimizer
 from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
+from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import initialise
-from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.layer_list import Step
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.parts import LayerParts
-from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES

@@ -8,7 +8,6 @@ from source import PACKAGE, import_graph, imported_modules, reached
 CIRCLES = {
     frozenset({"config.data", "config.network", "config.optimization", "config.parallelism"}),
     frozenset({"config", "config.inference", "config.networks"}),
-    frozenset({"model", "model.layers"}),
     frozenset(
         {
             "checkpointing",

@@ -26,8 +26,8 @@ from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.loss import next_token_loss
-from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.process_groups import build_groups, lone_group

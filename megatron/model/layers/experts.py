@@ -12,9 +12,9 @@ from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.router import Router, Routing, count_choices
-from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.tensor_parallel.collectives import (
     all_gather,
     copy_to_tensor_parallel,

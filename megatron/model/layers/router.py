@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 
 _TINY = 1e-20
 

@@ -6,7 +6,7 @@ from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingPlan
 from megatron.engine.engine import Engine
-from megatron.model.moe_aux_loss import ExpertLoad
+from megatron.model.layers.moe_aux_loss import ExpertLoad
 from megatron.training.loop.loop import Meter
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.memory import worst_memory

@@ -15,9 +15,9 @@ from megatron.extensions.bert.objective import BERT_FIELDS
 from megatron.extensions.t5.layers import t5_layers
 from megatron.extensions.t5.objective import T5_FIELDS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
-from megatron.model.layers.compiled_blocks import Compiler
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.experts import MixtureOfExperts
+from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.router import Router, count_choices
-from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.tensor_parallel.grouped_linear import Segments, grouped_product
 
 COEFFICIENT = 0.3
