@@ -47,7 +47,6 @@ from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.system_info import system_info
-from megatron.training.guards.nan_guard import is_finite
 from megatron.training.loop.collectives import (
     any_rank,
     found_on_ranks,
@@ -119,7 +118,7 @@ class Checkpoints(Hook):
 
         Communication: every rank must call this, in step.
         """
-        self._is_finite = is_finite(step, seeks_scale=self._seeks_scale)
+        self._is_finite = step.is_finite(seeks_scale=self._seeks_scale)
         if self._saved > self._proven and not self._is_any_not_finite():
             self._proven, self._may_prune = self._saved, True
             if not self.is_under_way:

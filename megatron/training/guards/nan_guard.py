@@ -1,7 +1,6 @@
 """NaN guard: warn of steps with a NaN or infinite loss or gradient; end the run after some."""
 
 import logging
-import math
 from collections.abc import Callable
 
 from megatron.common.errors import TrainingError
@@ -11,22 +10,12 @@ from megatron.training.loop.state import TrainState
 log = logging.getLogger(__name__)
 
 
-def is_finite(step: StepResult, *, seeks_scale: bool) -> bool:
-    """Return whether loss and gradient norm of `step` are neither NaN nor infinite.
-
-    Args:
-        seeks_scale: whether fp16 skips steps to find a loss scale; the norm does not count then.
-    """
-    norm = step.grad_norm
-    return math.isfinite(step.loss) and (seeks_scale or norm is None or math.isfinite(norm))
-
-
 class NanGuard(Hook):
     """Warn of steps with a NaN or infinite loss or gradient; end the run after some (--max-nan-steps).
 
     Args:
         most: number in a row that ends it.
-        seeks_scale: see `is_finite`.
+        seeks_scale: see `StepResult.is_finite`.
         advice: names the checkpoint to resume from, for the error that ends the run.
     """
 
@@ -38,7 +27,7 @@ class NanGuard(Hook):
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Count the step, or reset the count."""
-        if is_finite(step, seeks_scale=self._seeks_scale):
+        if step.is_finite(seeks_scale=self._seeks_scale):
             self._in_a_row = 0
             return
         self._in_a_row += 1

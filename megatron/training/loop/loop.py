@@ -1,5 +1,6 @@
 """Training loop, with hooks before and after each step."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,15 @@ class StepResult:
     loss_scale: float
     skipped: bool
     measures: Mapping[str, float] = field(default_factory=dict)
+
+    def is_finite(self, *, seeks_scale: bool) -> bool:
+        """Return whether loss and gradient norm are neither NaN nor infinite.
+
+        Args:
+            seeks_scale: whether fp16 skips steps to find a loss scale; the norm does not count then.
+        """
+        norm = self.grad_norm
+        return math.isfinite(self.loss) and (seeks_scale or norm is None or math.isfinite(norm))
 
 
 class Hook:
