@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Entry, Kind, network_of
 from megatron.config.networks.counts import Weights
-from megatron.config.plan import Plan
+from megatron.config.parallelism.layout import ParallelPlan
 
 _LAYER = "ParallelTransformerLayerPipe"
 _DECODER_LAYER = "ParallelTransformerDecoderLayerPipe"
@@ -65,10 +65,14 @@ class Stage:
         return sum((entry.weights for entry in held.values()), Weights())
 
 
-def stages_of(plan: Plan) -> list[Stage]:
-    """Return the stages of the network, in order; one without a pipeline."""
-    parts, ranks = _virtual_stages(plan), plan.parallel.pipeline
-    if plan.parallel.chunks == 1:
+def stages_of_network(spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool) -> list[Stage]:
+    """Return the stages of a network, in order; one without a pipeline.
+
+    Args:
+        mixed: whether logits are cast to 32 bits at the end.
+    """
+    parts, ranks = _virtual_stages(spec, parallel, mixed=mixed), parallel.pipeline
+    if parallel.chunks == 1:
         return parts
     return [_joined(rank, tuple(parts[rank::ranks])) for rank in range(ranks)]
 
@@ -78,13 +82,10 @@ def _joined(index: int, chunks: tuple[Stage, ...]) -> Stage:
     return Stage(index=index, entries=entries, chunks=chunks)
 
 
-def _virtual_stages(plan: Plan) -> list[Stage]:
+def _virtual_stages(spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool) -> list[Stage]:
     """Return the parts that the partition cuts: stages, or chunks of stages."""
-    parallel = plan.parallel
-    entries = network_of(plan.model).entries(
-        plan.model, tensor=parallel.tensor, expert=parallel.expert
-    )
-    entries += [Entry(name="to_float32")] * plan.precision.is_mixed
+    entries = network_of(spec).entries(spec, tensor=parallel.tensor, expert=parallel.expert)
+    entries += [Entry(name="to_float32")] * mixed
     bounds = [0, len(entries)]
     if parallel.split_rank:
         names = [entry.name for entry in entries]

@@ -6,8 +6,9 @@ from megatron.config.networks.counts import Weights, table_weights
 from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
 from megatron.pipeline.schedule import Grid
-from megatron.pipeline.stages import Stage, stages_of
+from megatron.pipeline.stages import Stage
 from megatron.planner.activations import BYTES, Activations
+from megatron.planner.stages import stages_of
 
 _MASTER = 4
 _BUCKET = 5e8

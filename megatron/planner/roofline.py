@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
 from megatron.config.plan import Plan
-from megatron.pipeline.stages import stages_of
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device
 from megatron.planner.memory import weights_of
+from megatron.planner.stages import stages_of
 
 PRODUCT_SHARE = 0.767
 """Of the peak, that a product of large matrices reaches."""

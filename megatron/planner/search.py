@@ -9,11 +9,11 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.plan import Plan, plan
-from megatron.pipeline.stages import stages_of
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.layouts import Axis, Layout, layouts_of, places
 from megatron.planner.memory import memory_of_stages
 from megatron.planner.speed import Speed, speed_of
+from megatron.planner.stages import stages_of
 
 DECIDED = {
     "parallel": (

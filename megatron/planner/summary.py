@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from megatron.config.plan import Plan
-from megatron.pipeline.stages import stages_of
 from megatron.planner.checkpoint import checkpoint_bytes
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.memory import Memory, memory_of_stages, micro_batches_under_way
 from megatron.planner.search import Found, obstacle
 from megatron.planner.speed import Speed, bubble_of, step_flops
+from megatron.planner.stages import stages_of
 from megatron.planner.traffic import Volume, traffic_of
 
 

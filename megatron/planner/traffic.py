@@ -5,9 +5,10 @@ from dataclasses import astuple, dataclass
 from megatron.config.networks.counts import table_weights
 from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
-from megatron.pipeline.stages import Stage, stages_of
+from megatron.pipeline.stages import Stage
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.memory import weights_of
+from megatron.planner.stages import stages_of
 
 _BUCKET = 5e8
 _REUSE = 1e9

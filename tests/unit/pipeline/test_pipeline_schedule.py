@@ -16,9 +16,9 @@ from megatron.pipeline.schedule import (
     simulated_times,
     step_time,
 )
-from megatron.pipeline.stages import stages_of
 from megatron.planner.memory import memory_of_stages, micro_batches_under_way
 from megatron.planner.speed import bubble_of, step_flops
+from megatron.planner.stages import stages_of
 from megatron.planner.summary import run_lines
 from megatron.planner.traffic import traffic_of
 

@@ -16,7 +16,7 @@ from tiny import tiny_config, tiny_plan
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
-from megatron.pipeline.stages import balanced, stages_of
+from megatron.pipeline.stages import balanced
 from megatron.planner.calibration import read_calibration
 from megatron.planner.checkpoint import checkpoint_bytes
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device
@@ -28,6 +28,7 @@ from megatron.planner.memory import (
 )
 from megatron.planner.search import obstacle, search
 from megatron.planner.speed import bubble_of, speed_of, step_flops
+from megatron.planner.stages import stages_of
 from megatron.planner.summary import device_lines, memory_lines, run_lines, work_lines
 from megatron.planner.traffic import Volume, traffic_of
 
