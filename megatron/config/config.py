@@ -15,12 +15,12 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
 from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.optimization.lr_schedule import ScheduleConfig
 from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.optimization.training import TrainingConfig
-from megatron.config.parallelism.kernels import KernelsConfig
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig

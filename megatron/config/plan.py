@@ -25,6 +25,7 @@ from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
+from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.objectives import (
@@ -39,7 +40,6 @@ from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, TrainingPlan, size_problems
 from megatron.config.parallelism.deepspeed_json import merge_ds_config, read_ds_config
-from megatron.config.parallelism.kernels import plan_kernels
 from megatron.config.parallelism.kernels_plan import KernelsPlan
 from megatron.config.parallelism.layout import (
     ParallelPlan,

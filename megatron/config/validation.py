@@ -12,6 +12,11 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.expert_problems import expert_problems
+from megatron.config.network.kernels import (
+    compile_problems,
+    kernels_problems,
+    ring_kernels_problems,
+)
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
@@ -33,11 +38,6 @@ from megatron.config.parallelism.deepspeed_json import (
     read_ds_config,
     step_twins,
     value_at,
-)
-from megatron.config.parallelism.kernels import (
-    compile_problems,
-    kernels_problems,
-    ring_kernels_problems,
 )
 from megatron.config.parallelism.layout import (
     interleaving_problems,

@@ -10,7 +10,7 @@ from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
-from megatron.config.parallelism.kernels import KernelsConfig
+from megatron.config.network.kernels import KernelsConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
