@@ -9,7 +9,7 @@ from megatron.extensions.t5.objective import T5_FIELDS
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer
 from megatron.model.layers.parts import LayerParts
-from megatron.pipeline.stages import entry_names, stages_of
+from megatron.pipeline.stages import entry_names
 from megatron.planner.memory import memory_of_stages, weights_of
 from megatron.planner.stages import stages_of
 from megatron.tensor_parallel.rng import OrdinaryStream
