@@ -383,7 +383,11 @@ def sequence_problems(
                 f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
                 f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
                 "takes full heads: "
-                + (f"write {ring}, which divides none" if takes_ring else "take fewer ranks for a sample")
+                + (
+                    f"write {ring}, which divides none"
+                    if takes_ring
+                    else "take fewer ranks for a sample"
+                )
             )
             break
     if parallel.sequence_parallel:
