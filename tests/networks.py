@@ -35,8 +35,8 @@ def gpt_steps(
     )
 
 
-def task_network(plan: Plan, group: Any) -> SequentialModel:
-    """Return the network of a downstream task, with large initial weights."""
+def task_network(plan: Plan, group: Any, *, initialises: bool = True) -> SequentialModel:
+    """Return the network of an objective or a downstream task, with large initial weights."""
     layers = OBJECTIVES.get(plan.objective.name)().layers(
         plan.model,
         LayerParts(
@@ -48,5 +48,6 @@ def task_network(plan: Plan, group: Any) -> SequentialModel:
         ),
     )
     model = SequentialModel(layers)
-    initialise(model, seed=1, std=0.3, num_layers=plan.model.num_layers)
+    if initialises:
+        initialise(model, seed=1, std=0.3, num_layers=plan.model.num_layers)
     return model

@@ -84,11 +84,12 @@ def tiny_plan(
     device: str = "cpu",
     without: tuple[str, ...] = (),
     objective: ObjectiveName = "gpt",
+    vocab_size: int = VOCAB_SIZE,
 ) -> Plan:
     """Return the plan of the smallest run, `flags` at its end."""
     config = tiny_config(*flags, without=without)
     return plan(
-        config, world_size=world_size, vocab_size=VOCAB_SIZE, device=device, objective=objective
+        config, world_size=world_size, vocab_size=vocab_size, device=device, objective=objective
     )
 
 

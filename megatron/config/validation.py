@@ -264,12 +264,6 @@ def _network_problems(
         num_layers=num_layers,
         zero_stage=zero_stage,
     )
-    yield from sequence_problems(
-        parallel,
-        seq_length=config.model.seq_length,
-        num_attention_heads=config.model.num_attention_heads,
-        num_groups=num_query_groups_of(config.model),
-    )
 
 
 def _kernels_problems(
@@ -484,6 +478,16 @@ def owned_keys(
     ]
 
 
+def _takes_ring(config: Config, network: Network) -> bool:
+    """Whether the network can be trained with ring attention."""
+    ring = replace(
+        config.parallel, context_parallel_size=2, cp_comm_type=None, ds_sequence_parallel_size=1
+    )
+    problems = network.problems(replace(config, parallel=ring))
+    has_experts = max(config.experts.num_experts or [1]) > 1
+    return not has_experts and not any("--context-parallel-size" in each for each in problems)
+
+
 def _objective_problems(
     config: Config, user: dict[str, Any], objective: ObjectiveName, network: Network
 ) -> Iterator[str]:
@@ -495,6 +499,13 @@ def _objective_problems(
             f"objective ({objective}) gets all logits at once: leave it out"
         )
     declared = declaration_of(objective)
+    yield from sequence_problems(
+        config.parallel,
+        seq_length=config.model.seq_length,
+        num_attention_heads=config.model.num_attention_heads,
+        num_groups=num_query_groups_of(config.model),
+        takes_ring=_takes_ring(config, network),
+    )
     yield from downstream_problems(
         config.downstream,
         objective,

@@ -1,6 +1,6 @@
 """Pipeline-parallel engine: one stage of the model on each rank, scheduled by DeepSpeed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,39 @@ class PipelineEngine(Engine):
         super().__init__(engine, groups, timers=timers, **watching)
         self._seq_length = 0
         join_backward_passes(engine)
+        wrap_instructions(engine, self._sharing_tied_weights)
         if timers.is_on:
             wrap_instructions(engine, partial(timed_instruction, timers))
+
+    def _sharing_tied_weights(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Give all stages with a tied weight the same bits after each optimizer step.
+
+        Each has a copy at an offset of its own in the flat tensors of gradients and states. Sums over
+        replicas and vectorized operations round by the offset, so copies would drift apart.
+        """
+        if name != "OptimizerStep":
+            return call
+
+        def step(*args: Any, **kwargs: Any) -> None:
+            call(*args, **kwargs)
+            self._share_tied_weights()
+
+        return step
+
+    def _share_tied_weights(self) -> None:
+        if self._gather:
+            self._gather.wait(self._engine.module.tied_weights())
+        self._engine.module.share_tied_weights()
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """Restore what `save` wrote; stages take tied weights from the first one."""
+        super().load(*args, **kwargs)
+        self._share_tied_weights()
+
+    def load_full(self, *args: Any, **kwargs: Any) -> None:
+        """Restore what a run of another layout saved, in the same way."""
+        super().load_full(*args, **kwargs)
+        self._share_tied_weights()
 
     def set_seq_length(self, tokens: int) -> None:
         """Expect samples of so many tokens from the next batch on."""

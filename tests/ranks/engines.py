@@ -10,7 +10,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from ended_groups import end_groups
-from tiny import tiny_plan
+from tiny import VOCAB_SIZE, tiny_plan
 
 from megatron.config.plan import Plan
 from megatron.engine.deepspeed import distributed
@@ -24,7 +24,9 @@ DOCUMENTS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"
 EOD = 3
 
 
-def engine_of(*flags: str, compile_backend: str = "inductor") -> tuple[Engine, Plan, Groups]:
+def engine_of(
+    *flags: str, compile_backend: str = "inductor", vocab_size: int = VOCAB_SIZE
+) -> tuple[Engine, Plan, Groups]:
     """Return the engine that `flags` ask for, over all ranks; the one before communicates no more.
 
     Args:
@@ -34,7 +36,8 @@ def engine_of(*flags: str, compile_backend: str = "inductor") -> tuple[Engine, P
     distributed.start("gloo")
     flags = ("--init-method-std", "0.3", "--lr", "0.05", *flags)
     device = "cuda" if "--fp16" in flags else "cpu"  # a plan for CPUs refuses it
-    plan = tiny_plan(*flags, world_size=dist.get_world_size(), device=device)
+    ranks = dist.get_world_size()
+    plan = tiny_plan(*flags, world_size=ranks, device=device, vocab_size=vocab_size)
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
     engine = build_engine(plan, groups, GPT(), kernels, compile_backend=compile_backend)

@@ -59,6 +59,7 @@ INSTRUCT = replace(
     micro_batches=prompts,
 )
 LORA = "--lora-rank", "2", "--lora-target-modules", "all-linear"
+DIVIDED = "--checkpoint-activations", "--distribute-saved-activations"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1", "--checkpoint-activations"),
     Layout(NETWORK, TENSOR, "2", "--zero-stage", "3", "--recompute-granularity", "selective"),
@@ -69,6 +70,8 @@ CHECKS = [
     Layout(NETWORK, PIPELINE, "2", "--num-virtual-stages-per-pipeline-rank", "2"),
     Layout(NETWORK, "--fp16", "--initial-loss-scale", "256", PIPELINE, "2"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--sequence-parallel", "--checkpoint-activations"),
+    Layout(NETWORK, TENSOR, "2", *DIVIDED, "--contiguous-checkpointing"),
+    Layout(NETWORK, TENSOR, "2", PIPELINE, "2", *DIVIDED, "--checkpoint-in-cpu"),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--checkpoint-activations", network=LORA),
     Layout(INSTRUCT, PIPELINE, "4", "--checkpoint-activations", "--enable-zbh1-pipeline"),
     Layout(INSTRUCT, TENSOR, "2", PIPELINE, "2"),

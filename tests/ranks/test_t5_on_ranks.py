@@ -52,9 +52,11 @@ NETWORK = Network(
 )
 CHUNKS = "--loss-chunk-tokens", "7"
 ZERO_BUBBLE = "--enable-zbh1-pipeline"
+DIVIDED = "--checkpoint-activations", "--distribute-saved-activations"
 CHECKS = [
     Layout(NETWORK, "--zero-stage", "1"),
     Layout(NETWORK, TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
+    Layout(NETWORK, TENSOR, "2", PIPELINE, "2", *DIVIDED, network=RELATIVE),
     Layout(NETWORK, TENSOR, "2", PIPELINE, "2", "--sequence-parallel", network=RELATIVE),
     Layout(
         NETWORK, PIPELINE, "4", "--checkpoint-activations", "--zero-stage", "0", network=RELATIVE

@@ -341,12 +341,18 @@ def _processes(count: int) -> str:
 
 
 def sequence_problems(
-    parallel: ParallelConfig, *, seq_length: int, num_attention_heads: int, num_groups: int
+    parallel: ParallelConfig,
+    *,
+    seq_length: int,
+    num_attention_heads: int,
+    num_groups: int,
+    takes_ring: bool,
 ) -> Iterator[str]:
     """Yield every reason why the sequence cannot be divided.
 
     Args:
         num_groups: keys and values per token.
+        takes_ring: whether the network can be trained with ring attention.
     """
     tensor, sequence = parallel.tensor_model_parallel_size, sequence_size(parallel)
     divides = parallel.sequence_parallel and tensor > 1
@@ -363,7 +369,7 @@ def sequence_problems(
         )
     if sequence <= 1 or uses_ring(parallel):
         return
-    flag = f"--ds-sequence-parallel-size {sequence}"
+    flag, ring = f"--ds-sequence-parallel-size {sequence}", f"--context-parallel-size {sequence}"
     if parallel.context_parallel_size > 1:
         flag = f"--context-parallel-size {sequence} --cp-comm-type {_ULYSSES}"
     if seq_length % sequence:
@@ -376,13 +382,18 @@ def sequence_problems(
             yield (
                 f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
                 f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
-                f"takes full heads: write --context-parallel-size {sequence}, which divides none"
+                "takes full heads: "
+                + (
+                    f"write {ring}, which divides none"
+                    if takes_ring
+                    else "take fewer ranks for a sample"
+                )
             )
             break
     if parallel.sequence_parallel:
         yield (
-            f"{flag} and --sequence-parallel both divide the sequence: take one of them out, or write "
-            f"--context-parallel-size {sequence}"
+            f"{flag} and --sequence-parallel both divide the sequence: take one of them out"
+            + (f", or write {ring}" if takes_ring else "")
         )
 
 

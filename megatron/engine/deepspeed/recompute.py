@@ -1,7 +1,7 @@
 """Recomputation and the random streams it has to rewind, both DeepSpeed's."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,10 +58,17 @@ def seed_streams(groups: Groups, *, seed: int, sequence_parallel: bool) -> None:
     checkpointing.model_parallel_cuda_manual_seed(own)
 
 
-def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:
-    """Call `layer` and keep its inputs alone; what backward needs is computed again there."""
+def recompute(layer: Callable[..., Any], *inputs: Tensor, shared: Iterable[Tensor] = ()) -> Any:
+    """Call `layer` and keep its inputs alone; what backward needs is computed again there.
+
+    Args:
+        shared: inputs that others read too, kept as they are. DeepSpeed empties the rest where it
+            divides them over tensor-parallel ranks or moves them to the CPU.
+    """
     if not torch.is_grad_enabled():
         return layer(*inputs)
+    for x in shared:
+        x.no_checkpointing = True  # type: ignore[attr-defined]
     if any(x.requires_grad for x in inputs):
         return checkpointing.checkpoint(layer, *inputs)
     # Behind frozen weights: the function above would lose the gradients of the layer itself.

@@ -78,7 +78,7 @@ def _gelu_backward(
     if BIASED:
         shift = tl.load(bias + column, mask=here, other=0.0).to(tl.float32)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
-        first = row * columns
+        first = tl.cast(row, tl.int64) * columns
         value = tl.load(x + first + column, mask=here, other=0.0).to(tl.float32)
         if BIASED:
             value += shift
@@ -103,9 +103,10 @@ def _glu_forward(
 ):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     i, pair = start + tl.arange(0, BLOCK), 2 * start + tl.arange(0, 2 * BLOCK)
-    gate, up = _load_pairs(x, pair, pair < 2 * numel, BLOCK)
+    here = pair < 2 * tl.cast(numel, tl.int64)
+    gate, up = _load_pairs(x, pair, here, BLOCK)
     if BIASED:
-        gate_bias, up_bias = _load_pairs(bias, pair % (2 * columns), pair < 2 * numel, BLOCK)
+        gate_bias, up_bias = _load_pairs(bias, pair % (2 * columns), here, BLOCK)
         gate += gate_bias
         up += up_bias
     value, _ = _curve(gate, CURVE)
@@ -134,7 +135,7 @@ def _glu_backward(
     if BIASED:
         gate_bias, up_bias = _load_pairs(bias, pair, both, BLOCK)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
-        first = row * columns
+        first = tl.cast(row, tl.int64) * columns
         gate, up = _load_pairs(x + 2 * first, pair, both, BLOCK)
         if BIASED:
             gate += gate_bias

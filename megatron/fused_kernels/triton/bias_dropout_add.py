@@ -45,7 +45,7 @@ def _forward(
     if DROPS:
         key = tl.load(seed)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
-        first = row * columns
+        first = tl.cast(row, tl.int64) * columns
         value = tl.load(y + first + column, mask=here, other=0.0).to(tl.float32)
         if BIASED:
             value += shift
@@ -75,7 +75,7 @@ def _backward(
     key = tl.load(seed)
     total = tl.zeros([BLOCK], tl.float32)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
-        first = row * columns
+        first = tl.cast(row, tl.int64) * columns
         value = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
         value = tl.where(_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
         total += value

@@ -192,7 +192,7 @@ def _column_sums(
     of_bias = tl.zeros([BLOCK], tl.float32)
     of_y = tl.zeros([BLOCK], tl.float32)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
-        first = row * columns
+        first = tl.cast(row, tl.int64) * columns
         normal = tl.load(x + first + column, mask=here, other=0.0).to(tl.float32)
         dy = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
         if CENTRED:

@@ -74,7 +74,8 @@ class Recomputation:
 
     Args:
         groups: which of so many blocks make a group each, by their order.
-        call: calls its first argument with the others and keeps those alone.
+        call: calls its first argument with the others and keeps those alone. It may empty them
+            meanwhile, but for `shared`: those that layers behind read too.
     """
 
     groups: Callable[[int], Iterable[range]]
@@ -97,6 +98,7 @@ class Recomputation:
         drops = {name for call in calls for name in call.drops}
         replaces = {name for call in calls for name in call.replaces} - drops
         names = [name for name in named if name in replaces]
+        shared = [x for name, x in named.items() if name not in replaces | drops]
 
         def run(*tensors: Tensor) -> Tensors:
             again = LayerInput.unpack(named, tensors)._replace(shared=inputs.shared)
@@ -105,7 +107,9 @@ class Recomputation:
             return tuple(output[name] for name in names) if len(names) > 1 else output["hidden"]
 
         changes: dict[str, Any] = dict.fromkeys(drops)
-        changes |= LayerInput.unpack(names, self.call(run, *named.values())).tensors()
+        changes |= LayerInput.unpack(
+            names, self.call(run, *named.values(), shared=shared)
+        ).tensors()
         return inputs._replace(**changes)
 
 

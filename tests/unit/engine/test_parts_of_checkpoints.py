@@ -6,6 +6,8 @@ import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
+from megatron.checkpointing.manifest import Manifest, record_file
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError
 
@@ -128,3 +130,30 @@ def test_an_engine_without_an_optimizer_evaluates_what_one_with_it_trained(
     batches = [micro_batch(7), micro_batch(8)]
     loss = bare.evaluate(iter(batches), 2)
     assert torch.equal(loss, first.evaluate(iter(batches), 2))
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_reshaped_states_have_the_order_of_the_first_step(build, micro_batch, tmp_path, stage):
+    flags = ("--zero-stage", str(stage), "--optimizer", "adam")
+    engine = trained(build(*flags), micro_batch, steps=1)
+    engine.save(tmp_path, "tag", {})
+    plan = {"parallel": {"tensor": 1, "pipeline": 1, "zero_stage": stage}}
+    manifest = Manifest(
+        state={},
+        plan={**plan, "model": {"num_layers": 2, "tied_embeddings": True}},
+        config={},
+        versions={},
+        partition_dims={},
+        files=tuple(map(record_file, (tmp_path / "tag").iterdir())),
+    )
+    other = build(*flags)
+    other.load_full(read_sharded(tmp_path / "tag", manifest))
+    assert order_of_states(other) == order_of_states(engine)
+
+
+def order_of_states(engine):
+    """Return the numbers of the parameters, and the keys of each state, as they follow each other."""
+    optimizer = engine._engine.basic_optimizer
+    owners = [owner for group in optimizer.param_groups for owner in group["params"]]
+    numbers = {owner: number for number, owner in enumerate(owners)}
+    return [(numbers[owner], [*states]) for owner, states in optimizer.state.items()]

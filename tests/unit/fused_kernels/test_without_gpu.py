@@ -55,6 +55,12 @@ def test_kernels_in_triton_s_interpreter(run):
     assert "skipped" not in output.splitlines()[-1]
 
 
+def test_first_and_last_programs_where_32_bits_count_no_further(run):
+    script = Path(__file__).with_name("large_programs.py")
+    ran = run(str(script), TRITON_INTERPRET="1").split()
+    assert {*ran} == {*kernels()}
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_without_spills_and_read_vectors(run, capability):
     knobs = pytest.importorskip("triton.knobs")

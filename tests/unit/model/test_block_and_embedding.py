@@ -252,7 +252,8 @@ class Tanh(torch.nn.Module):
 def test_a_wrapper_goes_around_the_named_classes_only():
     wrapped = []
 
-    def wrap(layers, x):
+    def wrap(layers, x, shared):
+        assert shared == []
         y = layers(x)
         wrapped.append((x, y))
         return y

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from networks import gpt_steps
+from networks import gpt_steps, task_network
 from test_options import OPTIONS
-from tiny import tiny_spec
+from tiny import tiny_plan, tiny_spec
 
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -29,3 +29,29 @@ def test_the_count_is_that_of_the_module(group, changes):
     assert spec.num_parameters == sum(counts.values())
     without = sum(count for name, count in counts.items() if "embed" not in name)
     assert spec.num_parameters_without_embeddings == without
+
+
+UNTIED = "--untie-embeddings-and-output-weights"
+
+
+@pytest.mark.parametrize(
+    "objective, flags",
+    [
+        ("gpt", []),
+        ("gpt", [UNTIED]),
+        ("bert", []),
+        ("bert", ["--bert-no-binary-head"]),
+        ("t5", ["--decoder-seq-length", "4"]),
+        ("retro", ["--num-layers", "6", "--retro-chunk-length", "2"]),
+        ("retro", ["--num-layers", "6", "--retro-chunk-length", "2", UNTIED]),
+    ],
+    ids=str,
+)
+def test_padding_is_what_the_module_has_beyond_the_vocabulary(group, objective, flags):
+    plan = tiny_plan(*flags, "--pad-vocab-size-to", "996", objective=objective)
+    with torch.device("meta"):
+        model = task_network(plan, group, initialises=False)
+    rows = [p.numel() // 996 for p in model.parameters() if len(p) == 996]
+    spec = plan.model
+    assert rows
+    assert spec.num_padding_parameters == sum(rows) * (996 - spec.vocab_size)

@@ -280,7 +280,9 @@ def test_recomputed_layers_have_the_same_gradients(retro, group):
     ):
         recomputation = Recomputation(
             groups=groups,
-            call=lambda run, *x: torch.utils.checkpoint.checkpoint(run, *x, use_reentrant=False),
+            call=lambda run, *x, shared: torch.utils.checkpoint.checkpoint(
+                run, *x, use_reentrant=False
+            ),
         )
         model = model_of(spec, group, recomputation=recomputation).double()
         model.load_state_dict(state)

@@ -1,7 +1,6 @@
 """Attention masks are made once per micro-batch, for all layers and for their recomputation."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ class Run:
             ]
         each = Recomputation(
             lambda count: [range(i, i + 1) for i in range(count)],
-            partial(checkpoint, use_reentrant=True),
+            lambda run, *x, shared: checkpoint(run, *x, use_reentrant=True),
         )
         model = SequentialModel(steps, recomputation=each if recomputes else None)
         initialise(model, seed=1, std=0.5, num_layers=LAYERS)

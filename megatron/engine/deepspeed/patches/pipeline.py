@@ -13,7 +13,7 @@ import torch
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def wrap_instructions(
@@ -132,6 +132,14 @@ class ChunkedPipelineModule(PipelineModule):
             super()._build()
             self.funcs_of_chunks.append(self.forward_funcs)
         self.activate(0)
+
+    def tied_weights(self) -> frozenset[nn.Parameter]:
+        """Return the weights that this stage shares with others."""
+        return frozenset(weight for weight, _ in self.get_tied_weights_and_groups())
+
+    def share_tied_weights(self) -> None:
+        """Copy tied weights from the first stage that has them. Communication: a broadcast for each."""
+        self._synchronize_tied_weights()
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:

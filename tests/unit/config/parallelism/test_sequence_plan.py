@@ -98,3 +98,22 @@ def test_groups_of_heads_need_not_be_divided_in_a_ring():
 def test_layouts_that_do_not_fit_are_told(line, world_size, output):
     with pytest.raises(ConfigError, match=output):
         plan_of(line, world_size)
+
+
+GROUPED = "--num-attention-heads 4 --group-query-attention --num-query-groups 1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "objective"),
+    [
+        ("--num-experts 2 --disable-moe-token-dropping", "gpt"),
+        ("--decoder-seq-length 4", "t5"),
+        ("--num-layers 6 --retro-chunk-length 2", "retro"),
+    ],
+)
+def test_networks_without_a_ring_are_not_advised_to_take_one(flags, objective):
+    for layout in (GROUPED, f"{TENSOR} --num-attention-heads 4 --sequence-parallel"):
+        line = f"{flags} {layout} --ds-sequence-parallel-size 2"
+        with pytest.raises(ConfigError) as raised:
+            tiny_plan(*line.split(), world_size=4, objective=objective)
+        assert "--context-parallel-size" not in str(raised.value)
