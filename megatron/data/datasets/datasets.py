@@ -84,7 +84,8 @@ def build_datasets(
 
     A corpus that has no document in its range, or for validation or test less than one sample, is
     left out of a blend, which keeps the proportions of the others; a validation or test set of
-    such corpora alone is left out.
+    such corpora alone is left out. With --sample-order megatron-core, documents of less than one
+    sample are repeated for validation and test instead, as Megatron-LM does.
 
     Args:
         view: put over each data set; default: none.
@@ -135,7 +136,7 @@ class _Builder:
         sources = []
         for source in plan.sources:
             documents = self._documents(source, role)
-            lack = self._lack(source, documents, role)
+            lack = self._lack(source, documents, role, plan)
             if source.weight and not lack:
                 sources.append((source, documents))
             elif source.weight and len(plan.sources) > 1:
@@ -170,6 +171,8 @@ class _Builder:
         rules: dict[str, Any] = {}
         if self._plan.kind == "documents":
             rules = {"sample_order": order}
+            if self._repeats_short(role, plan):
+                rules["repeats_short"] = True
         elif self._plan.kind == "sentences":
             rules = {"sentences": self._plan.sentences}
         cut = KINDS[self._plan.kind]
@@ -229,7 +232,12 @@ class _Builder:
             return ranges[_ROLES.index(role)]
         return document_range(source.start, source.end, size)
 
-    def _lack(self, source: SourcePlan, documents: range, role: str) -> str:
+    def _repeats_short(self, role: str, plan: DatasetPlan) -> bool:
+        """Whether documents of less than one sample repeat; a plugin's datasets decide otherwise."""
+        is_core = self._plan.sample_order == "megatron-core" and not self._plan.dataset
+        return is_core and role != "train" and plan.num_samples > 0
+
+    def _lack(self, source: SourcePlan, documents: range, role: str, plan: DatasetPlan) -> str:
         """Return why a corpus gives no sample, or an empty text; of training, that is an error."""
         if not documents:
             return "no documents"
@@ -243,7 +251,7 @@ class _Builder:
                 return ""
             return f"no document of {fewest} or more sentences"
         num_tokens = cached_sizes(dataset, documents, directory=self._cache_directory).num_tokens
-        if num_tokens > self._seq_length:
+        if num_tokens > (0 if self._repeats_short(role, plan) else self._seq_length):
             return ""
         return f"{num_tokens} tokens of the {self._seq_length + 1} of one sample"
 
