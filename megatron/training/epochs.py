@@ -9,6 +9,7 @@ from megatron.config.data.downstream import is_finetuned, objective_of
 from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.data.text_tasks import plan_text_task
 from megatron.config.parallelism.layout import replica_size
+from megatron.data.downstream.columns import Layout
 from megatron.data.downstream.sentences import sentence_labels
 from megatron.data.downstream.tagging import label_names, read_sentences
 from megatron.data.downstream.tasks import task_of
@@ -79,12 +80,13 @@ def _with_labels(config: Config) -> Config:
     paths = [*map(Path, downstream.train_data or ())]
     if text_task.labels is not None or not paths:
         return config
+    layout = Layout.of(plan_text_task(text_task, downstream.task))
     match downstream.task:
         case "token-classification":
-            sentences = [sentence for path in paths for sentence in read_sentences(path)]
+            sentences = [s for path in paths for s in read_sentences(path, layout=layout)]
             labels = label_names(sentences)
         case "text-classification":
-            labels = sentence_labels(paths, text_task.num_labels)
+            labels = sentence_labels(paths, text_task.num_labels, layout)
         case _:
             return config
     return replace(config, text_task=replace(text_task, labels=labels))

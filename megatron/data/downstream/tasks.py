@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from megatron.config.data.text_tasks import TextTaskPlan
+from megatron.data.downstream.columns import Layout
 from megatron.data.downstream.glue import GLUE
 from megatron.data.downstream.race import RACE
 from megatron.data.downstream.sentences import SentenceTask, read_labelled_sentences
@@ -29,9 +30,10 @@ def task_of(name: str, plan: TextTaskPlan, *, causal: bool = False) -> Task:
                 name=name,
                 classes=plan.labels,
                 metric_names=("accuracy",),
-                read=partial(read_labelled_sentences, labels=plan.labels),
+                read=partial(read_labelled_sentences, labels=plan.labels, layout=Layout.of(plan)),
+                macro_average=plan.macro_average,
                 causal=causal,
                 negative_label=plan.negative_label,
                 balances=plan.balances_classes,
             )
-    return replace(TASKS[name], causal=causal)
+    return replace(TASKS[name], causal=causal, macro_average=plan.macro_average)

@@ -108,7 +108,9 @@ def test_a_misplaced_answer_is_skipped_and_counted(tmp_path, caplog, wrong, prob
     assert len(read_squad(file, is_training=False)) == 2
 
 
-@pytest.mark.parametrize(("right", "wrong", "is_read"), [(18, 2, True), (17, 2, False), (0, 1, False)])
+@pytest.mark.parametrize(
+    ("right", "wrong", "is_read"), [(18, 2, True), (17, 2, False), (0, 1, False)]
+)
 def test_more_than_a_tenth_of_misplaced_answers_are_refused(tmp_path, right, wrong, is_read):
     entries = [entry(uid=f"q{i}", start=2 if i < right else 4) for i in range(right + wrong)]
     file = squad_file(tmp_path / "train.json", *entries)
@@ -531,3 +533,25 @@ def test_thresholds_are_reported_of_squad_2(tmp_path, tokenizer):
     assert "best_f1_thresh" in task.table([predicted])
     task, predicted = answer_set(tmp_path, (1, 2), tokenizer)
     assert {*task.metrics([predicted])} == {"exact", "f1", "HasAns_exact", "HasAns_f1"}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "first", "second"),
+    [
+        ("", ["the"], (1, 0), (1, 1)),
+        ("the", ["%", "a b"], (1, 0), (0, 0)),
+        ("b", ["the", "b"], (1, 1), (1, 1)),
+        ("x", ["%"], (0, 0), (0, 0)),
+    ],
+)
+def test_texts_without_words_are_scored_by_the_rules_of_each_evaluation(
+    prediction, answers, first, second
+):
+    for rules, expected in (("1.1", first), ("2.0", second)):
+        found = (f(prediction, answers, rules) for f in (exact_match, answer_f1))
+        assert tuple(found) == expected
+
+
+def test_the_rules_of_the_scores_are_named(tmp_path, tokenizer):
+    task, predicted = answer_set(tmp_path, (1, 2), tokenizer)
+    assert task.table([predicted]).splitlines()[0] == "answers (rules of SQuAD 1.1)"
