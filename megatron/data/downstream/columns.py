@@ -254,12 +254,16 @@ def _require_columns(
 ) -> None:
     """Refuse lines with a number of columns that others have not, or with an empty column."""
     ((most, _),) = Counter(len(line.fields) for line in lines).most_common(1)
-    needed = max(layout.text or 1, (layout.label or min(2, most)) if labelled else 1)
     for number, fields in lines:
         text = "\t".join(fields)[:EXCERPT]
-        if labelled and len(fields) < max(2, needed):
+        if labelled and len(fields) < max(2, layout.label or 0):
             raise wrong_line(path, number, f"{text!r} has no label: WORD LABEL is expected")
-        if len(fields) < needed or (len(fields) != most and not (layout.text and layout.label)):
+        if len(fields) < (layout.text or 1):
+            raise wrong_line(
+                path, number, f"{text!r} has {len(fields)} columns; --text-column is {layout.text}"
+            )
+        is_decided = layout.text and layout.label and len(fields) >= layout.label
+        if len(fields) != most and not is_decided:
             raise wrong_line(
                 path,
                 number,

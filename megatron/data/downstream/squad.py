@@ -154,9 +154,9 @@ def _question(
         )
         raise ValueError(f"it has no answer; {hint}")
     # In front comes the answer that is trained on: sorting is stable, and False is less than True.
-    answers.sort(key=lambda answer: not _is_in(*answer, context))
+    answers.sort(key=lambda each: not _is_in(each[0], each[1], context))
     texts = tuple(answer for answer, _ in answers)
-    if answers and _is_in(*answers[0], context):
+    if answers and _is_in(texts[0], answers[0][1], context):
         return Question(uid, text, context, texts, answers[0][1])
     if is_training:
         answer, start = texts[0], answers[0][1] or 0

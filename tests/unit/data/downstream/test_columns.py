@@ -90,6 +90,9 @@ def test_flags_name_the_columns(read):
     assert read(text, text=2, label=1) == [("what | comedy", "O B-GENRE", 1)]
     with pytest.raises(WrongDataError, match="column 2 has the words: give --label-column"):
         read("a x\nb y\n", text=2)
+    assert read("a 1 x\nb 2 y z\n", text=1, label=3) == [("a | b", "x y", 1)]
+    with pytest.raises(WrongDataError, match="line 2: .* has 2 columns, and other lines have 3"):
+        read("a 1 x\nb 2\nc 3 y\n", text=1, label=3, labelled=False)
     assert read("x\ny\n", labelled=False) == [("x | y", "", 1)]
 
 
