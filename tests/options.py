@@ -108,6 +108,7 @@ _TAGS = _TRANSFER | {
     "--vocab-file {files}/bert.txt",
     "objective": "token-classification",
 }
+_SCORED_TAGS = _TAGS | {"on": f"{_TAGS['on']} --valid-data {{files}}/words.conll"}
 _CLASSES = _TRANSFER | {
     "on": "--task text-classification --train-data {files}/classes.tsv "
     "--valid-data {files}/classes.tsv --vocab-file {files}/bert.txt",
@@ -546,6 +547,13 @@ TEXT_TASK = {
     "labels": Turned("--labels O B B-X B-Y", "shapes", **_TAGS),
     "num_labels": Turned("--num-labels 5", "shapes", **_CLASSES),
     "negative_label": Turned("--negative-label 0", "log", **_CLASSES),
+    "text_column": Turned("--text-column 3", "error", **_TAGS, says="has 2 columns"),
+    "label_column": Turned("--label-column 3", "error", **_TAGS, says="has no label"),
+    "column_separator": Turned("--column-separator tab", "error", **_TAGS, says="has no label"),
+    "header": Turned("--header yes", "batches", **_CLASSES),
+    "tag_scheme": Turned("--tag-scheme types", "log", **_SCORED_TAGS),
+    "macro_average": Turned("--macro-average all", "log", **_SCORED_TAGS),
+    "squad_rules": Turned("--squad-rules 2.0", "log", **_LONG_ANSWERS),
     "head_layers": Turned("--head-layers 3", "shapes", **_TAGS),
     "head_dropout": Turned("--head-dropout 0", "losses", **_TAGS),
     "ignore_extra_tokens": Turned("--ignore-extra-tokens", "batches", **_TAGS),

@@ -19,8 +19,9 @@ def main() -> None:
     )
     args = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(args.model, local_files_only=True)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
+    model = AutoModelForCausalLM.from_pretrained(args.model, **options)
     inputs = tokenizer(args.prompt, return_tensors="pt")
     (row,) = model.generate(**inputs, max_new_tokens=args.tokens, do_sample=False)
     words = tokenizer.decode(row[inputs["input_ids"].size(1) :], skip_special_tokens=True)

@@ -124,6 +124,11 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
         _require_architecture(conversion, declaration_of(found.objective).network)
         manifest, checkpoint = _to_native(found, parse, keeps_rows=saver == "own")
         yield from found.notices
+        if padding := found.rows - manifest.plan["model"]["vocab_size"]:
+            yield (
+                f"{padding} of the {found.rows} rows of the embedding count as padding, since the "
+                f"tokenizer has {found.rows - padding} tokens"
+            )
     if saver == "megatron":
         written = write_megatron(
             manifest,

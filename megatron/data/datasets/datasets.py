@@ -29,7 +29,8 @@ def build_datasets(
 
     A corpus that has no document in its range, or for validation or test less than one sample, is
     left out of a blend, which keeps the proportions of the others; a validation or test set of
-    such corpora alone is left out.
+    such corpora alone is left out. With --sample-order megatron-core, documents of less than one
+    sample are repeated for validation and test instead, as Megatron-LM does.
 
     Args:
         view: put over each data set; default: none.
@@ -81,7 +82,7 @@ class _Builder:
         sources = []
         for source in plan.sources:
             documents = self._documents(source, role)
-            lack = self._lack(source, documents, role)
+            lack = self._lack(source, documents, role, plan)
             if source.weight and not lack:
                 sources.append((source, documents))
             elif source.weight and len(plan.sources) > 1:
@@ -112,7 +113,8 @@ class _Builder:
         if plan.is_blend:
             surplus = self._plan.blend_surplus
             wanted = samples_wanted(weights, plan.num_samples, order, surplus)
-        cut, rules = self._kind.dataset, self._kind.rules(self._plan)
+        is_validation = self._is_validation(role, plan)
+        cut, rules = self._kind.dataset, self._kind.rules(self._plan, is_validation=is_validation)
         if self._plan.dataset:
             cut = DATASETS.get(self._plan.dataset, self._plan.own_flags)
         parts = [
@@ -169,14 +171,24 @@ class _Builder:
             return ranges[_ROLES.index(role)]
         return document_range(source.start, source.end, size)
 
-    def _lack(self, source: SourcePlan, documents: range, role: str) -> str:
+    @staticmethod
+    def _is_validation(role: str, plan: DatasetPlan) -> bool:
+        """Whether a set is read for validation or test, and not left empty."""
+        return role != "train" and plan.num_samples > 0
+
+    def _lack(self, source: SourcePlan, documents: range, role: str, plan: DatasetPlan) -> str:
         """Return why a corpus gives no sample, or an empty text; of training, that is an error."""
         if not documents:
             return "no documents"
         if role == "train":
             return ""
-        tokens = self._open_all(source)[0]
-        return self._kind.lack(tokens, documents, self._plan, seq_length=self._seq_length)
+        return self._kind.lack(
+            self._open_all(source)[0],
+            documents,
+            self._plan,
+            seq_length=self._seq_length,
+            is_validation=self._is_validation(role, plan),
+        )
 
     def _open_all(self, source: SourcePlan) -> list[IndexedDataset]:
         return [self._open(source.prefix + suffix) for suffix in suffixes_of(self._plan.kind)]

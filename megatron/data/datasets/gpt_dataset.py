@@ -24,9 +24,10 @@ class GPTDataset:
         num_samples: how many are wanted; the documents repeat until there are at least as many.
         cache_directory: where the sample index is kept; see `cached_maps`.
         sample_order: whose rule shuffles the last epoch; see `plan_epochs`.
+        repeats_short: whether documents of less than one sample repeat within it.
 
     Raises:
-        DataError: `documents` hold less than one sample, or the corpus is damaged.
+        DataError: `documents` hold less than one sample and do not repeat, or the corpus is damaged.
 
     Shapes: dataset[i] -> {"tokens": [seq_length + 1] int64}.
     """
@@ -41,13 +42,14 @@ class GPTDataset:
         seed: int,
         cache_directory: str | Path | None = None,
         sample_order: SampleOrder = "bigscience",
+        repeats_short: bool = False,
     ):
         self.dataset = dataset
         self.seq_length = seq_length
         self._sample_order = sample_order
         num_tokens = cached_sizes(dataset, documents, directory=cache_directory).num_tokens
         self.num_tokens = num_tokens
-        if num_tokens <= seq_length:
+        if num_tokens < (1 if repeats_short else seq_length + 1):
             raise DataError(
                 f"{dataset.prefix}: documents {documents.start} to {documents.stop} hold "
                 f"{num_tokens} tokens, one sample needs {seq_length + 1} (--seq-length + 1); "

@@ -20,12 +20,22 @@ class Kind:
     dataset: Callable[..., Any]  # called with the token files of a prefix; see `GPTDataset`
     repeats_documents = False  # in epochs, whose number decides the order
 
-    def rules(self, plan: DataPlan) -> dict[str, Any]:
-        """Return further arguments of `dataset`."""
+    def rules(self, plan: DataPlan, *, is_validation: bool) -> dict[str, Any]:
+        """Return further arguments of `dataset`.
+
+        Args:
+            is_validation: whether the set is one for validation or test.
+        """
         return {}
 
     def lack(
-        self, tokens: IndexedDataset, documents: range, plan: DataPlan, *, seq_length: int
+        self,
+        tokens: IndexedDataset,
+        documents: range,
+        plan: DataPlan,
+        *,
+        seq_length: int,
+        is_validation: bool,
     ) -> str:
         """Return why documents give no sample for validation or test; "" if they do."""
         return ""
@@ -38,18 +48,30 @@ class Documents(Kind):
     dataset = GPTDataset
     repeats_documents = True
 
-    def rules(self, plan: DataPlan) -> dict[str, Any]:
-        """Return the program whose order samples have."""
-        return {"sample_order": plan.sample_order}
+    def rules(self, plan: DataPlan, *, is_validation: bool) -> dict[str, Any]:
+        """Return the program whose order samples have, and whether short corpora repeat."""
+        repeats = {"repeats_short": True} if _repeats_short(plan, is_validation) else {}
+        return {"sample_order": plan.sample_order, **repeats}
 
     def lack(
-        self, tokens: IndexedDataset, documents: range, plan: DataPlan, *, seq_length: int
+        self,
+        tokens: IndexedDataset,
+        documents: range,
+        plan: DataPlan,
+        *,
+        seq_length: int,
+        is_validation: bool,
     ) -> str:
         """Return how many tokens there are, if these are too few for a sample."""
         sizes = cached_sizes(tokens, documents, directory=plan.cache_path or None)
-        if sizes.num_tokens > seq_length:
+        if sizes.num_tokens > (0 if _repeats_short(plan, is_validation) else seq_length):
             return ""
         return f"{sizes.num_tokens} tokens of the {seq_length + 1} of one sample"
+
+
+def _repeats_short(plan: DataPlan, is_validation: bool) -> bool:
+    """Whether documents of less than one sample repeat; a plugin's datasets decide otherwise."""
+    return is_validation and plan.sample_order == "megatron-core" and not plan.dataset
 
 
 @KINDS.register("pairs")

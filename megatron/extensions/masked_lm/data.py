@@ -176,12 +176,18 @@ class Sentences(Kind):
     dataset = SentenceDataset
     repeats_documents = True
 
-    def rules(self, plan: DataPlan) -> dict[str, Any]:
+    def rules(self, plan: DataPlan, *, is_validation: bool) -> dict[str, Any]:
         """Return how documents are cut."""
         return {"sentences": plan.cut}
 
     def lack(
-        self, tokens: IndexedDataset, documents: range, plan: DataPlan, *, seq_length: int
+        self,
+        tokens: IndexedDataset,
+        documents: range,
+        plan: DataPlan,
+        *,
+        seq_length: int,
+        is_validation: bool,
     ) -> str:
         """Return how many sentences no document has, if none has as many as a sample needs."""
         fewest = plan.cut.min_sentences

@@ -20,6 +20,7 @@ from megatron.inference.loading.loaded_model import (
     tokenizer_and_spec,
 )
 from megatron.inference.loading.model_source import ModelSource
+from megatron.tokenizer.types.hugging_face import load_problem
 from megatron.training.process.device import choose_device
 from megatron.training.process.environment import Launch, cpu_threads
 
@@ -97,17 +98,18 @@ class TransformersEmbedder:
     A text without a token becomes zeros.
 
     Raises:
-        ConfigError: there is no such encoder, or transformers cannot load it.
+        ConfigError: there is no such encoder, or transformers cannot load it without the folder's code.
     """
 
     def __init__(self, folder: Path, batches: Batches, launch: Launch):
         from transformers import AutoModel, AutoTokenizer
 
+        options = {"local_files_only": True, "trust_remote_code": False}
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = AutoModel.from_pretrained(folder, local_files_only=True)
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            model = AutoModel.from_pretrained(folder, **options)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--bert-load {folder}: {error}") from error
+            raise ConfigError(f"--bert-load {folder}: {load_problem(error)}") from error
         self._tokenizer.padding_side = "right"
         self._device = _device(launch)
         self._model = model.float().to(self._device).eval()

@@ -8,6 +8,7 @@ from megatron.config.config import Config
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parallelism.layout import replica_size
 from megatron.data.sampling.epoch_plan import EpochPlan
+from megatron.extensions.tasks.data.columns import Layout
 from megatron.extensions.tasks.data.sentences import sentence_labels
 from megatron.extensions.tasks.data.tagging import label_names, read_sentences
 from megatron.extensions.tasks.data.tasks import task_of
@@ -79,12 +80,13 @@ def _with_labels(config: Config) -> Config:
     paths = [*map(Path, downstream.train_data or ())]
     if text_task.labels is not None or not paths:
         return config
+    layout = Layout.of(plan_text_task(text_task, downstream.task))
     match downstream.task:
         case "token-classification":
-            sentences = [sentence for path in paths for sentence in read_sentences(path)]
+            sentences = [s for path in paths for s in read_sentences(path, layout=layout)]
             labels = label_names(sentences)
         case "text-classification":
-            labels = sentence_labels(paths, text_task.num_labels)
+            labels = sentence_labels(paths, text_task.num_labels, layout)
         case _:
             return config
     return replace(config, text_task=replace(text_task, labels=labels))

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.common.errors import ConfigError
+from megatron.config.data.tag_schemes import TagScheme, tag_scheme_of
 from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 TEXT_TASKS = {
@@ -12,6 +14,9 @@ TEXT_TASKS = {
     "question-answering": "question-answering",
 }
 """Objectives of the tasks whose data and labels are the user's own."""
+
+CLASSIFIED = ("RACE", "MNLI", "QQP", "QNLI", "RTE", "SST-2", "CoLA", "MRPC")
+"""Published tasks whose classes are scored in tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,34 @@ class TextTaskConfig:
     negative_label: str | None = None
     """Label of sentences without a relation. The score is then the micro-averaged F1 of all other
     labels, in place of the accuracy (text-classification)."""
+
+    text_column: int | None = setting(None, at_least=1)
+    """Column of the words of token-classification, or of the sentences of text-classification, from
+    1 (default: the first, or as a header names them)."""
+
+    label_column: int | None = setting(None, at_least=1)
+    """Column of their labels, from 1 (default: the last, or as a header names it)."""
+
+    column_separator: Literal["tab", "space"] | None = None
+    """What separates the columns of a file with a word on each line: a tab, so that words may have
+    spaces, or any spaces and tabs (default: tab if all lines of several columns have one;
+    token-classification)."""
+
+    header: Literal["yes", "no"] | None = None
+    """Whether the first line names the columns (default: by its look; token-classification and
+    text-classification)."""
+
+    tag_scheme: TagScheme | None = None
+    """Meaning of the prefixes of labels in the scores of entities; types: a label is a type by itself
+    (default: by the labels; token-classification)."""
+
+    macro_average: Literal["supported", "all"] = "supported"
+    """Classes whose mean is the macro average in tables of scores: those with support, as in NeMo, or
+    also those that are only predicted, as in scikit-learn and seqeval."""
+
+    squad_rules: Literal["1.1", "2.0"] | None = None
+    """Official evaluation whose rules score answers: they differ for answers of articles and
+    punctuation alone (default: 2.0 with --version-2-with-negative, else 1.1; question-answering)."""
 
     head_layers: int | None = setting(None, at_least=1)
     """Linear layers of the head, with ReLU between them: on each token (default: 2 of
@@ -83,6 +116,13 @@ class TextTaskPlan:
 
     labels: tuple[str, ...] = ()
     negative_label: str = ""
+    text_column: int = 0  # from 1; 0: by the look of the file
+    label_column: int = 0  # likewise
+    column_separator: str = ""  # "": by the look of the file
+    header: str = ""  # likewise
+    tag_scheme: str = "BIOES"
+    macro_average: str = "supported"
+    squad_rules: str = "1.1"
     head_layers: int = 0
     head_dropout: float = 0.0
     ignore_extra_tokens: bool = False
@@ -115,10 +155,21 @@ def plan_text_task(config: TextTaskConfig, task: str | None) -> TextTaskPlan:
         TextTaskPlan,
         "text_task",
         config,
+        tag_scheme=config.tag_scheme or _scheme(config, task),
+        squad_rules=config.squad_rules or ("2.0" if config.version_2_with_negative else "1.1"),
         head_layers=layers,
         head_dropout=dropout if layers else 0.0,
         balances_classes=config.class_balancing is not None,
     )
+
+
+def _scheme(config: TextTaskConfig, task: str | None) -> str:
+    """Return the tag scheme of --labels.
+
+    Raises:
+        ConfigError: they do not decide it.
+    """
+    return tag_scheme_of((task == "token-classification" and config.labels) or [])
 
 
 def num_outputs_of(plan: TextTaskPlan, task: str) -> int:
@@ -128,14 +179,19 @@ def num_outputs_of(plan: TextTaskPlan, task: str) -> int:
 
 _OF = {
     **dict.fromkeys(("head_layers", "head_dropout"), tuple(TEXT_TASKS)),
-    **dict.fromkeys(("labels", "class_balancing"), ("token-classification", "text-classification")),
+    **dict.fromkeys(
+        ("labels", "class_balancing", "text_column", "label_column", "header"),
+        ("token-classification", "text-classification"),
+    ),
+    **dict.fromkeys(("column_separator", "tag_scheme"), ("token-classification",)),
+    "macro_average": ("token-classification", "text-classification", *CLASSIFIED),
     **dict.fromkeys(("num_labels", "negative_label"), ("text-classification",)),
     **dict.fromkeys(("ignore_extra_tokens", "ignore_start_end"), ("token-classification",)),
     **dict.fromkeys(
         (
             *("version_2_with_negative", "doc_stride", "max_query_length", "max_answer_length"),
             *("n_best_size", "null_score_diff_threshold"),
-            *("output_prediction_file", "output_nbest_file"),
+            *("output_prediction_file", "output_nbest_file", "squad_rules"),
         ),
         ("question-answering",),
     ),
@@ -162,6 +218,13 @@ def text_task_problems(
     if config.labels is not None and len({*config.labels}) < max(2, len(config.labels)):
         yield f"--labels {' '.join(config.labels)}: give at least two different names"
     yield from _class_problems(config)
+    if config.tag_scheme is None:
+        try:
+            _scheme(config, task)
+        except ConfigError as error:
+            yield f"--labels {' '.join(config.labels or ())}: {error}"
+    if config.text_column and config.text_column == config.label_column:
+        yield f"--text-column and --label-column are both {config.text_column}"
     for field in ("output_prediction_file", "output_nbest_file"):
         if getattr(config, field) and not (num_files and has_folder):
             missing = "--save" if num_files else "--valid-data"

@@ -210,6 +210,16 @@ def _from_transformers(
     )
 
 
+def load_problem(error: Exception) -> str:
+    """Return why transformers did not load a folder with trust_remote_code=False, as one sentence."""
+    if "trust_remote_code" in str(error):
+        return (
+            "the folder needs Python code of its own (auto_map in its config.json or "
+            "tokenizer_config.json), which is never run: give one of an architecture of transformers"
+        )
+    return str(error).strip().partition("\n")[0]
+
+
 def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
     """Return transformers' tokenizer; Python code in its directory is run only if `kwargs` allow it.
 

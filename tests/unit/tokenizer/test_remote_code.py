@@ -4,11 +4,15 @@ import json
 import sys
 
 import pytest
+from transformers import BertTokenizerFast
 
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, describe_model
-from megatron.common.errors import WrongCheckpointError, WrongDataError
+from megatron.common.errors import ConfigError, WrongCheckpointError, WrongDataError
+from megatron.extensions.detox.toxicity.scorers import transformers_classifier
+from megatron.extensions.retro.inference_embedders import Batches, TransformersEmbedder
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.hugging_face import load_with_transformers
+from megatron.training.process.environment import Launch
 
 CODE = """\
 from pathlib import Path
@@ -71,6 +75,19 @@ def test_no_code_is_run_unasked(folder):
         load_with_transformers(str(folder), {})
     with pytest.raises(WrongCheckpointError, match="with its own Python code, which is never run"):
         describe_model(folder, ImportOptions(), save=folder)
+    assert not (folder.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("has_own_tokenizer", [True, False])
+def test_embedders_and_scorers_never_run_code(folder, has_own_tokenizer):
+    if not has_own_tokenizer:
+        (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+        BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    never = "needs Python code of its own .* which is never run"
+    with pytest.raises(ConfigError, match=f"--bert-load {folder}: the folder {never}"):
+        TransformersEmbedder(folder, Batches(1, 8), Launch(0, 1, 0, 1))
+    with pytest.raises(ConfigError, match=f"--scorer-model {folder}: the folder {never}"):
+        transformers_classifier(str(folder), None)
     assert not (folder.parent / "ran").exists()
 
 

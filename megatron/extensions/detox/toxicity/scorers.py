@@ -16,6 +16,7 @@ from megatron.extensions.detox.flags import (
     ScorerConfig,
 )
 from megatron.extensions.detox.toxicity.perspective import PerspectiveAPI
+from megatron.tokenizer.types.hugging_face import load_problem
 
 TOXICITY = "toxicity"
 Scores = dict[str, float]
@@ -142,7 +143,8 @@ def transformers_classifier(folder: str, toxic_label: str | None) -> Scorer:
     softmax over all. Texts are cut off at the classifier's maximum length.
 
     Raises:
-        ConfigError: there is no classifier, or none of its labels is the toxic one.
+        ConfigError: there is no classifier, it needs code of its own, or none of its labels is the
+            toxic one.
     """
     if not Path(folder, "config.json").is_file():
         raise ConfigError(
@@ -152,11 +154,12 @@ def transformers_classifier(folder: str, toxic_label: str | None) -> Scorer:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--scorer-model {folder}: {error}") from error
+        raise ConfigError(f"--scorer-model {folder}: {load_problem(error)}") from error
     labels = [str(model.config.id2label[i]).lower() for i in range(model.config.num_labels)]
     toxic = _toxic_label(labels, toxic_label, folder)
     is_multi_label = model.config.problem_type == "multi_label_classification"

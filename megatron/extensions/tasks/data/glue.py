@@ -1,6 +1,5 @@
 """GLUE: tab-separated files of MNLI, QQP, QNLI, RTE, SST-2, CoLA, STS-B and MRPC."""
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +9,8 @@ from pathlib import Path
 
 from megatron.common.errors import WrongDataError
 from megatron.extensions.tasks.data.packing import clean_text
-from megatron.extensions.tasks.data.task import EXCERPT, read_lines, wrong_line
+from megatron.extensions.tasks.data.task import EXCERPT, read_lines, require_few, wrong_line
 from megatron.extensions.tasks.data.task_dataset import ClassificationTask, Example, Examples
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,12 @@ def read_glue(path: Path, *, task: str, classes: tuple[str, ...]) -> Examples:
     """Read a file of a GLUE task.
 
     QQP's lines with another number of columns or an empty text are skipped and counted in a
-    warning, since the published file has such; in other tasks they are errors. Examples of a test
-    file have the first class, or 0.0 for a score.
+    warning, up to half of them, since the published file has such; in other tasks they are errors.
+    Examples of a test file have the first class, or 0.0 for a score.
 
     Raises:
-        WrongDataError: a line lacks a column, or its text, label or id is empty or unknown.
+        WrongDataError: a line lacks a column, its text, label or id is empty or unknown, or there
+            is no example.
     """
     lines = read_lines(path)
     first = next(lines, None)
@@ -100,8 +98,9 @@ def read_glue(path: Path, *, task: str, classes: tuple[str, ...]) -> Examples:
             raise wrong_line(path, number, f"{error} (a line of {task})") from error
         second = texts[1] if len(texts) > 1 else None
         examples.append(Example((texts[0],), second, label, uid))
-    if skipped:
-        log.warning(f"{len(skipped)} lines skipped, the first of them: {skipped[0]}")
+    require_few(skipped, len(skipped) + len(examples), "lines", at_most=0.5)
+    if not examples:
+        raise WrongDataError(f"{path}: no example of {task}")
     return Examples(examples, has_labels=columns.label is not None)
 
 

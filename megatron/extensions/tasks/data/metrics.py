@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.config.data.tag_schemes import OUTSIDE, PREFIXES
+
 
 def confusion_matrix(predictions: NDArray, labels: NDArray, num_classes: int) -> NDArray[np.int64]:
     """Count the examples of each pair of true and predicted class.
@@ -101,30 +103,42 @@ class Score:
         )
 
 
-def class_scores(confusion: NDArray, names: Sequence[str]) -> dict[str, Score]:
+MACRO_AVERAGES = {
+    "supported": "classes with support",
+    "all": "classes with support and predicted ones",
+}
+"""Classes whose mean is a macro average, by --macro-average."""
+
+
+def class_scores(
+    confusion: NDArray, names: Sequence[str], macro_average: str = "supported"
+) -> dict[str, Score]:
     """Return the score of each class, and their averages as `scores_with_averages` does."""
     rows = zip(confusion.diagonal(), confusion.sum(0), confusion.sum(1), strict=True)
     counts = [(int(c), int(p), int(t)) for c, p, t in rows]
-    return scores_with_averages(dict(zip(names, counts, strict=True)))
+    return scores_with_averages(dict(zip(names, counts, strict=True)), macro_average)
 
 
-def scores_with_averages(counts: Mapping[str, tuple[int, int, int]]) -> dict[str, Score]:
+def scores_with_averages(
+    counts: Mapping[str, tuple[int, int, int]], macro_average: str = "supported"
+) -> dict[str, Score]:
     """Return the score of each class, and "micro avg", "macro avg", "weighted avg" of all.
 
-    The macro average is the mean over the classes with support, the weighted average counts each
-    class by its support.
+    The macro average is a mean over classes, the weighted average counts each class by its support.
 
     Args:
         counts: correct, predicted and true examples of each class.
+        macro_average: "supported", classes with support, as NeMo does; or "all", also those that are
+            only predicted, as scikit-learn and seqeval do.
     """
     scores = {name: Score.of(*count) for name, count in counts.items()}
-    totals = [sum(count[i] for count in counts.values()) for i in range(3)]
+    rows, counts_all = [*counts.values()], macro_average == "all"
+    totals = [sum(row[i] for row in rows) for i in range(3)]
     support = totals[2]
-    present = [score for score in scores.values() if score.support]
 
     def mean(weights: list[int]) -> Score:
         def of(field: str) -> float:
-            values = [getattr(score, field) for score in present]
+            values = [getattr(score, field) for score in scores.values()]
             products = (v * w for v, w in zip(values, weights, strict=True))
             return _ratio(math.fsum(products), sum(weights))
 
@@ -132,26 +146,25 @@ def scores_with_averages(counts: Mapping[str, tuple[int, int, int]]) -> dict[str
 
     averages = {
         "micro avg": Score.of(*totals),
-        "macro avg": mean([1] * len(present)),
-        "weighted avg": mean([score.support for score in present]),
+        "macro avg": mean([int(bool(true or (counts_all and found))) for _, found, true in rows]),
+        "weighted avg": mean([true for *_, true in rows]),
     }
     return scores | averages
 
 
-_PREFIXES = frozenset("BIESO")
-"""Prefixes of tags: the first, inner and last word of an entity, a single one, and none."""
-
-
-def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+def entities(tags: Sequence[str], scheme: str = "BIOES") -> Iterator[tuple[str, int, int]]:
     """Yield type, start and end of each entity of a sentence; the end is exclusive.
 
     An entity begins at B- or S-, after E- or S-, where the type changes, and at an I- or E- after
-    O. A tag that is neither O nor has such a prefix is a type by itself, as I- of that type; B and
-    I alone have the type "".
+    O. A tag that is neither O nor has a prefix of the scheme is a type by itself, as I- of that
+    type; B and I alone have the type "".
+
+    Args:
+        scheme: whose prefixes tags have; see `PREFIXES`.
     """
     start, previous, current = 0, "O", ""
     for i, tag in enumerate([*tags, "O"]):
-        prefix, kind = _parsed(tag)
+        prefix, kind = _parsed(tag, PREFIXES[scheme])
         is_continued = prefix in "IE" and previous in "BI" and kind == current
         if not is_continued:
             if previous != "O":
@@ -161,7 +174,11 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def entity_scores(
-    predictions: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]
+    predictions: Sequence[Sequence[str]],
+    labels: Sequence[Sequence[str]],
+    *,
+    scheme: str = "BIOES",
+    macro_average: str = "supported",
 ) -> dict[str, Score]:
     """Return the score of each type of entity, and their averages.
 
@@ -170,6 +187,8 @@ def entity_scores(
 
     Args:
         predictions: tags of each sentence, as many as its `labels`.
+        scheme: whose prefixes tags have; see `PREFIXES`.
+        macro_average: see `scores_with_averages`.
     """
     correct: Counter[str] = Counter()
     predicted: Counter[str] = Counter()
@@ -177,20 +196,21 @@ def entity_scores(
     for predicted_tags, true_tags in zip(predictions, labels, strict=True):
         if len(predicted_tags) != len(true_tags):
             raise ValueError(f"{len(predicted_tags)} predictions for {len(true_tags)} labels")
-        found, expected = {*entities(predicted_tags)}, {*entities(true_tags)}
+        found, expected = ({*entities(tags, scheme)} for tags in (predicted_tags, true_tags))
         predicted.update(kind for kind, *_ in found)
         true.update(kind for kind, *_ in expected)
         correct.update(kind for kind, *_ in found & expected)
     kinds = sorted(predicted | true)
-    return scores_with_averages({k: (correct[k], predicted[k], true[k]) for k in kinds})
+    counts = {kind: (correct[kind], predicted[kind], true[kind]) for kind in kinds}
+    return scores_with_averages(counts, macro_average)
 
 
-def _parsed(tag: str) -> tuple[str, str]:
-    """Return prefix and type of a tag."""
-    prefix, hyphen, kind = tag.partition("-")
-    if prefix in _PREFIXES and (hyphen or not kind):
-        return prefix, kind
-    return "I", tag
+def _parsed(tag: str, prefixes: Mapping[str, str]) -> tuple[str, str]:
+    """Return the prefix of a tag, as BIOES has it, and its type."""
+    prefix, _, kind = tag.partition("-")
+    if prefix in prefixes:
+        return prefixes[prefix], kind
+    return ("O", "") if tag == OUTSIDE else ("I", tag)
 
 
 def score_table(scores: Mapping[str, Score]) -> str:

@@ -15,16 +15,17 @@ _KEYS = {"article": str, "questions": list, "options": list, "answers": list}
 
 
 def read_race(folder: Path) -> Examples:
-    """Read the questions of all *.txt of a folder, in the order of their names.
+    """Read the questions of all *.txt of a folder but hidden ones, in the order of their names.
 
     Each line is a JSON object with an article, its questions, their four options and the letters
     of the answers. Text A is the question with the option in place of each "_", or after it if
     there is none; text B is the article.
 
     Raises:
-        WrongDataError: there is no such file, or a line is malformed.
+        WrongDataError: there is no such file, a line is malformed, or there is no question.
     """
-    files = sorted(folder.glob("*.txt"))
+    # macOS writes a ._1.txt of metadata beside each 1.txt on other file systems.
+    files = sorted(path for path in folder.glob("*.txt") if not path.name.startswith("."))
     if not files:
         hint = "" if folder.is_dir() else f"{near(folder)}; it must be a folder"
         if subfolders := sorted(path.name for path in folder.glob("*/")):
@@ -39,6 +40,8 @@ def read_race(folder: Path) -> Examples:
                 examples += _questions(line, len(examples))
             except ValueError as error:
                 raise wrong_line(path, number, f"{error} (a line of RACE)") from error
+    if not examples:
+        raise WrongDataError(f"{folder}: its {len(files)} *.txt have no question")
     return Examples(examples)
 
 

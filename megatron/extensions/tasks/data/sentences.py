@@ -1,6 +1,8 @@
 """Text classification and relation extraction: sentences with a label, read from columns of lines."""
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import WrongDataError
+from megatron.extensions.tasks.data.columns import (
+    BY_LOOK,
+    LABEL_NAMES,
+    TEXT_NAMES,
+    ColumnLine,
+    Layout,
+)
 from megatron.extensions.tasks.data.metrics import Score, confusion_matrix
 from megatron.extensions.tasks.data.tagging import label_weights
 from megatron.extensions.tasks.data.task import EXCERPT, Predicted, read_lines, wrong_line
@@ -102,7 +111,7 @@ class SentenceDataset(TaskDataset):
         return super().__getitem__(i) | {"label_weight": self._label_weights[self.labels[i], ...]}
 
 
-_COLUMN_NAMES = ("label", "labels", "class", "category", "target")
+_NO_LABELS = ("label", "labels", "class", "category", "target")
 """Names of the column of labels, which no label has."""
 
 
@@ -112,12 +121,14 @@ class _Row(NamedTuple):
     line: int
 
 
-def read_labelled_sentences(path: Path, labels: Sequence[str]) -> Examples:
+def read_labelled_sentences(
+    path: Path, labels: Sequence[str], layout: Layout = BY_LOOK
+) -> Examples:
     """Read lines of a sentence, a tab and a label: its name, or its number from 0 on.
 
-    Also lines with more columns: those that a header names (index, sentence, label), and without a
-    header an id, a sentence, True or False, and the relation (False: there is none). A first line
-    whose last field is "label" or the like is a header; of numbered labels, one without a number.
+    Also lines with more columns: those that a header or `layout` names, and without a header an id,
+    a sentence, True or False, and the relation (False: there is none). A first line whose last field
+    is "label" or the like is a header; of numbered labels, one without a number.
 
     Raises:
         WrongDataError: the file is missing or empty, or a line has no sentence or an unknown label;
@@ -126,19 +137,21 @@ def read_labelled_sentences(path: Path, labels: Sequence[str]) -> Examples:
     ids = {name: number for number, name in enumerate(labels)}
     ids |= {str(number): number for number in range(len(labels)) if str(number) not in ids}
     examples: list[Example] = []
-    rows = _rows(path)
-    for number, (sentence, label, line) in enumerate(rows):
+    rows = _rows(path, layout)
+    numbered = all(map(str.isdecimal, labels))
+    if rows and rows[0].label not in ids and _is_header(rows, layout, are_numbers=numbered):
+        log.info(
+            "%s, line %d: %r is taken for a header", path, rows[0].line, rows[0].label[:EXCERPT]
+        )
+        rows = rows[1:]
+    for sentence, label, line in rows:
         if label not in ids:
-            if number == 0 < len(rows) - 1 and _is_header(
-                label, are_numbers=all(map(str.isdecimal, labels))
-            ):
-                log.info("%s, line %d: %r is taken for a header", path, line, label[:EXCERPT])
-                continue
             raise wrong_line(
                 path,
                 line,
                 f"unknown label {label[:EXCERPT]!r}; labels are {', '.join(labels)}, or their "
-                f"numbers from 0 to {len(labels) - 1}",
+                f"numbers from 0 to {len(labels) - 1}"
+                + ("; if this line names the columns, write --header yes" if not examples else ""),
             )
         examples.append(Example((sentence,), None, ids[label], len(examples)))
     if not examples:
@@ -146,17 +159,24 @@ def read_labelled_sentences(path: Path, labels: Sequence[str]) -> Examples:
     return Examples(examples)
 
 
-def sentence_labels(paths: Sequence[Path], num_labels: int | None = None) -> list[str]:
+def sentence_labels(
+    paths: Sequence[Path], num_labels: int | None = None, layout: Layout = BY_LOOK
+) -> list[str]:
     """Return the labels of files in the order of their ids: numbers from 0 on, or names, sorted.
 
     Args:
         num_labels: how many there are, if they are numbers (default: up to the largest).
 
     Raises:
-        WrongDataError: some labels are numbers and others names.
+        WrongDataError: some labels are numbers and others names, or it is in doubt whether a first
+            line is a header or the last column holds labels.
     """
-    rows = [(path, row) for path in paths for row in _without_header(_rows(path))]
-    numbers = [int(row.label) for _, row in rows if row.label.isdecimal()]
+    rows = []
+    for path in paths:
+        of_file = _without_header(path, _rows(path, layout), layout)
+        _require_labels(path, of_file, layout)
+        rows += [(path, row) for row in of_file]
+    numbers = {int(row.label) for _, row in rows if row.label.isdecimal()}
     if not numbers:
         return sorted({row.label for _, row in rows})
     for path, row in rows:
@@ -167,36 +187,95 @@ def sentence_labels(paths: Sequence[Path], num_labels: int | None = None) -> lis
                 f"the label {row.label[:EXCERPT]!r} is not a number, and other labels are: give the "
                 "names of all labels with --labels",
             )
-    return [*map(str, range(num_labels or max(numbers) + 1))]
+    count = num_labels or max(numbers) + 1
+    if not num_labels and count > 2 * len(numbers):
+        raise WrongDataError(
+            f"{paths[0]}: labels are {len(numbers)} numbers up to {max(numbers)}, which would be "
+            f"{count} classes: give --num-labels, or the names of all labels with --labels"
+        )
+    return [*map(str, range(count))]
 
 
-def _without_header(rows: list[_Row]) -> list[_Row]:
-    """Return the rows without a first one that names the columns of others."""
+def _without_header(path: Path, rows: list[_Row], layout: Layout) -> list[_Row]:
+    """Return the rows without a first one that names the columns of others.
+
+    Raises:
+        WrongDataError: it is in doubt, since its label alone is in no other line.
+    """
     are_numbers = all(row.label.isdecimal() for row in rows[1:])
-    has_header = len(rows) > 1 and _is_header(rows[0].label, are_numbers=are_numbers)
-    return rows[1:] if has_header else rows
+    if _is_header(rows, layout, are_numbers=are_numbers):
+        return rows[1:]
+    if layout.has_header is None and _is_doubtful(rows):
+        raise wrong_line(
+            path,
+            rows[0].line,
+            f"the label {rows[0].label[:EXCERPT]!r} is in no other line: write --header yes if this line "
+            "names the columns, or --header no",
+        )
+    return rows
 
 
-def _is_header(label: str, *, are_numbers: bool) -> bool:
-    """Whether the last field of a first line is the name of a column."""
-    return label.lower() in _COLUMN_NAMES or (are_numbers and not label.isdecimal())
+def _is_doubtful(rows: Sequence[_Row]) -> bool:
+    """Whether a first line looks like names of columns: it alone has its label, or is one word."""
+    if len(rows) < 3:
+        return False
+    counts = Counter(row.label for row in rows)
+    if counts[rows[0].label] > 1:
+        return False
+    num_words = sum(" " not in row.sentence for row in rows[1:])
+    is_only_word = " " not in rows[0].sentence and 10 * num_words < len(rows)
+    return is_only_word or [*counts.values()].count(1) == 1
 
 
-def _rows(path: Path) -> list[_Row]:
+def _is_header(rows: Sequence[_Row], layout: Layout, *, are_numbers: bool) -> bool:
+    """Whether a first line holds names of columns."""
+    if layout.has_header is not None or len(rows) < 2:
+        return False  # by the flag, it is already left out
+    sentence, label, _ = rows[0]
+    is_named = sentence.lower() in TEXT_NAMES and all(row.label != label for row in rows[1:])
+    return label.lower() in _NO_LABELS or is_named or (are_numbers and not _NUMBER.fullmatch(label))
+
+
+def _require_labels(path: Path, rows: Sequence[_Row], layout: Layout) -> None:
+    """Refuse a last column that holds no labels, by its look.
+
+    Raises:
+        WrongDataError: labels are other numbers, in quotes, or of more kinds than there are sentences.
+    """
+    labels, num_sentences = {row.label for row in rows}, len({row.sentence for row in rows})
+    for sentence, label, line in rows:
+        if _NUMBER.fullmatch(label) and not label.isdecimal():
+            problem = f"the label {label} is a number, and classes are numbered 0, 1 and so on"
+        elif label[0] == label[-1] == '"' and len(label) > 1:
+            problem = f"the label {label[:EXCERPT]} is in quotes, which are no part of a column"
+        elif not layout.label and len(labels) > num_sentences:
+            problem = (
+                f"there are more labels, {len(labels)}, than sentences: the first is {label[:EXCERPT]!r} "
+                f"of {sentence[:EXCERPT]!r}; --text-column and --label-column name the columns, from 1"
+            )
+        else:
+            continue
+        raise wrong_line(path, line, f"{problem}; with --labels all labels are taken as they are")
+
+
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+")
+
+
+def _rows(path: Path, layout: Layout) -> list[_Row]:
     """Return the sentence and the label of each line, without a header that names columns.
 
     Raises:
-        WrongDataError: a line has no tab, or lacks a column.
+        WrongDataError: a line has no tab, or lacks a column, or columns are in doubt.
     """
-    lines = [(line, text.split("\t")) for line, text in read_lines(path)]
-    first = [name.strip().lower() for name in lines[0][1]] if lines else []
-    relations = len(first) == 4 and first[2] in ("true", "false")
-    if has_header := {"sentence", "label"} <= {*first}:
-        log.info("%s: columns are %s", path, ", ".join(first))
+    lines = [ColumnLine(line, text.split("\t")) for line, text in read_lines(path)]
+    if not lines:
+        return []
+    columns, has_header, is_relation = _columns(path, lines, layout)
+    if has_header:
+        log.info("%s: columns are %s", path, ", ".join(lines[0].fields))
         lines = lines[1:]
-    if relations or (has_header and len(first) > 2):
-        columns = (1, 3) if relations else (first.index("sentence"), first.index("label"))
-        return [_of_columns(path, *each, columns, is_relation=relations) for each in lines]
+    if columns:
+        return [_of_columns(path, *each, columns, is_relation=is_relation) for each in lines]
     found = []
     for line, fields in lines:
         *parts, label = fields
@@ -208,6 +287,45 @@ def _rows(path: Path) -> list[_Row]:
             )
         found.append(_Row(sentence, label.strip(), line))
     return found
+
+
+def _columns(
+    path: Path, lines: Sequence[ColumnLine], layout: Layout
+) -> tuple[tuple[int, int] | None, bool, bool]:
+    """Return the columns of sentence and label, whether there is a header, and whether of relations.
+
+    None: the last column is the label, and all others are the sentence.
+
+    Raises:
+        WrongDataError: each line has the same number of columns, three or more, without names.
+    """
+    first = [name.strip().lower() for name in lines[0].fields]
+    texts, labels = (
+        [i for i, name in enumerate(first) if name in names] for names in (TEXT_NAMES, LABEL_NAMES)
+    )
+    is_named = len(texts) == len(labels) == 1 and layout.has_header is not False
+    has_header = is_named or layout.has_header is True
+    if layout.text or layout.label:
+        text, label = layout.text or 1, layout.label or len(first)
+        if text == label:
+            raise wrong_line(
+                path,
+                lines[0].number,
+                f"column {text} would be both sentence and label: give --text-column and --label-column",
+            )
+        return (text - 1, label - 1), has_header, False
+    if is_named:
+        return (texts[0], labels[0]), has_header, False
+    if len(first) == 4 and first[2] in ("true", "false"):
+        return (1, 3), has_header, True
+    if len(first) > 2 and {len(line.fields) for line in lines} == {len(first)}:
+        raise wrong_line(
+            path,
+            lines[0].number,
+            f"each line has {len(first)} columns: --text-column and --label-column name those of "
+            "sentence and label, from 1",
+        )
+    return None, has_header, False
 
 
 def _of_columns(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import ConfigError, WrongDataError, near, reason
 from megatron.extensions.tasks.data.packing import EncodedTexts, SegmentPacker
-from megatron.extensions.tasks.data.task import EXCERPT
+from megatron.extensions.tasks.data.task import EXCERPT, require_few
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _WORD = re.compile("[^ \t\r\n\u202f]+")
@@ -43,12 +43,15 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
 
     Args:
         is_training: whether each question needs the position of its answer. Answers of an
-            evaluation file may be absent.
+            evaluation file may be absent. Of several answers the first that is where its
+            `answer_start` says comes first; questions without such an answer are skipped and
+            counted in a warning.
         version_2: whether a question may have no answer.
 
     Raises:
         WrongDataError: the file is missing or malformed, an id is used twice, a context is empty, or
-            an answer is not in its context; the message names article, paragraph and question.
+            more than a tenth of the questions would be skipped; the message names article,
+            paragraph and question.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -59,6 +62,7 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
     except json.JSONDecodeError as error:
         raise WrongDataError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
     questions: list[Question] = []
+    skipped: list[WrongDataError] = []
     seen: set[str] = set()
     for place, context, entry in _entries(path, content):
         uid = str(entry.get("id", ""))
@@ -72,12 +76,20 @@ def read_squad(path: Path, *, is_training: bool, version_2: bool = False) -> lis
                 _question(uid, context, entry, is_training=is_training, version_2=version_2)
             )
         except ValueError as error:
-            raise WrongDataError(
+            wrong = WrongDataError(
                 f"{path}{_line_of(uid, text)}, {place}, question {uid!r}: {error}"
-            ) from error
+            )
+            if not isinstance(error, _MisplacedAnswerError):
+                raise wrong from error
+            skipped.append(wrong)
+    require_few(skipped, len(skipped) + len(questions), "questions", at_most=0.1)
     if not questions:
         raise WrongDataError(f"{path}: no question")
     return questions
+
+
+class _MisplacedAnswerError(ValueError):
+    """No answer of a question is at its position in the context."""
 
 
 def _line_of(uid: str, text: str) -> str:
@@ -129,36 +141,49 @@ def _question(
         raise ValueError("the context is empty")
     if not isinstance(text, str) or not text.strip():
         raise ValueError("the question is empty")
-    answers = entry.get("answers") or []
-    try:
-        texts = tuple(str(answer["text"]) for answer in answers)
-        is_placed = answers and (is_training or "answer_start" in answers[0])
-        start = int(answers[0]["answer_start"]) if is_placed else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"answers must have text and answer_start ({error!r})") from error
-    is_impossible = bool(entry.get("is_impossible")) and version_2
-    if is_impossible:
+    if entry.get("is_impossible") not in (None, False, True):
+        raise ValueError(f"is_impossible is {entry['is_impossible']!r}; it must be true or false")
+    if entry.get("is_impossible") and version_2:
         return Question(uid, text, context, is_impossible=True)
-    if is_training and start is None:
+    answers = [*_answers(entry, needs_start=is_training)]
+    if is_training and not answers:
         hint = (
             "is_impossible is not true"
             if version_2
             else "give --version-2-with-negative if this is SQuAD 2.0"
         )
         raise ValueError(f"it has no answer; {hint}")
-    if start is not None and not (texts[0].strip() and _is_in(texts[0], context, start)):
-        if is_training:
-            raise ValueError(
-                f"the answer {texts[0][:EXCERPT]!r} is not in the context at {start}: "
-                f"{context[max(start, 0) :][: len(texts[0])][:EXCERPT]!r}"
-            )
-        start = None
-    return Question(uid, text, context, texts, start)
+    # In front comes the answer that is trained on: sorting is stable, and False is less than True.
+    answers.sort(key=lambda each: not _is_in(each[0], each[1], context))
+    texts = tuple(answer for answer, _ in answers)
+    if answers and _is_in(texts[0], answers[0][1], context):
+        return Question(uid, text, context, texts, answers[0][1])
+    if is_training:
+        answer, start = texts[0], answers[0][1] or 0
+        raise _MisplacedAnswerError(
+            f"the answer {answer[:EXCERPT]!r} is not in the context at {start}: "
+            f"{context[max(start, 0) :][: len(answer)][:EXCERPT]!r}"
+        )
+    return Question(uid, text, context, texts)
 
 
-def _is_in(answer: str, context: str, start: int) -> bool:
+def _answers(entry: dict, *, needs_start: bool) -> Iterator[tuple[str, int | None]]:
+    """Yield text and position of each answer of a question.
+
+    Raises:
+        ValueError: one lacks them, or they are of another type.
+    """
+    try:
+        for answer in entry.get("answers") or []:
+            has_start = needs_start or answer.get("answer_start") is not None
+            yield str(answer["text"]), int(answer["answer_start"]) if has_start else None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"answers must have text and answer_start ({error!r})") from error
+
+
+def _is_in(answer: str, start: int | None, context: str) -> bool:
     """Whether the words around the answer's position hold it, whatever the white space."""
-    if not 0 <= start < len(context):
+    if start is None or not answer.strip() or not 0 <= start < len(context):
         return False
     if context.startswith(answer, start):
         return True

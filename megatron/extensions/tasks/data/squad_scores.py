@@ -1,4 +1,8 @@
-"""Exact match and F1 of SQuAD by the rules of its official evaluation."""
+"""Exact match and F1 of SQuAD by the rules of its official evaluations.
+
+That of 2.0 leaves out right answers without a word (articles and punctuation alone), and the F1 of
+two texts without a word is 1. That of 1.1 keeps such answers, and this F1 is 0.
+"""
 
 import re
 import string
@@ -16,14 +20,14 @@ def normalize_answer(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def exact_match(prediction: str, answers: Sequence[str]) -> float:
+def exact_match(prediction: str, answers: Sequence[str], rules: str = "2.0") -> float:
     """Return 1 if the prediction equals one of the answers when normalized, otherwise 0."""
-    return float(normalize_answer(prediction) in map(normalize_answer, _right(answers)))
+    return float(normalize_answer(prediction) in map(normalize_answer, _right(answers, rules)))
 
 
-def answer_f1(prediction: str, answers: Sequence[str]) -> float:
+def answer_f1(prediction: str, answers: Sequence[str], rules: str = "2.0") -> float:
     """Return the best F1 between the words of the prediction and those of an answer."""
-    return max(_f1(prediction, answer) for answer in _right(answers))
+    return max(_f1(prediction, answer, rules) for answer in _right(answers, rules))
 
 
 def squad_scores(
@@ -31,21 +35,23 @@ def squad_scores(
     questions: Sequence[Question],
     *,
     null_odds: Mapping[str, float] | None = None,
+    rules: str = "2.0",
 ) -> dict[str, float]:
-    """Return the scores of the official evaluation in percent, under its names.
+    """Return the scores of the official evaluation in percent, under the names of that of 2.0.
 
     Args:
         predictions: answer to each question by its id.
         null_odds: the larger, the less likely has a question an answer. With it, the scores have
             best_exact and best_f1: those with the best threshold on it.
+        rules: of the evaluation of SQuAD "1.1" or "2.0".
 
     Raises:
         ValueError: a question has no prediction.
     """
     if missing := [q.uid for q in questions if q.uid not in predictions]:
         raise ValueError(f"{len(missing)} questions without prediction, the first: {missing[0]!r}")
-    exact = {q.uid: exact_match(predictions[q.uid], q.answers) for q in questions}
-    f1 = {q.uid: answer_f1(predictions[q.uid], q.answers) for q in questions}
+    exact = {q.uid: exact_match(predictions[q.uid], q.answers, rules) for q in questions}
+    f1 = {q.uid: answer_f1(predictions[q.uid], q.answers, rules) for q in questions}
     groups = {
         "": [q.uid for q in questions],
         "HasAns_": [q.uid for q in questions if q.answers],
@@ -65,15 +71,15 @@ def squad_scores(
     return scores
 
 
-def _right(answers: Sequence[str]) -> Sequence[str]:
-    """Return the answers that do not normalize to nothing; the answer "" if there is none."""
-    return [answer for answer in answers if normalize_answer(answer)] or [""]
+def _right(answers: Sequence[str], rules: str) -> Sequence[str]:
+    """Return the answers that count; the answer "" if there is none."""
+    return [answer for answer in answers if rules == "1.1" or normalize_answer(answer)] or [""]
 
 
-def _f1(prediction: str, answer: str) -> float:
+def _f1(prediction: str, answer: str, rules: str) -> float:
     predicted, right = (normalize_answer(text).split() for text in (prediction, answer))
     if not predicted or not right:
-        return float(predicted == right)
+        return float(rules == "2.0" and predicted == right)
     common = (Counter(predicted) & Counter(right)).total()
     if not common:
         return 0.0

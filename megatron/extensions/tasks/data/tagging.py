@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import WrongDataError
+from megatron.config.data.tag_schemes import OUTSIDE as PAD_LABEL
+from megatron.extensions.tasks.data.columns import BY_LOOK, Layout, read_column_sentences
 from megatron.extensions.tasks.data.packing import EncodedTexts
 from megatron.extensions.tasks.data.task import EXCERPT, read_lines, wrong_line
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-PAD_LABEL = "O"
-"""Label of words outside of all entities, and of special tokens; its id is 0 unless --labels has another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,9 @@ def labels_file_of(path: Path) -> Path | None:
     return None
 
 
-def read_sentences(path: Path, *, labelled: bool = True) -> list[TaggedSentence]:
+def read_sentences(
+    path: Path, *, labelled: bool = True, layout: Layout = BY_LOOK
+) -> list[TaggedSentence]:
     """Read sentences with a label for each word.
 
     text_NAME.txt has a sentence on each line, words with spaces between them, and labels_NAME.txt
@@ -50,14 +51,18 @@ def read_sentences(path: Path, *, labelled: bool = True) -> list[TaggedSentence]
 
     Args:
         labelled: whether labels are needed.
+        layout: of a file with a word on each line.
 
     Raises:
-        WrongDataError: a file is missing, numbers of words and labels differ, or there is no
-            sentence; the message names file and line.
+        WrongDataError: a file is missing, numbers of words and labels differ, there is no sentence,
+            or columns are in doubt; the message names file and line.
     """
     labels = labels_file_of(path)
     if labels is None:
-        found = [*_columns(path, labelled=labelled)]
+        found = [
+            _sentence(words, path, line)
+            for line, words in read_column_sentences(path, layout, labelled=labelled)
+        ]
     elif labelled or labels.exists():
         found = [*_pairs(path, labels)]
     else:
@@ -83,27 +88,6 @@ def _pairs(path: Path, labels: Path) -> Iterator[TaggedSentence]:
                 f"{len(words)} words, and {labels}, line {number} has {len(names)} labels",
             )
         yield TaggedSentence(words, names, path, line)
-
-
-def _columns(path: Path, *, labelled: bool) -> Iterator[TaggedSentence]:
-    """Yield the sentences of a file with a word on each line."""
-    words: list[tuple[str, str]] = []
-    previous = first = 0
-    for line, text in read_lines(path):
-        fields = text.split()
-        # Blank lines are not read: their numbers are missing.
-        if words and (line != previous + 1 or not fields):
-            yield _sentence(words, path, first)
-            words = []
-        previous = line
-        if not fields or fields[0] == "-DOCSTART-":
-            continue
-        if len(fields) < 2 and labelled:
-            raise wrong_line(path, line, f"{text[:EXCERPT]!r} has no label: WORD LABEL is expected")
-        first = first if words else line
-        words.append((fields[0], fields[-1] if len(fields) > 1 else ""))
-    if words:
-        yield _sentence(words, path, first)
 
 
 def _sentence(words: Sequence[tuple[str, str]], path: Path, line: int) -> TaggedSentence:

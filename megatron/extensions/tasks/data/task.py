@@ -1,6 +1,7 @@
 """Interface of a downstream task, and the lines of its files, with errors that name file and line."""
 
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import WrongDataError, near, reason
 from megatron.tokenizer.types.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 EXCERPT = 60
 """Characters of a wrong field or line that a message shows."""
@@ -106,6 +109,31 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         line = line.removesuffix("\n")
         if line.strip(" "):
             yield number, line
+
+
+def require_few(
+    skipped: Sequence[WrongDataError], total: int, what: str, *, at_most: float
+) -> None:
+    """Log how many samples of a file are skipped, if any.
+
+    Args:
+        skipped: the error of each.
+        total: samples of the file, skipped ones included.
+        what: they are, in the plural.
+        at_most: share of the samples that may be skipped; one always may.
+
+    Raises:
+        WrongDataError: more are skipped, or no sample is left.
+    """
+    if not skipped:
+        return
+    first = f"the first of them: {skipped[0]}"
+    if len(skipped) == total or len(skipped) > max(1, at_most * total):
+        raise WrongDataError(
+            f"{len(skipped)} of {total} {what} cannot be used, and at most {at_most:.0%} are skipped; "
+            f"{first}"
+        )
+    log.warning("%d %s skipped, %s", len(skipped), what, first)
 
 
 def wrong_line(path: Path, number: int, problem: str) -> WrongDataError:

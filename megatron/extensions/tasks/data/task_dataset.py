@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import WrongDataError
 from megatron.extensions.tasks.data.metrics import (
+    MACRO_AVERAGES,
     METRICS,
     class_scores,
     confusion_matrix,
@@ -70,6 +71,7 @@ class ClassificationTask:
         num_choices: rows of an item, one for each answer of a question; 0 if an item is one row.
         max_first_tokens: tokens that text A is cut to before it is packed.
         causal: whether tokens of the network that reads its items see only those before them.
+        macro_average: classes whose mean is the macro average; see `scores_with_averages`.
     """
 
     name: str
@@ -79,6 +81,7 @@ class ClassificationTask:
     num_choices: int = 0
     max_first_tokens: int | None = None
     causal: bool = False
+    macro_average: str = "supported"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -127,7 +130,8 @@ class ClassificationTask:
             return ""
         matrix = confusion_matrix(*self._values_and_labels(predicted), len(self.classes))
         return (
-            f"classes\n{score_table(class_scores(matrix, self.classes))}\n"
+            f"classes (macro avg: {MACRO_AVERAGES[self.macro_average]})\n"
+            f"{score_table(class_scores(matrix, self.classes, self.macro_average))}\n"
             f"confusion matrix\n{confusion_table(matrix, self.classes)}"
         )
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+from megatron.extensions.tasks.data.columns import Layout
 from megatron.extensions.tasks.data.glue import GLUE
 from megatron.extensions.tasks.data.race import RACE
 from megatron.extensions.tasks.data.sentences import SentenceTask, read_labelled_sentences
@@ -29,9 +30,10 @@ def task_of(name: str, plan: TextTaskPlan, *, causal: bool = False) -> Task:
                 name=name,
                 classes=plan.labels,
                 metric_names=("accuracy",),
-                read=partial(read_labelled_sentences, labels=plan.labels),
+                read=partial(read_labelled_sentences, labels=plan.labels, layout=Layout.of(plan)),
+                macro_average=plan.macro_average,
                 causal=causal,
                 negative_label=plan.negative_label,
                 balances=plan.balances_classes,
             )
-    return replace(TASKS[name], causal=causal)
+    return replace(TASKS[name], causal=causal, macro_average=plan.macro_average)

@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replace_text
+from megatron.extensions.tasks.data.columns import Layout
 from megatron.extensions.tasks.data.metrics import (
+    MACRO_AVERAGES,
+    Score,
     accuracy,
     class_scores,
     confusion_matrix,
@@ -32,7 +35,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TaggingTask:
-    """Token classification: a label for each word, scored by word and by entity (BIO)."""
+    """Token classification: a label for each word, scored by word and by entity."""
 
     plan: TextTaskPlan
     name: str = "token-classification"
@@ -51,7 +54,11 @@ class TaggingTask:
             WrongDataError: a file is missing or malformed, or a label is unknown.
         """
         return TaggingDataset(
-            [sentence for path in paths for sentence in read_sentences(path, labelled=trains)],
+            [
+                sentence
+                for path in paths
+                for sentence in read_sentences(path, labelled=trains, layout=Layout.of(self.plan))
+            ],
             "+".join(map(name_of, paths)),
             labels=self.plan.labels,
             tokenizer=tokenizer,
@@ -63,12 +70,13 @@ class TaggingTask:
 
     def num_samples(self, paths: Sequence[Path], tokenizer: Callable[[], Tokenizer], _: int) -> int:
         """Return how many sentences files have."""
-        return sum(len(read_sentences(path)) for path in paths)
+        layout = Layout.of(self.plan)
+        return sum(len(read_sentences(path, layout=layout)) for path in paths)
 
     def metrics(self, predicted: Sequence[Predicted]) -> dict[str, float]:
         """Return the accuracy of words, and precision, recall and F1 of entities."""
         words, labels = self._words(predicted)
-        entities = entity_scores(*self._tags(predicted))["micro avg"]
+        entities = self._entity_scores(predicted)["micro avg"]
         return {
             "accuracy": accuracy(words, labels),
             "entity precision": entities.precision,
@@ -87,10 +95,14 @@ class TaggingTask:
 
     def table(self, predicted: Sequence[Predicted]) -> str:
         """Return precision, recall and F1 of each label by word, and of each type by entity."""
-        matrix = confusion_matrix(*self._words(predicted), len(self.plan.labels))
+        matrix, macro = (
+            confusion_matrix(*self._words(predicted), len(self.plan.labels)),
+            self.plan.macro_average,
+        )
+        words = score_table(class_scores(matrix, self.plan.labels, macro))
         return (
-            f"labels of words\n{score_table(class_scores(matrix, self.plan.labels))}\n"
-            f"entities\n{score_table(entity_scores(*self._tags(predicted)))}"
+            f"labels of words (macro avg: {MACRO_AVERAGES[macro]})\n{words}\n"
+            f"entities ({self.plan.tag_scheme})\n{score_table(self._entity_scores(predicted))}"
         )
 
     def write(self, directory: Path, predicted: Sequence[Predicted]) -> list[Path]:
@@ -101,6 +113,13 @@ class TaggingTask:
             lines = (" ".join(tags) + "\n" for tags in self._predicted_tags(each))
             replace_text(paths[-1], "".join(lines))
         return paths
+
+    def _entity_scores(self, predicted: Sequence[Predicted]) -> dict[str, Score]:
+        return entity_scores(
+            *self._tags(predicted),
+            scheme=self.plan.tag_scheme,
+            macro_average=self.plan.macro_average,
+        )
 
     def _words(self, predicted: Sequence[Predicted]) -> tuple[NDArray, NDArray]:
         """Return the predicted and the true label of every word."""
@@ -194,6 +213,7 @@ class AnswerTask:
             null_odds={p.question.uid: p.null_score_diff for p in found}
             if self.plan.has_unanswerable
             else None,
+            rules=self.plan.squad_rules,
         )
         return {name: value for name, value in scores.items() if not name.endswith("total")}
 
@@ -208,7 +228,8 @@ class AnswerTask:
         """Return the official scores, one on each line."""
         metrics = self.metrics(predicted)
         width = max(map(len, metrics))
-        return "\n".join(f"{name:<{width}}  {value:.2f}" for name, value in metrics.items())
+        lines = (f"{name:<{width}}  {value:.2f}" for name, value in metrics.items())
+        return "\n".join([f"answers (rules of SQuAD {self.plan.squad_rules})", *lines])
 
     def write(self, directory: Path, predicted: Sequence[Predicted]) -> list[Path]:
         """Write answers and candidates of each file to a folder of its name; return the folders."""

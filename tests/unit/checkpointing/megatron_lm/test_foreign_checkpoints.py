@@ -122,7 +122,9 @@ def state_digest(folder):
 @pytest.mark.parametrize(
     ("version", "tensor_ranks", "stages"), [(0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 2, 2), (3, 1, 2)]
 )
-def test_every_version_of_megatron_lm_opens(gpt2, group, tmp_path, version, tensor_ranks, stages):
+def test_every_version_of_megatron_lm_opens(
+    gpt2, group, tmp_path, capsys, version, tensor_ranks, stages
+):
     sizes = {"tensor_ranks": tensor_ranks, "stages": stages}
     write_gpt2_as_megatron(gpt2, tmp_path / "theirs", version=version, rows=ROWS, **sizes)
     words = ["--saver", "own", "--true-vocab-size", VOCAB]
@@ -131,6 +133,8 @@ def test_every_version_of_megatron_lm_opens(gpt2, group, tmp_path, version, tens
             convert(tmp_path / "theirs", tmp_path / "ours", *words)
         words += ["--num-attention-heads", 4]
     folder = convert(tmp_path / "theirs", tmp_path / "ours", *words)
+    padding = f"{ROWS - VOCAB} of the {ROWS} rows of the embedding count as padding"
+    assert padding in capsys.readouterr().out
     require_same_logits(folder, gpt2)
     manifest = read_manifest(folder)
     assert manifest.state["iteration"] == (7 if version else 0)

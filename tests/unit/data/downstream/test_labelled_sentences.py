@@ -7,6 +7,7 @@ import pytest
 from encoders import tokenizer_in
 
 from megatron.common.errors import WrongDataError
+from megatron.extensions.tasks.data.columns import BY_LOOK, Layout
 from megatron.extensions.tasks.data.sentences import read_labelled_sentences, sentence_labels
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.tasks import task_of
@@ -81,6 +82,77 @@ def test_labels_are_numbers_or_names(file):
     assert sentence_labels([file("a\tgood\nb\tbad\n")]) == ["bad", "good"]
     with pytest.raises(WrongDataError, match="line 2: the label 'good' is not a number, and other"):
         sentence_labels([file("a\t0\nb\tgood\nc\t1\n")])
+
+
+def named(path, layout=BY_LOOK):
+    """Return sentences and names of their labels, which are those of the file."""
+    labels = sentence_labels([path], None, layout)
+    found = read_labelled_sentences(path, labels, layout).examples
+    return [(e.firsts[0], labels[int(e.label)]) for e in found]
+
+
+ROWS = [("a film", "pos"), ("b film", "neg"), ("c film", "pos"), ("d film", "neg")]
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("text\tsentiment", "{}\t{}"),
+        ("label\tsentence", "{1}\t{0}"),
+        ("id\tText\tIntent", "7\t{}\t{}"),
+    ],
+)
+def test_a_header_of_other_names_names_the_columns(file, header, row):
+    lines = [header, *(row.format(*each) for each in ROWS)]
+    assert named(file("\n".join(lines) + "\n")) == ROWS
+
+
+@pytest.mark.parametrize("sentence", ["Satz", "der Satz"])
+def test_a_first_line_in_doubt_is_refused_with_the_flag_that_decides(file, sentence):
+    path = file(f"{sentence}\tStimmung\n" + "".join(f"{t}\t{label}\n" for t, label in ROWS))
+    problem = (
+        "line 1: the label 'Stimmung' is in no other line: write --header yes if .* --header no"
+    )
+    with pytest.raises(WrongDataError, match=problem):
+        sentence_labels([path])
+    with pytest.raises(WrongDataError, match="labels are pos, neg.* write --header yes"):
+        read(path, ("pos", "neg"))
+    assert named(path, Layout(has_header=True)) == ROWS
+    assert named(path, Layout(has_header=False)) == [(sentence, "Stimmung"), *ROWS]
+
+
+def test_a_rare_label_in_a_later_line_is_no_doubt(file):
+    rows = [*ROWS, ("e film", "mixed")]
+    assert named(file("".join(f"{text}\t{label}\n" for text, label in rows))) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("1\ta film\n0\tb film\n1\tc film\n", "there are more labels, 3, than sentences"),
+        ("a\t1.0\nb\t0.0\n", "the label 1.0 is a number, and classes are numbered 0, 1"),
+        ("a\t-1\nb\t1\n", "the label -1 is a number, and classes are numbered 0, 1"),
+        ('"a"\t"pos"\n"b"\t"neg"\n', 'label "pos" is in quotes'),
+        ("a\t100000\nb\t0\n", "2 numbers up to 100000, which would be 100001 classes: give --num"),
+        ("7\ta\tpos\n8\tb\tneg\n", "each line has 3 columns: --text-column and --label-column"),
+    ],
+)
+def test_labels_in_doubt_are_refused(file, text, problem):
+    with pytest.raises(WrongDataError, match=problem):
+        sentence_labels([file(text)])
+
+
+def test_flags_name_the_columns_of_sentence_and_label(file):
+    assert named(file("1\ta film\n0\tb film\n1\tc film\n"), Layout(text=2, label=1)) == [
+        *(("a film", "1"), ("b film", "0"), ("c film", "1")),
+    ]
+    assert named(file("7\ta\tpos\n8\tb\tneg\n"), Layout(text=2)) == [("a", "pos"), ("b", "neg")]
+    with pytest.raises(WrongDataError, match="column 2 would be both sentence and label"):
+        named(file("a\tpos\n"), Layout(text=2))
+
+
+def test_tabs_inside_of_some_sentences_are_spaces(file):
+    assert named(file("a\tb\tpos\nc\tneg\n")) == [("a b", "pos"), ("c", "neg")]
 
 
 RELATIONS = {

@@ -44,7 +44,8 @@ def test_scores_of_classes_equal_those_of_scikit_learn(seed):
         judge.matthews_corrcoef(labels, predictions), abs=1e-12
     )
     scores = class_scores(confusion, NAMES)
-    present = np.unique(labels)
+    everywhere = class_scores(confusion, NAMES, "all")["macro avg"]
+    present, all_present = np.unique(labels), np.unique([labels, predictions])
 
     def expected(average, of=range(4)):
         options = {"labels": of, "average": average, "zero_division": 0}
@@ -57,6 +58,7 @@ def test_scores_of_classes_equal_those_of_scikit_learn(seed):
         ours = (score.precision, score.recall, score.f1)
         assert ours == pytest.approx(expected(average, of)[:3], abs=1e-12)
         assert score.support == len(labels)
+    assert astuple(everywhere)[:3] == pytest.approx(expected("macro", all_present)[:3], abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -131,6 +133,37 @@ def test_tables_show_every_class():
 )
 def test_entities_begin_and_end_as_conlleval_says(tags, spans):
     assert [*entities(tags.split())] == spans
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags"),
+    [
+        ("BILOU", "U-P U-P O B-P I-P L-P U-L"),
+        ("BMES", "S-P W-P O B-P M-P E-P S-L"),
+        ("BIOES", "S-P S-P O B-P I-P E-P S-L"),
+        ("BIO", "B-P B-P O B-P I-P I-P B-L"),
+    ],
+)
+def test_schemes_spell_the_same_entities(scheme, tags):
+    expected = [("P", 0, 1), ("P", 1, 2), ("P", 3, 6), ("L", 6, 7)]
+    assert [*entities(tags.split(), scheme)] == expected
+    predicted = [*tags.split()[:1], "O", *tags.split()[2:]]
+    score = entity_scores([predicted], [tags.split()], scheme=scheme)["micro avg"]
+    assert (score.precision, score.recall) == (1, 0.75)
+
+
+def test_without_a_scheme_labels_are_types():
+    assert [*entities(["B-P", "I-P", "O", "U"], "types")] == [
+        *(("B-P", 0, 1), ("I-P", 1, 2), ("U", 3, 4)),
+    ]
+
+
+def test_the_macro_average_of_entities_counts_predicted_types_if_asked_for():
+    tags = [["B-X", "O"]], [["B-X", "B-Y"]]
+    assert entity_scores(*tags)["macro avg"].f1 == 0.5
+    swapped = [["B-X", "B-Y"]], [["B-X", "O"]]
+    assert entity_scores(*swapped)["macro avg"].f1 == 1
+    assert entity_scores(*swapped, macro_average="all")["macro avg"].f1 == 0.5
 
 
 # conlleval's rules: pairs of prefixes between which an entity begins, or ends, whatever the types.

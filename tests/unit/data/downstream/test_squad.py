@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -70,10 +71,7 @@ def test_answers_to_compare_with_need_no_position(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        (entry(start=4), "the answer 'b c' is not in the context at 4: 'c d'"),
-        (entry(start=40), "not in the context at 40"),
-        (entry(start=-3), "not in the context at -3"),
-        (entry(text=" "), "the answer ' ' is not in the context"),
+        (entry(is_impossible="False"), "is_impossible is 'False'; it must be true or false"),
         (entry(text=None), "it has no answer; give --version-2-with-negative"),
         (entry(question=" "), "the question is empty"),
         (entry(question=3), "the question is empty"),
@@ -90,6 +88,45 @@ def test_a_wrong_question_is_named_with_its_place(tmp_path, wrong, problem):
     line = file.read_text().split(f'"{uid}"')[0].count("\n") + 1
     place = f"line {line}, article 1 ('t'), paragraph 1, question '{uid}': "
     assert str(error.value).startswith(f"{file}, {place}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (entry(start=4), "the answer 'b c' is not in the context at 4: 'c d'"),
+        (entry(start=40), "not in the context at 40"),
+        (entry(start=-3), "not in the context at -3"),
+        (entry(text=" "), "the answer ' ' is not in the context"),
+    ],
+)
+def test_a_misplaced_answer_is_skipped_and_counted(tmp_path, caplog, wrong, problem):
+    file = squad_file(tmp_path / "train.json", entry(uid="q0"), wrong, indent=1)
+    (only,) = read_squad(file, is_training=True)
+    assert only.uid == "q0"
+    place = r"1 questions skipped, .*line \d+, article 1 \('t'\), paragraph 1, question 'q1': .*"
+    assert re.search(place + re.escape(problem), caplog.text)
+    assert len(read_squad(file, is_training=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "is_read"), [(18, 2, True), (17, 2, False), (0, 1, False)]
+)
+def test_more_than_a_tenth_of_misplaced_answers_are_refused(tmp_path, right, wrong, is_read):
+    entries = [entry(uid=f"q{i}", start=2 if i < right else 4) for i in range(right + wrong)]
+    file = squad_file(tmp_path / "train.json", *entries)
+    if is_read:
+        assert len(read_squad(file, is_training=True)) == right
+        return
+    problem = f"{wrong} of {right + wrong} questions cannot be used, and at most 10% are skipped"
+    with pytest.raises(WrongDataError, match=f"{problem}; the first .* question 'q{right}'"):
+        read_squad(file, is_training=True)
+
+
+def test_the_first_answer_that_is_at_its_position_is_learned(tmp_path):
+    answers = [{"text": "B C", "answer_start": 2}, {"text": "c d", "answer_start": 4}]
+    file = squad_file(tmp_path / "train.json", entry() | {"answers": answers})
+    (question,) = read_squad(file, is_training=True)
+    assert (question.answers, question.answer_start) == (("c d", "B C"), 4)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
@@ -496,3 +533,25 @@ def test_thresholds_are_reported_of_squad_2(tmp_path, tokenizer):
     assert "best_f1_thresh" in task.table([predicted])
     task, predicted = answer_set(tmp_path, (1, 2), tokenizer)
     assert {*task.metrics([predicted])} == {"exact", "f1", "HasAns_exact", "HasAns_f1"}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "first", "second"),
+    [
+        ("", ["the"], (1, 0), (1, 1)),
+        ("the", ["%", "a b"], (1, 0), (0, 0)),
+        ("b", ["the", "b"], (1, 1), (1, 1)),
+        ("x", ["%"], (0, 0), (0, 0)),
+    ],
+)
+def test_texts_without_words_are_scored_by_the_rules_of_each_evaluation(
+    prediction, answers, first, second
+):
+    for rules, expected in (("1.1", first), ("2.0", second)):
+        found = (f(prediction, answers, rules) for f in (exact_match, answer_f1))
+        assert tuple(found) == expected
+
+
+def test_the_rules_of_the_scores_are_named(tmp_path, tokenizer):
+    task, predicted = answer_set(tmp_path, (1, 2), tokenizer)
+    assert task.table([predicted]).splitlines()[0] == "answers (rules of SQuAD 1.1)"

@@ -149,6 +149,9 @@ def test_bad_lines_of_qqp_are_skipped_and_counted(tmp_path, caplog):
     file = write(tmp_path / "train.tsv", [*TRAINING["QQP"], *bad, TRAINING["QQP"][1]])
     assert len(TASKS["QQP"].read(file).examples) == 2
     assert f"2 lines skipped, the first of them: {file}, line 3: 5 columns" in caplog.text
+    write(file, [*TRAINING["QQP"], *bad])
+    with pytest.raises(WrongDataError, match="2 of 3 lines cannot be used, and at most 50% are"):
+        TASKS["QQP"].read(file)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +248,15 @@ def test_a_question_of_race_is_cut_before_it_is_packed(tmp_path):
         "text"
     ]
     assert text[:131].tolist() == [2, *[7] * 128, 3, 4]
+
+
+def test_hidden_files_of_race_are_passed_over(tmp_path):
+    write(tmp_path / "1.txt", [json.dumps(passage())])
+    (tmp_path / "._1.txt").write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X\xff")
+    assert len(TASKS["RACE"].read(tmp_path).examples) == 2
+    write(tmp_path / "1.txt", [json.dumps(passage(questions=[], options=[], answers=[]))])
+    with pytest.raises(WrongDataError, match=r"its 1 \*\.txt have no question"):
+        TASKS["RACE"].read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,8 @@ def check(case, program):
     found = {"train": built.train, **built.valid, **built.test}
     compared = {}
     for role in sets:
-        if not all(part.num_tokens >= needed for part in parts[role]):
+        least = 1 if program == "megatron-core" else needed
+        if not all(part.num_tokens >= least for part in parts[role]):
             continue  # the programs end with an error here, or never
         compared[role] = plain_order.set_samples(
             parts[role],
@@ -154,6 +155,32 @@ def test_samples_are_those_of_the_published_rules(tmp_path, block):
         num_other += sum(first[role] != second[role] for role in first.keys() & second.keys())
     assert num_sets > 100
     assert num_other > 10  # both orders in one index cache, and neither is read for the other
+
+
+def test_corpora_of_less_than_a_sample_are_repeated_for_validation_as_in_megatron_core(tmp_path):
+    """The second corpus has 7 tokens for validation, and a sample 14."""
+    lengths = ([20] * 20, [7] * 20)
+    prefixes = [str(tmp_path / name) for name in "ab"]
+    corpora = []
+    for prefix, first, sizes in zip(prefixes, (0, 1000), lengths, strict=True):
+        corpora.append([[first + 50 * i + k for k in range(n)] for i, n in enumerate(sizes)])
+        with IndexedDatasetWriter(prefix, "i4") as writer:
+            writer.append(np.array(sum(corpora[-1], []), np.int64), sizes)
+    case = Case(
+        prefixes=prefixes,
+        corpora=corpora,
+        weights=[1.0, 2.0],
+        is_blend=True,
+        split="90,5,5",
+        ranges={role: [(0.0, 1.0)] * 2 for role in ("train", "valid", "test")},
+        num_samples={"train": 20, "valid": 12, "test": 3},
+        seq_length=13,
+        seed=5,
+    )
+    compared = check(case, "megatron-core")
+    assert {*compared} == {"train", "valid", "test"}
+    assert sum(sample[0] >= 1000 for sample in compared["valid"]) == 8
+    assert {*check(case, "bigscience")} == {"train"}
 
 
 @pytest.mark.parametrize("num_corpora", [8, 9, 20])
