@@ -13,10 +13,9 @@ from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError
 from megatron.config.tools.retro import RetroPreprocessingConfig
 from megatron.data.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks
-from megatron.data.retrieval.chunk_database import TRAIN
+from megatron.data.retrieval.chunk_database import TRAIN, read_chunks
 from megatron.data.retrieval.database_build import SAMPLED, text_of
 from megatron.data.retrieval.embedders import Embedder
-from megatron.data.retrieval.hdf5_files import read_array
 from megatron.data.retrieval.project import Project
 from megatron.data.retrieval.vector_index import VectorIndex, new_index, read_index
 from megatron.data.token_files.publish import write_errors_name
@@ -39,7 +38,7 @@ class ChunkEmbeddings:
     """
 
     def __init__(self, project: Project, file: Path, make_embedder: MakeEmbedder):
-        self._chunks = read_array(project.directory / file, "chunks")
+        self._chunks = read_chunks(project.directory / file)
         self._datasets = project.datasets
         self._tokenizer = build_tokenizer(**project.tokenizer_arguments)
         self.embedder = make_embedder()

@@ -12,10 +12,9 @@ from megatron.config.plan import plan_samples
 from megatron.config.tools.retro import RetroPreprocessingConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks
-from megatron.data.retrieval.chunk_database import TRAIN
+from megatron.data.retrieval.chunk_database import TRAIN, read_chunks
 from megatron.data.retrieval.database_build import text_of
 from megatron.data.retrieval.embedders import Embedder
-from megatron.data.retrieval.hdf5_files import read_array
 from megatron.data.retrieval.index_build import MakeEmbedder, filled_index_file
 from megatron.data.retrieval.project import Project
 from megatron.data.retrieval.vector_index import VectorIndex, read_index
@@ -80,7 +79,7 @@ class NeighborSearch:
         self._num_searched = config.retro_query_num_neighbors_query
         self._num_saved = config.retro_query_num_neighbors_save
         self._tokenizer: Tokenizer = build_tokenizer(**project.tokenizer_arguments)
-        chunks = read_array(project.directory / TRAIN, "chunks")
+        chunks = read_chunks(project.directory / TRAIN)
         self._documents = _document_keys(chunks[:, 0], chunks[:, 1])
         self._numbers = {dataset.prefix: number for number, dataset in enumerate(project.datasets)}
 
