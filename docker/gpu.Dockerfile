@@ -22,5 +22,8 @@ RUN mkdir -p /etc/pip && touch "$PIP_CONSTRAINT" \
     && python -c "import torch; print(torch.__version__, torch.version.cuda)" | diff /tmp/torch -
 
 COPY . .
-RUN pip install --no-deps .
+RUN pip install --no-deps . \
+    && useradd --create-home --shell /bin/bash trainer \
+    && chown --recursive trainer /megatron-deepspeed
+USER trainer
 CMD ["bash"]

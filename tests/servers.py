@@ -143,6 +143,7 @@ def serving(
     *,
     rows: int = 8,
     api_key: str | None = None,
+    is_local: bool = False,
     spec: ModelSpec = SPEC,
     tokenizer: Tokenizer | None = None,
     chat: ChatTemplate | None = None,
@@ -167,7 +168,13 @@ def serving(
         chat=ChatPrompts(tokenizer, chat) if chat else None,
         fim=fim,
     )
-    app = build_app(served, api_key=api_key, interfaces=interfaces or INTERFACES, page=page)
+    app = build_app(
+        served,
+        api_key=api_key,
+        is_local=is_local,
+        interfaces=interfaces or INTERFACES,
+        page=page,
+    )
     server = Server(
         app,
         engine_thread,

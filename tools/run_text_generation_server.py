@@ -7,6 +7,7 @@ and --top_p are the defaults of PUT /api and POST /text-to-text; --out-seq-lengt
 number of new tokens of a request.
 """
 
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.launch import run_tool_or_rank
 from megatron.training.process.launchers import Launchers
+
+_log = logging.getLogger(__name__)
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -46,10 +49,18 @@ def main(argv: Sequence[str]) -> None:
     from megatron.inference.server.app import build_app
     from megatron.inference.server.backend import load_backend
     from megatron.inference.server.engine_thread import EngineThread
+    from megatron.inference.server.hosts import is_loopback
     from megatron.inference.server.served_model import ServedModel
     from megatron.inference.server.server import Server, listener
 
+    is_local = is_loopback(options.host)
     if read_launch(None).rank == 0:
+        if api_key is None and not is_local:
+            _log.warning(
+                "--host %s without an API key: everyone who can reach this machine can use the "
+                "model; set --api-key-file, or listen on --host 127.0.0.1 alone",
+                options.host,
+            )
         listener(options.host, options.port).close()  # a model takes long to load for a taken port
     backend = load_backend(source, generation, options)
     if not backend.is_first:
@@ -73,7 +84,13 @@ def main(argv: Sequence[str]) -> None:
         chat=backend.chat,
         fim=backend.fim,
     )
-    app = build_app(served, api_key=api_key, interfaces=backend.interfaces, page=backend.page)
+    app = build_app(
+        served,
+        api_key=api_key,
+        is_local=is_local,
+        interfaces=backend.interfaces,
+        page=backend.page,
+    )
     server = Server(
         app,
         engine_thread,

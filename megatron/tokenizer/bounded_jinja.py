@@ -4,11 +4,13 @@ transformers renders chat templates in Jinja's sandbox, which keeps them from ru
 from running for ever.
 """
 
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, cast
 
 import jinja2
@@ -24,6 +26,13 @@ MOST_CHARS = 1 << 24
 
 _MOST_CPU_SECONDS = 60.0  # for filters that take long without a step; the same on a loaded machine
 _MOST_BITS = 1 << 16  # of a power
+_MOST_WIDTH = 1 << 16
+_MOST_TOTAL = 1 << 31  # characters, and 8 for an item, of all values of one rendering
+_WIDTH = re.compile(r"\d{6,}|%[-+ #0.\d]*\*")
+"""A width in a format that makes a large text, or one that is an argument."""
+
+_SIZING = ("batch", "center", "indent", "round", "slice", "tojson", "wordwrap")
+"""Filters whose result grows with a number that they are given."""
 _COUNTED, _MEASURED = "counted for the limit of steps", "measured for the limit of characters"
 
 
@@ -32,7 +41,19 @@ class _Budget:
     """Remaining limits of one rendering."""
 
     steps: int = field(default_factory=lambda: MOST_STEPS)
+    chars: int = field(default_factory=lambda: _MOST_TOTAL)
     ends_at: float = field(default_factory=lambda: time.thread_time() + _MOST_CPU_SECONDS)
+
+    def take_value(self, value: Any) -> None:
+        """Count the memory of a value.
+
+        Raises:
+            SecurityError: all values together are too large.
+        """
+        if isinstance(value, str | list | tuple):
+            self.chars -= len(value) * (1 if isinstance(value, str) else 8)
+            if self.chars < 0:
+                raise SecurityError(f"its values have more than {_MOST_TOTAL} characters together")
 
     def take(self) -> None:
         """Count a step.
@@ -87,9 +108,78 @@ class _Counted:
         return len(self._items)  # type: ignore[arg-type]  # TypeError is what Jinja looks for
 
 
-def _measured(text: Any) -> Any:
-    require_short(text)
-    return text
+def _measured(value: Any) -> Any:
+    """Return a value, unless it or all values together are too large."""
+    if isinstance(value, str):
+        require_short(value)
+    elif isinstance(value, list | tuple):
+        _require_few(len(value))
+    budget = _budget.get()
+    if budget is not None:
+        budget.take_value(value)
+    return value
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """Join what a template writes, as long as it is short."""
+    written: list[str] = []
+    length = 0
+    for part in parts:
+        written.append(part)
+        length += len(part)
+        if length > MOST_CHARS:
+            raise SecurityError(f"it writes a text of more than {MOST_CHARS} characters")
+    return cast(str, _measured("".join(written)))
+
+
+class _BoundedFilters(dict[str, Any]):
+    """Filters that refuse to make large values, those that are added later too."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _bounded(name, super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a filter by its name."""
+        return _bounded(name, super().__getitem__(name)) if name in self else default
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0  # behind Jinja's context
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        if name == "join":
+            args = _with_lengths(args)
+        given = (*args[first + 1 :], *kwargs.values())
+        _require_small_result(name, args[first] if len(args) > first else None, given)
+        return _measured(function(*args, **kwargs))
+
+    return bounded
+
+
+def _with_lengths(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([*_Counted(arg)] if isinstance(arg, Iterator) else arg for arg in args)
+
+
+def _require_small_result(name: str, value: Any, given: tuple[Any, ...]) -> None:
+    """Refuse a filter or method of `value` whose result would be large, before it is made."""
+    numbers = [abs(each) for each in given if isinstance(each, int)]
+    texts = [each for each in given if isinstance(each, str)]
+    if name in _SIZING and max(numbers, default=0) > _MOST_WIDTH:
+        raise SecurityError(f"{name} is given a number over {_MOST_WIDTH}")
+    if name in ("indent", "wordwrap", "expandtabs") and isinstance(value, str):
+        lines = len(value) if name == "wordwrap" else value.count("\n") + value.count("\t") + 1
+        _require_few(lines * max([*map(len, texts)] if name == "wordwrap" else numbers, default=0))
+    elif name == "replace" and isinstance(value, str) and len(texts) >= 2:
+        _require_few(value.count(texts[0]) * len(texts[1]))
+    elif name == "join":
+        sizes = [len(each) for each in (value, *given) if hasattr(each, "__len__")]
+        if len(sizes) > 1:
+            _require_few(sizes[0] * sizes[1])
+    elif name == "format" and isinstance(value, str) and _WIDTH.search(value):
+        raise SecurityError(
+            "a format has a width of more than 5 digits, or one that is an argument"
+        )
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -99,9 +189,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
+    concat = staticmethod(_joined)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.globals.pop("lipsum", None)  # which writes any number of paragraphs
+        self.filters = _BoundedFilters(self.filters)
         self.filters[_COUNTED] = _Counted
         self.filters[_MEASURED] = _measured
 
@@ -125,14 +218,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _require_few(len(left) + len(right))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _require_few_bits(left.bit_length() * max(right, 0))
-        return super().call_binop(context, operator, left, right)
+        elif operator == "%" and isinstance(left, str):
+            _require_small_result("format", left, ())
+        return _measured(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of a template: a step."""
         _take_step()
-        if isinstance(getattr(obj, "__self__", None), str):  # widths, such as of ljust
-            _require_few(max((arg for arg in args if isinstance(arg, int)), default=0))
-        return super().call(context, obj, *args, **kwargs)
+        method = getattr(obj, "__wrapped__", obj)  # Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | bytes | int):  # widths, such as of ljust
+            args = _with_lengths(args)
+            given = (*args, *kwargs.values())
+            _require_few(max((arg for arg in given if isinstance(arg, int)), default=0))
+            name = method.__name__.removesuffix("_map")
+            _require_small_result(name, owner, given)
+        return _measured(super().call(context, obj, *args, **kwargs))
 
 
 def _require_few(number: int) -> None:

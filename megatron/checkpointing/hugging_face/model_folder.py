@@ -115,7 +115,7 @@ class Reader(ExitStack):
                     opened = self.enter_context(safe_open(file, framework="pt"))
                     self._tensors.update(dict.fromkeys(opened.keys(), opened))
                 else:
-                    self._tensors.update(read_tensors(file))
+                    self._tensors.update(_tensors_in(file))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder}: {error}") from error
 
@@ -137,6 +137,18 @@ class Reader(ExitStack):
         return source if torch.is_tensor(source) else source.get_tensor(name)
 
 
+def _tensors_in(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a state dict in a file of torch's."""
+    content = read_tensors(file)
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{file} holds no state dict, but {type(content).__name__}")
+    return {
+        name: tensor
+        for name, tensor in content.items()
+        if isinstance(name, str) and torch.is_tensor(tensor)
+    }
+
+
 def _files(folder: Path) -> list[Path]:
     """Return the files of weights in `folder`."""
     for single, index in (
@@ -144,11 +156,25 @@ def _files(folder: Path) -> list[Path]:
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ):
         if (folder / index).is_file():
-            try:
-                weight_map = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
-                return sorted(folder / name for name in {*weight_map.values()})
-            except (ValueError, KeyError, AttributeError) as error:
-                raise CheckpointError(f"{folder / index} is damaged: {error!r}") from error
+            return _indexed_files(folder / index)
         if (folder / single).is_file():
             return [folder / single]
     raise CheckpointError(f"{folder} holds no {_SINGLE} and no pytorch_model.bin")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """Return the files that an index names.
+
+    Raises:
+        CheckpointError: it is damaged, or names something else than files of its folder.
+    """
+    try:
+        names = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is damaged: {error!r:.200}") from error
+    for name in names:
+        if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+            raise CheckpointError(f"{index} names {name!r:.80}, which is no file of its folder")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index} names {name}, and there is no such file beside it")
+    return sorted(index.parent / name for name in names)

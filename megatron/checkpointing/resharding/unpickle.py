@@ -8,7 +8,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from pkgutil import resolve_name
 from typing import Any
-from zipfile import is_zipfile
+from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -157,7 +157,7 @@ def read_foreign(file: Path) -> Any:
     """
     known = {name for _, name in _STAND_INS}  # type: ignore[misc]
     with _checkpoint_errors(file):
-        names = get_unsafe_globals_in_checkpoint(file) if is_zipfile(file) else _LEGACY_GLOBALS
+        names = get_unsafe_globals_in_checkpoint(file) if _is_zip(file) else _LEGACY_GLOBALS
     others: Allowed = [
         (Opaque, name)
         for name in names
@@ -167,9 +167,27 @@ def read_foreign(file: Path) -> Any:
 
 
 def _read_mapped(file: Path, allowed: Allowed) -> Any:
-    # Files of torch before 1.6 cannot be mapped.
-    mapped = not file.exists() or is_zipfile(file)
+    with _checkpoint_errors(file):
+        # Files of torch before 1.6 cannot be mapped.
+        mapped = not file.exists() or _is_zip(file)
     return _read(file, allowed, map_location="cpu", mmap=mapped)
+
+
+def _is_zip(file: Path) -> bool:
+    """Return whether `file` is an archive whose members can be mapped; False: none at all.
+
+    Raises:
+        CheckpointError: members are compressed: their bytes would be taken for weights.
+    """
+    if not is_zipfile(file):
+        return False
+    with ZipFile(file) as archive:
+        if any(member.compress_type != ZIP_STORED for member in archive.infolist()):
+            raise CheckpointError(
+                f"{file} is compressed, as torch never writes files: another program has packed it; "
+                "unpack it and pack it without compression (zip -0), or save it with torch again"
+            )
+    return True
 
 
 def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
@@ -181,6 +199,8 @@ def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
 def _checkpoint_errors(file: Path) -> Iterator[None]:
     try:
         yield
+    except CheckpointError:
+        raise
     except Exception as error:
         # torch's reader raises errors of any kind on other bytes.
         raise CheckpointError(f"{file} cannot be read: {_reason(error)}") from error

@@ -102,14 +102,16 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        ValueError: it is not YAML.
+        ValueError: it is not YAML, or too large; see `read_yaml`.
     """
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        return _content_and_lines(text)[0]
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("its values are nested too deeply") from error
 
 
 def flag_words(flags: Mapping[str, Any], sections: Mapping[str, type]) -> list[str]:
@@ -122,11 +124,22 @@ def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
     """Parse YAML `text`; return its content and {keys from the top down: line}.
 
     Raises:
-        ValueError: its aliases stand for too much: a few hundred bytes can stand for terabytes.
+        ValueError: it has too many keys, or its aliases stand for too much: a few hundred bytes can
+            stand for terabytes.
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
+    class Loader(yaml.SafeLoader):
+        num_keys = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if index is None and isinstance(parent, yaml.MappingNode):
+                self.num_keys += 1
+                if self.num_keys > _MOST_KEYS:
+                    raise ValueError(f"it has more than {_MOST_KEYS} keys")
+            return super().compose_node(parent, index)
+
+    loader = Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -210,6 +223,9 @@ def _entries(
         else:
             yield path, [f"{option}={value}"]
 
+
+_MOST_KEYS = 5000
+"""Keys of a file, at all levels; there are fewer than a thousand flags."""
 
 _MOST_VALUES = 100_000
 """Values that a file with aliases may stand for; without aliases it may have any number."""

@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
 
+_MOST_PROBLEMS = 50
+"""Problems of files that are reported; looking for near misses takes time for each."""
+
 
 class FileWord(str):
     """A word of a command line that comes from a file of flags."""
@@ -114,6 +117,8 @@ class FlagParser(ToolParser):
             found = [*self._file_problems(location, entry)] if location else []
             problems += found
             kept += [] if found else entry
+            if len(problems) >= _MOST_PROBLEMS:
+                raise ConfigError(*problems, "there may be further problems")
         return kept, problems
 
     def _without_errors(self, words: list[str]) -> tuple[list[str], list[str]]:

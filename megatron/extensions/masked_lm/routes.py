@@ -12,11 +12,11 @@ from megatron.common.errors import raise_if_any
 from megatron.extensions.bert.inference import Assessment, MaskedLM, MaskedLMRequest, mask_notice
 from megatron.extensions.t5.inference import TextToText
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.encoder_decoder import Generated
+from megatron.inference.engine.encoder_decoder import Generated, TextToTextRequest
 from megatron.inference.server.app import Interface
 from megatron.inference.server.engine_thread import PendingRequests, while_connected
 from megatron.inference.server.errors import megatron_responses
-from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Text
+from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Texts
 from megatron.inference.server.served_model import ServedModel
 
 Record = dict[str, Any]
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 class TextsBody(Body):
     """A body with texts."""
 
-    texts: list[Text] = Field(min_length=1)
+    texts: Texts
 
 
 class FillMaskBody(TextsBody):
@@ -98,12 +98,15 @@ def fill_mask_interface(model: MaskedLM) -> Interface:
     """Return the interface of a BERT: POST /fill-mask and POST /embeddings."""
 
     def add(app: FastAPI, served: ServedModel) -> None:
-        async def assessed(http: HTTPRequest, body: TextsBody, **options: Any) -> list[Assessment]:
+        def request_for(body: TextsBody, **options: Any) -> MaskedLMRequest:
             model.require_tokens(body.texts)
             tokens = [model.tokens_and_types(text)[0] for text in body.texts]
             raise_if_any(served.limit_problems(tokens, 0))
             prompt = tuple(token for row in tokens for token in row)
-            request = MaskedLMRequest(prompt=prompt, texts=tuple(body.texts), **options)
+            return MaskedLMRequest(prompt=prompt, texts=tuple(body.texts), **options)
+
+        async def assessed(http: HTTPRequest, body: TextsBody, **options: Any) -> list[Assessment]:
+            request = await served.in_thread(request_for, body, **options)
             return await _results(http, served, request)
 
         @app.post("/fill-mask", responses=megatron_responses(FillMaskAnswer))
@@ -125,8 +128,7 @@ def text_to_text_interface(model: TextToText) -> Interface:
     """Return the interface of a T5: POST /text-to-text."""
 
     def add(app: FastAPI, served: ServedModel) -> None:
-        @app.post("/text-to-text", responses=megatron_responses(TextToTextAnswer))
-        async def text_to_text(body: TextToTextBody, http: HTTPRequest) -> JSONResponse:
+        def request_for(body: TextToTextBody) -> TextToTextRequest:
             most = body.max_new_tokens or _usual_new_tokens(model, served)
             raise_if_any(_text_to_text_problems(served, model, body, most))
             request = model.request(
@@ -138,12 +140,20 @@ def text_to_text_interface(model: TextToText) -> Interface:
                 length_penalty=body.length_penalty,
             )
             raise_if_any(served.limit_problems(request.sources, most, body.beam_width or 1))
-            found: list[Generated] = await _results(http, served, request)
+            return request
+
+        def results_of(request: TextToTextRequest, found: list[Generated]) -> list[Record]:
             outputs = [model.output(*pair) for pair in zip(request.sources, found, strict=True)]
-            results = [
+            return [
                 {"text": one.text, "filled": one.filled, "finished": one.is_finished}
                 for one in outputs
             ]
+
+        @app.post("/text-to-text", responses=megatron_responses(TextToTextAnswer))
+        async def text_to_text(body: TextToTextBody, http: HTTPRequest) -> JSONResponse:
+            request = await served.in_thread(request_for, body)
+            found: list[Generated] = await _results(http, served, request)
+            results = await served.in_thread(results_of, request, found)
             return JSONResponse({"model": served.name, "results": results})
 
     return add

@@ -2,21 +2,23 @@
 
 import json
 import re
+import shutil
 import tarfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron import found_in
 from megatron.checkpointing.resharding.unpickle import Opaque, read_foreign
-from megatron.common.errors import CheckpointError, WrongCheckpointError
+from megatron.common.errors import MegatronError, WrongCheckpointError
+from megatron.config.parsing.files import parse_yaml
 from megatron.extensions.tasks.flags import objective_of
 
 ENCODER, HEAD = "bert_model.language_model.", "classifier.mlp.layer"
@@ -33,6 +35,9 @@ LAST = "mp_autoresume-last.ckpt"
 
 _DAMAGES = (OSError, EOFError, tarfile.TarError, zlib.error)
 """Errors of an archive that is damaged, or is none."""
+
+_MOST_BYTES = 1 << 26
+"""Size of a configuration or vocabulary."""
 
 TARGETS = {
     "token-classification": (
@@ -59,15 +64,41 @@ def find(path: Path, *, heads: int | None = None, task: str | None = None) -> Fo
         CheckpointError: it is damaged, or its head is none of a network here.
     """
     if path.suffix != ".nemo":
-        return _found(path, _rank_files(path), {}, heads=heads, task=task)
-    with TemporaryDirectory() as folder:
-        try:
-            with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="data")
-        except _DAMAGES as error:
-            raise WrongCheckpointError(f"{path} is no archive of NeMo's: {error}") from error
+        with _errors_name(path):
+            return _found(path, _rank_files(path), {}, heads=heads, task=task)
+    with TemporaryDirectory() as folder, _errors_name(path):
+        with tarfile.open(path) as archive:
+            _require_room(archive, path, folder)
+            archive.extractall(folder, filter="data")
         content = Path(folder)
         return _found(path, _rank_files(content), _settings(content), heads=heads, task=task)
+
+
+@contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Make one sentence of what a file of other content leads to."""
+    try:
+        yield
+    except MegatronError:
+        raise
+    except _DAMAGES as error:
+        raise WrongCheckpointError(f"{path} is no archive of NeMo's: {error}") from error
+    except Exception as error:
+        # Each field may be missing or of another type, and each tensor of another shape.
+        raise WrongCheckpointError(
+            f"{path} is not understood as a checkpoint of NeMo's: {error!r:.300}"
+        ) from error
+
+
+def _require_room(archive: tarfile.TarFile, path: Path, folder: str) -> None:
+    """Refuse to unpack what does not fit: a small archive can have members of terabytes."""
+    needed = sum(member.size for member in archive.getmembers())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise WrongCheckpointError(
+            f"{path} needs {needed:,} bytes in {Path(folder).parent} while it is read, and {free:,} "
+            "are free: make room, or name another folder in TMPDIR"
+        )
 
 
 def tokenizer_in(archive: Path) -> tuple[str, bytes]:
@@ -77,17 +108,19 @@ def tokenizer_in(archive: Path) -> tuple[str, bytes]:
         WrongCheckpointError: it is no archive, or has no vocabulary.
     """
     config, vocabulary = b"", b""
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                file = tar.extractfile(member) if member.isfile() else None
-                if file and member.name.endswith(CONFIG):
-                    config = file.read()
-                elif file and member.name.endswith(VOCABULARY):
-                    vocabulary = file.read()
-        name = str((yaml.safe_load(config) or {}).get("tokenizer", {}).get("tokenizer_name"))
-    except (*_DAMAGES, yaml.YAMLError) as error:
-        raise WrongCheckpointError(f"{archive} is no archive of NeMo's: {error}") from error
+    with _errors_name(archive), tarfile.open(archive) as tar:
+        for member in tar:
+            if not member.isfile() or not member.name.endswith((CONFIG, VOCABULARY)):
+                continue
+            _require_small(member.name, member.size)
+            file = tar.extractfile(member)
+            content = file.read() if file else b""
+            if member.name.endswith(CONFIG):
+                config = content
+            else:
+                vocabulary = content
+        settings = parse_yaml(config.decode("utf-8")) or {}
+        name = str((settings.get("tokenizer") or {}).get("tokenizer_name"))
     if not vocabulary:
         raise WrongCheckpointError(f"{archive} has no vocabulary: give model.tokenizer.vocab_file")
     is_cased = "cased" in name and "uncased" not in name
@@ -117,23 +150,37 @@ def _settings(folder: Path) -> dict[str, Any]:
     """Return the content of the small files of an archive.
 
     Raises:
-        CheckpointError: one cannot be read.
+        WrongCheckpointError: one cannot be read.
     """
     found: dict[str, Any] = {}
-    for file in sorted(folder.rglob("*")):
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    for file in files:
         try:
             if file.name.endswith(CONFIG):
-                found["model"] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+                found["model"] = dict(parse_yaml(_text(file)) or {})
             elif file.name.endswith((ENCODER_CONFIG, VERSION)):
-                found |= json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise CheckpointError(
+                found |= json.loads(_text(file))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise WrongCheckpointError(
                 f"{file.name} of the archive is not understood: {error}"
             ) from error
     name = str((found.get("model", {}).get("class_labels") or {}).get("class_labels_file"))
-    for file in folder.rglob(name.removeprefix("nemo:")):
-        found["class_labels"] = file.read_text(encoding="utf-8").split("\n")
+    for file in files:
+        if file.name == name.removeprefix("nemo:"):
+            found["class_labels"] = _text(file).split("\n")
     return found
+
+
+def _text(file: Path) -> str:
+    _require_small(file.name, file.stat().st_size)
+    return file.read_text(encoding="utf-8")
+
+
+def _require_small(name: str, num_bytes: int) -> None:
+    if num_bytes > _MOST_BYTES:
+        raise WrongCheckpointError(
+            f"{name} of the archive has {num_bytes:,} bytes, over {_MOST_BYTES:,}"
+        )
 
 
 def _found(

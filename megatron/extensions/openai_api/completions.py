@@ -47,11 +47,11 @@ def add_openai_api(app: FastAPI, served: ServedModel) -> None:
 
     @app.post("/v1/completions", responses=openai_responses(CompletionAnswer, has_body=True))
     async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
-        return await answer(CompletionRequest(served, body), http)
+        return await answer(await served.in_thread(CompletionRequest, served, body), http)
 
     @app.post("/v1/chat/completions", responses=openai_responses(ChatAnswer, has_body=True))
     async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
-        return await answer(ChatRequest(served, body), http)
+        return await answer(await served.in_thread(ChatRequest, served, body), http)
 
     listed = openai_responses(ModelsAnswer, has_body=False, names_model=False)
 

@@ -112,12 +112,7 @@ class OpenAIRequest(ABC):
         """
         with PendingRequests(self.served.engine_thread, self.requests) as pending:
             done = await pending.completions()
-        choices = [
-            self.choice(number, self._builder(index).complete(done[index]))
-            for number, index in enumerate(self._best(done))
-        ]
-        usage = self._usage(sum(len(one.tokens) for one in done))
-        return {**self._base, "choices": choices, "usage": usage}
+        return await self.served.in_thread(self._response, done)
 
     async def stream(self, pending: PendingRequests) -> AsyncIterator[str]:
         """Yield the response as server-sent events."""
@@ -142,6 +137,14 @@ class OpenAIRequest(ABC):
         if has_usage:
             yield event_line({**self._base, "choices": [], "usage": self._usage(num_new)})
         yield "data: [DONE]\n\n"
+
+    def _response(self, done: Sequence[Completion]) -> Record:
+        choices = [
+            self.choice(number, self._builder(index).complete(done[index]))
+            for number, index in enumerate(self._best(done))
+        ]
+        usage = self._usage(sum(len(one.tokens) for one in done))
+        return {**self._base, "choices": choices, "usage": usage}
 
     def token_text(self, token: int, text: str) -> str:
         """Return the name of a token in lists of log-probabilities."""

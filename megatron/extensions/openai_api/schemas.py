@@ -5,13 +5,14 @@ Source: OpenAI's API reference, and for what goes beyond it that of vLLM's serve
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from megatron.inference.server.schemas import (
     SEED_LIMIT,
     Answer,
     Body,
     Text,
+    at_most,
     only,
     require_characters,
     unsupported,
@@ -22,6 +23,8 @@ _MOST_STOPS = 16
 _LONGEST_STOP = 256
 _MOST_BIASES = 1024
 _MOST_STOP_TOKENS = 1024
+_MOST_METADATA = 16
+_MOST_MESSAGES = 2048
 _NO_TOOLS = unsupported("this server calls no tools")
 _TEXT_ALONE = "this server reads and writes text alone"
 
@@ -89,13 +92,15 @@ class OpenAIBody(Body):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    logit_bias: dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        {}, max_length=_MOST_BIASES
-    )
+    logit_bias: Annotated[
+        dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]], at_most(_MOST_BIASES)
+    ] = Field({}, max_length=_MOST_BIASES)
     n: int = Field(1, ge=1, le=128)
     seed: int | None = Field(None, ge=-1, lt=SEED_LIMIT)
     stop: Stop | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=_MOST_STOP_TOKENS)
+    stop_token_ids: Annotated[
+        list[Annotated[int, Field(ge=0)]], FailFast(), at_most(_MOST_STOP_TOKENS)
+    ] = Field([], max_length=_MOST_STOP_TOKENS)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     skip_special_tokens: bool = True
@@ -104,7 +109,9 @@ class OpenAIBody(Body):
     stream_options: StreamOptions | None = None
     # For the client's own records.
     user: Text | None = None
-    metadata: dict[str, str] | None = None
+    metadata: (
+        Annotated[dict[str, str], Field(max_length=_MOST_METADATA), at_most(_MOST_METADATA)] | None
+    ) = None
 
 
 class CompletionBody(OpenAIBody):
@@ -179,6 +186,18 @@ class ChatMessage(Body):
         return {"role": self.role, "content": self.text, **named}
 
 
+def _conversation(messages: Any) -> Any:
+    if isinstance(messages, list):
+        contents = [one.get("content") for one in messages if isinstance(one, dict)]
+        parts = sum(len(content) for content in contents if isinstance(content, list))
+        if len(messages) + parts > _MOST_MESSAGES:
+            raise ValueError(
+                f"give at most {_MOST_MESSAGES} messages and parts of them, not "
+                f"{len(messages) + parts}"
+            )
+    return messages
+
+
 class TextFormat(Body):
     """The only supported response_format."""
 
@@ -188,7 +207,9 @@ class TextFormat(Body):
 class ChatBody(OpenAIBody):
     """The fields of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], FailFast(), BeforeValidator(_conversation)] = Field(
+        min_length=1, max_length=_MOST_MESSAGES
+    )
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)

@@ -1,5 +1,6 @@
 """lm_eval's interface to a model of this framework. Needs lm_eval 0.4."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.special import encode_alone
 from megatron.tokenizer.types.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _NEW_TOKENS = 256
 """Default limit of generated tokens, for tasks without one."""
@@ -71,6 +74,13 @@ class HarnessModel(LM):
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Return the continuation of each context, up to the stop strings of the task."""
         pending = [self._request(number, *request.args) for number, request in enumerate(requests)]
+        cut = [most for request in requests if (most := _limit(request.args[1])) >= self.length]
+        if cut:
+            log.warning(
+                "%d of %d requests ask for up to %d new tokens: a sequence of --seq-length %d has "
+                "room for %d",
+                *(len(cut), len(requests), max(cut), self.length, self.length - 1),
+            )
         return [
             self._answer(request, done.tokens)
             for request, done in zip(pending, self.evaluator.completions(pending), strict=True)
@@ -120,8 +130,7 @@ class HarnessModel(LM):
     def _request(self, number: int, context: str, options: Mapping[str, Any]) -> Request:
         until = options.get("until") or []
         stops = [until] if isinstance(until, str) else [*until]
-        limits = [options[name] for name in _LIMITS if options.get(name) is not None]
-        new = min(int(limits[0]) if limits else _NEW_TOKENS, self.length - 1)
+        new = min(_limit(options), self.length - 1)
         prompt = self._encode(context) or [self.tokenizer.eod]
         return Request(
             prompt=tuple(prompt[-(self.length - new) :]),
@@ -141,6 +150,12 @@ class HarnessModel(LM):
         # As lm_eval's own models: without the space that decoding drops at the beginning of a text.
         lost = max(0, len(text) - len(self.tokenizer.decode(shown)))
         return cut_at_stop_string(text, request.stop_strings)[lost:]
+
+
+def _limit(options: Mapping[str, Any]) -> int:
+    """Return the limit of generated tokens of a task's request."""
+    limits = [options[name] for name in _LIMITS if options.get(name) is not None]
+    return int(limits[0]) if limits else _NEW_TOKENS
 
 
 def _sampling(options: Mapping[str, Any]) -> SamplingParams:

@@ -1,5 +1,6 @@
 """Text generation: encodes prompts, runs the engine or a beam search, and decodes the output."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -7,9 +8,11 @@ from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
 from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
-from megatron.inference.engine.sequence import Completion, Request
+from megatron.inference.engine.sequence import Completion, CompletionBuilder, Request
 from megatron.inference.loading.detokenizer import Detokenizer, IncrementalDetokenizer
 from megatron.inference.loading.loaded_model import LoadedModel
+
+log = logging.getLogger(__name__)
 
 
 class TextGenerator:
@@ -75,8 +78,8 @@ class TextGenerator:
         )
         width = self.options.beam_width
         if width is None:
-            return self.engine.generate(requests[skip:])
-        return (self._best_beam(request, width) for request in requests[skip:])
+            return self._with_warning(self.engine.generate(requests[skip:]))
+        return self._with_warning(self._best_beam(request, width) for request in requests[skip:])
 
     def stream(self, text: str) -> Iterator[str]:
         """Yield the continuation of `text` in parts, as soon as they are stable.
@@ -86,14 +89,18 @@ class TextGenerator:
         """
         request = self.request(text)
         if self.options.beam_width is not None:
-            yield self.text(self._best_beam(request, self.options.beam_width))
+            for done in self._with_warning([self._best_beam(request, self.options.beam_width)]):
+                yield self.text(done)
             return
         self.engine.add(request)
         detokenizer = IncrementalDetokenizer(self.detokenizer, request.prompt)
+        completion = CompletionBuilder(request.prompt)
         while self.engine.is_busy:
             for event in self.engine.step():
+                completion.add(event)
                 token = event.new_token.token if event.new_token else None
                 yield detokenizer.add(token, is_last=event.finish_reason is not None)
+        yield from ("" for _ in self._with_warning([completion.build()]))
 
     def text(self, done: Completion) -> str:
         """Return the generated text, without the stop token or stop string."""
@@ -112,6 +119,21 @@ class TextGenerator:
             record["tokens"] = list(done.tokens)
             record["logprobs"] = [one.logprob for one in done.new_tokens]
         return record
+
+    def _with_warning(self, completions: Iterable[Completion]) -> Iterator[Completion]:
+        """Yield completions; then log how many lack tokens, as a sequence has no more positions."""
+        total = cut = 0
+        for done in completions:
+            total += 1
+            is_short = len(done.tokens) < self.options.out_seq_length
+            cut += is_short and done.finish_reason == "length"
+            yield done
+        if cut:
+            log.warning(
+                "%d of %d texts end before --out-seq-length %d tokens, as prompt and text together "
+                "fill the %d positions of a sequence",
+                *(cut, total, self.options.out_seq_length, self.engine.max_length),
+            )
 
     def _best_beam(self, request: Request, width: int) -> Completion:
         best, *_ = self.engine.run_alone(

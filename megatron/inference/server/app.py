@@ -27,6 +27,7 @@ from megatron.inference.server.errors import (
     unreadable_body,
     validation_message,
 )
+from megatron.inference.server.hosts import names_this_machine
 from megatron.inference.server.megatron_api import add_megatron_api
 from megatron.inference.server.metrics import Metrics
 from megatron.inference.server.schemas import HealthAnswer
@@ -37,6 +38,11 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/", "/health")
 """Paths that need no API key."""
+
+_FOREIGN = (
+    "the Host header is {!r}, and this server without an API key answers requests to localhost "
+    "alone; set --api-key-file, or let your proxy send Host: localhost"
+)
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -57,6 +63,7 @@ def build_app(
     served: ServedModel,
     *,
     api_key: str | None,
+    is_local: bool = False,
     interfaces: Sequence[Interface] = INTERFACES,
     page: str = GENERATION_PAGE,
 ) -> ASGIApp:
@@ -64,6 +71,7 @@ def build_app(
 
     Args:
         api_key: required in the Authorization header; None: no key.
+        is_local: whether the server listens for this machine alone; see hosts.py.
         interfaces: to the model; the page, /health and /metrics are added to them.
         page: HTML of the page.
     """
@@ -77,6 +85,7 @@ def build_app(
     return RequestMiddleware(
         app,
         api_key=api_key,
+        is_local=is_local,
         body_bytes=served.limits.body_bytes,
         body_s=served.limits.request_s,
         metrics=metrics,
@@ -89,6 +98,7 @@ class RequestMiddleware:
 
     Args:
         api_key: None: no key is required.
+        is_local: requires Host headers of this machine, unless there is a key.
         body_bytes: largest body.
         body_s: seconds within which a body must arrive.
         paths: counted and logged by name; requests of other paths are counted as "other".
@@ -99,6 +109,7 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         api_key: str | None,
+        is_local: bool,
         body_bytes: int,
         body_s: float,
         metrics: Metrics,
@@ -107,6 +118,7 @@ class RequestMiddleware:
         self.app, self.metrics, self.paths = app, metrics, paths
         self.body_bytes, self.body_s = body_bytes, body_s
         self._key = None if api_key is None else api_key.encode()
+        self._checks_host = is_local and api_key is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request; other ASGI messages go to the application unchanged."""
@@ -134,6 +146,12 @@ class RequestMiddleware:
     async def _check_and_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         path = scope["path"]
+        host = headers.get(b"host", b"localhost").decode("latin-1")
+        if self._checks_host and not names_this_machine(host):
+            await error_response(path, 403, printable(_FOREIGN.format(host[:60])))(
+                scope, receive, send
+            )
+            return
         if path not in OPEN_PATHS and not self._has_key(headers.get(b"authorization", b"")):
             message = "this server needs the header Authorization: Bearer API-KEY"
             refusal = error_response(path, 401, message)

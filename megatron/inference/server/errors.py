@@ -1,6 +1,6 @@
 """HTTP errors: messages and bodies of refused requests, and their statuses in the OpenAPI document."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,7 +13,7 @@ from megatron.inference.server.schemas import MegatronError
 Responses = dict[int | str, dict[str, Any]]
 
 _REASONS = {
-    400: "The request is invalid; all errors are listed.",
+    400: "The request is invalid; up to 20 errors are listed.",
     401: "The API key is missing or wrong.",
     404: "There is no model with this name.",
     408: "The body did not arrive in time.",
@@ -26,7 +26,9 @@ _OBSOLETE = {
     "max_len": "max_len is no longer used: write tokens_to_generate",
     "sentences": "sentences is no longer used: write prompts",
 }
+_MOST_ERRORS = 20
 _LONGEST_VALUE = 60
+_LONGEST_MESSAGE = 4000
 
 
 class UnknownModel(Exception):
@@ -39,6 +41,7 @@ def error_response(
     path: str, status: int, message: str, *, code: str | None = None
 ) -> JSONResponse:
     """Return an error in the shape of the interface that the path belongs to."""
+    message = _shortened(message, _LONGEST_MESSAGE)
     is_openai = path.startswith("/v1/")
     body = openai_error(message, status=status, code=code) if is_openai else {"error": message}
     headers = {503: {"Retry-After": "1"}, **dict.fromkeys((408, 413), {"Connection": "close"})}
@@ -52,13 +55,17 @@ def openai_error(message: str, *, status: int, code: str | None = None) -> dict[
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def validation_message(errors: Iterable[Mapping[str, Any]]) -> str:
-    """Return all of pydantic's validation errors in one line."""
-    return printable("; ".join(dict.fromkeys(map(_field_message, errors))))
+def validation_message(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first of pydantic's validation errors in one line."""
+    found = [*dict.fromkeys(map(_field_message, errors[:_MOST_ERRORS]))]
+    if len(errors) > _MOST_ERRORS:
+        found.append("there may be further errors")
+    return printable("; ".join(found))
 
 
 def _field_message(error: Mapping[str, Any]) -> str:
     kind, path = error["type"], [str(part) for part in error["loc"] if part != "body"]
+    path = [_shortened(part, _LONGEST_VALUE) for part in path]
     name = ".".join(part for part in path if part != "[key]")
     if kind == "json_invalid":
         return f"the body is not JSON: {error.get('ctx', {}).get('error', '')}"
@@ -68,9 +75,12 @@ def _field_message(error: Mapping[str, Any]) -> str:
         return _OBSOLETE.get(path[0], f"{name}: there is no such field")
     if kind == "missing":
         return f"{name}: is missing"
-    found = repr(error.get("input"))
-    shown = found if len(found) <= _LONGEST_VALUE else found[:_LONGEST_VALUE] + "…"
+    shown = _shortened(repr(error.get("input")), _LONGEST_VALUE)
     return f"{name}: {error['msg'].removeprefix('Value error, ')} (found {shown})"
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + "…"
 
 
 def unreadable_body(cause: BaseException | None) -> str:

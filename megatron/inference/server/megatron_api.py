@@ -16,7 +16,7 @@ from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.detokenizer import texts_of_each
 from megatron.inference.server.engine_thread import PendingRequests, while_connected
 from megatron.inference.server.errors import megatron_responses
-from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Text
+from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Texts
 from megatron.inference.server.served_model import ServedModel
 
 Record = dict[str, Any]
@@ -36,7 +36,7 @@ class MegatronBody(Body):
         }
     )
 
-    prompts: list[Text] = Field(min_length=1)
+    prompts: Texts
     tokens_to_generate: int | None = Field(None, ge=0)
     logprobs: bool = False
     temperature: float | None = Field(None, gt=0, le=100)
@@ -81,17 +81,31 @@ async def _answer(served: ServedModel, body: MegatronBody) -> Record:
         ConfigError, DataError: lists all problems of the fields.
         Unavailable: the queue is full, or the server is shutting down.
     """
+    requests = await served.in_thread(_possible_requests, served, body)
+    with PendingRequests(served.engine_thread, requests) as pending:
+        if body.beam_width is not None:
+            return await served.in_thread(_beams, served, requests[0], await pending.results())
+        done = await pending.completions()
+        return await served.in_thread(_completions, served, body, done)
+
+
+def _possible_requests(
+    served: ServedModel, body: MegatronBody
+) -> Sequence[Request] | Sequence[BeamSearchRequest]:
+    """Return the requests of `body` to the engine: one for each prompt, or a beam search.
+
+    Raises:
+        ConfigError, DataError: lists all problems of the fields.
+    """
     raise_if_any(_problems(served, body))
     prompts = [_tokens(served, body, text) for text in body.prompts]
     new_tokens = served.new_tokens(prompts, body.tokens_to_generate, _USUAL_NEW_TOKENS)
     served.require_room(prompts, new_tokens, body.beam_width or 1)
     if body.beam_width is not None:
-        search = _search(served, body, prompts[0], body.beam_width, new_tokens)
-        return await _beams(served, search)
+        return [_search(served, body, prompts[0], body.beam_width, new_tokens)]
     requests = _requests(served, body, prompts, new_tokens)
     served.require_possible(requests)
-    with PendingRequests(served.engine_thread, requests) as pending:
-        return _completions(served, body, await pending.completions())
+    return requests
 
 
 def _problems(served: ServedModel, body: MegatronBody) -> Iterator[str]:
@@ -172,9 +186,9 @@ def _search(
     )
 
 
-async def _beams(served: ServedModel, search: BeamSearchRequest) -> Record:
-    with PendingRequests(served.engine_thread, [search]) as pending:
-        beams: list[Beam] = await pending.results()
+def _beams(
+    served: ServedModel, search: Request | BeamSearchRequest, beams: Sequence[Beam]
+) -> Record:
     sequences = [[*search.prompt, *beam.tokens] for beam in beams]
     return {**_texts(served, sequences), "scores": [beam.score for beam in beams]}
 

@@ -7,6 +7,8 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
+    Field,
     GetJsonSchemaHandler,
     model_validator,
 )
@@ -24,10 +26,27 @@ def require_characters(text: str) -> str:
     return text
 
 
+def at_most(most: int) -> BeforeValidator:
+    """Return a validator that refuses a longer list or object before each item is validated."""
+
+    def require_few(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise ValueError(f"give at most {most}, not {len(value)}")
+        return value
+
+    return BeforeValidator(require_few)
+
+
 Text = Annotated[str, AfterValidator(require_characters)]
 """A string that UTF-8 can write."""
 
+Texts = Annotated[list[Text], FailFast(), Field(min_length=1)]
+"""At least one text; the first that is none ends the validation."""
+
 SEED_LIMIT = 1 << 63
+
+_MOST_UNKNOWN = 20
+"""Unknown fields that are reported."""
 
 
 def unsupported(reason: str) -> BeforeValidator:
@@ -74,8 +93,11 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        unreported = {*[key for key in body if key not in cls.model_fields][_MOST_UNKNOWN:]}
         return {
-            key: value for key, value in body.items() if value is not None or key not in optional
+            key: value
+            for key, value in body.items()
+            if (value is not None or key not in optional) and key not in unreported
         }
 
     @classmethod

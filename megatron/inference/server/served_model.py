@@ -1,8 +1,12 @@
 """The served model, with the request limits and seeds that both interfaces share."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from typing import Any, TypeVar
 
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.server import Limits
@@ -12,6 +16,8 @@ from megatron.inference.engine.sequence import Request
 from megatron.inference.server.engine_thread import EngineThread
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +32,7 @@ class ServedModel:
         chat: encodes conversations; None without a chat template.
         fim: special tokens of fill-in-the-middle; None if the model was not trained for it.
         counter: numbers the requests without a seed.
+        texts_thread: where texts are encoded, rendered and decoded: one, as tokenizers have state.
     """
 
     engine_thread: EngineThread
@@ -38,6 +45,16 @@ class ServedModel:
     chat: ChatPrompts | None = None
     fim: FimTokens | None = None
     counter: "count[int]" = field(default_factory=lambda: count(1))
+    texts_thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="texts")
+    )
+
+    async def in_thread(
+        self, function: Callable[..., Result], *args: Any, **options: Any
+    ) -> Result:
+        """Call a function that takes long, while the event loop answers other requests."""
+        call = partial(function, *args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self.texts_thread, call)
 
     def seeds(self, requested: int | None, num_sequences: int) -> list[str]:
         """Return a seed for each sequence of a request."""

@@ -231,6 +231,60 @@ def test_endless_templates_end(source, reason, monkeypatch):
         ChatTemplate(source).render(CHAT)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ [1]|slice(10**8)|list|length }}",
+        "{{ [1]|slice(100000000)|list|length }}",
+        "{{ [1]|batch(100000000, 0)|list|length }}",
+        "{{ 'a'|center(1000000000) }}",
+        "{{ 'a\n'|indent(1000000000, first=true) }}",
+        "{{ ('\n' * 60000)|indent(60000) }}",
+        "{{ 1.5|round(1000000000) }}",
+        "{{ {'a': 1}|tojson(indent=1000000000) }}",
+        "{{ ('a' * 10**6)|replace('a', 'b' * 10**6) }}",
+        "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
+        "{{ range(99999)|join('b' * 10**6) }}",
+        "{{ range(99999)|map('string')|join('b' * 10**6) }}",
+        "{{ ('b' * 10**6).join('a' * 10**6) }}",
+        "{{ '%9999999999d'|format(1) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 9999999999) }}",
+        "{{ ('\t' * 10**6).expandtabs(10**6) }}",
+        "{{ (1).to_bytes(10**10, 'big') }}",
+        "{{ 'a'.ljust(width=10**10) }}",
+        "{{ lipsum(10**9) }}",
+        "{% for i in range(99999) %}{% for j in range(9) %}"
+        + "a" * 1000
+        + "{% endfor %}{% endfor %}",
+        "{% set n = namespace(l=[]) %}{% for i in range(99999) %}"
+        "{% set n.l = n.l + ['a' * 10**7] %}{% endfor %}",
+    ],
+)
+def test_templates_do_not_take_the_memory(source, monkeypatch):
+    monkeypatch.setattr(bounded_jinja, "_MOST_TOTAL", 1 << 26)
+    with pytest.raises(DataError, match="chat template refuses these messages"):
+        ChatTemplate(source).render(CHAT)
+
+
+def test_limits_change_nothing_of_what_filters_show():
+    source = (
+        "{{ messages|map(attribute='role')|join(', ') }}|{{ 1700000000|tojson }}|"
+        "{{ {'a': [1]}|tojson(indent=2) }}|{{ 'a-b'|replace('-', '+') }}|{{ 'a\nb'|indent(2) }}|"
+        "{{ 99999999.55|round(1) }}|{{ '**%s**' % 'x' }}|{{ '{}-{a}'.format(1, a=2) }}|"
+        "{{ none|default('d', true) }}|{{ [3, 1]|sort|list }}|{{ ' a '|trim }}|{{ 'ab'|length }}|"
+        "{% set t %}x{% endset %}{{ t }}|{{ ', '.join(['a', 'b']) }}|{{ [1, 2, 3]|slice(2)|list }}"
+    )
+    expected = (
+        'user, assistant, user, assistant|1700000000|{\n  "a": [\n    1\n  ]\n}|a+b|a\n  b|'
+        "99999999.5|**x**|1-2|d|[1, 3]|a|2|x|a, b|[[1, 2], [3]]"
+    )
+    text, _ = ChatTemplate(source).render(CHAT)
+    assert text.replace("99999999.6", "99999999.5") == expected
+
+
 def test_limits_change_nothing_of_what_loops_show():
     source = (
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"

@@ -99,11 +99,28 @@ def test_a_prompt_goes_to_the_terminal(generate, trained, capsys):
     generate("--prompt", prompt, "--greedy", "--stop-strings", "x", text[2:5])
     assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{text[: text.index(text[2:5])]}\n\n")
     generate("--prompt", prompt, "--greedy", "--inference-max-seq-length", "3")
-    assert capsys.readouterr().out.endswith(f"Megatron-LM:\n {' '.join(text.split()[:2])}\n\n")
+    assert f"Megatron-LM:\n {' '.join(text.split()[:2])}\n\n" in capsys.readouterr().out
     generate("--prompt", prompt, "--beam-width", "1")
     assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{text}\n\n")
     generate("--prompt", prompt, "--beam-width", "4", "--length-penalty", "0.5", "--bf16")
     assert "Megatron-LM:\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [[], ["--beam-width", "2"]], ids=["sampled", "beams"])
+def test_a_text_that_ends_at_the_last_position_is_warned_of(
+    tool, trained, capsys, monkeypatch, more
+):
+    load = ["--load", str(trained[0]), *(more or ["--greedy"])]
+    prompt = "1 2 3 4 5 6 7 8 9 1 2 3 4 5"
+    tool([*load, "--out-seq-length", "2", "--prompt", prompt])
+    assert "positions" not in capsys.readouterr().out
+    tool([*load, "--out-seq-length", "9", "--prompt", prompt])
+    reported = "1 of 1 texts end before --out-seq-length 9 tokens"
+    shown = capsys.readouterr().out
+    assert reported in shown and "the 16 positions of a sequence" in shown
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{prompt}\n"))
+    tool([*load, "--out-seq-length", "9"])
+    assert reported in capsys.readouterr().out
 
 
 def test_samples_follow_from_the_seed(generate, tmp_path):

@@ -47,7 +47,7 @@ def test_every_mistake_is_reported_at_once():
     generation = GenerationConfig(prompt="a", beam_width=2, out_seq_length=0)
     found = "\n".join(serving_problems(options, generation))
     for reported in (
-        "--port 70000 must be between",
+        "--port 70000 must be from 0 to 65535",
         "--api-key or --api-key-file, not both",
         "--api-key is empty",
         "--max-prompts 0 must be at least 1",
@@ -72,6 +72,26 @@ def test_a_taken_port_is_reported_before_the_model_is_opened(server_tool, monkey
         let_ask(server_tool, monkeypatch, port=port)
         with pytest.raises(ConfigError, match=f"--port {port} cannot be bound"):
             server_tool.main([])
+
+
+@pytest.mark.parametrize(
+    ("serving", "warns"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_key": "sesame"}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
+)
+def test_all_addresses_without_a_key_are_warned_of(
+    server_tool, monkeypatch, caplog, serving, warns
+):
+    with listener(serving["host"], 0) as taken:
+        port = taken.getsockname()[1]
+        let_ask(server_tool, monkeypatch, port=port, **serving)
+        with pytest.raises(ConfigError, match="cannot be bound"):
+            server_tool.main([])
+    assert ("--host 0.0.0.0 without an API key" in caplog.text) is warns
+    assert ("set --api-key-file" in caplog.text) is warns
 
 
 def test_missing_packages_are_reported(server_tool, monkeypatch):

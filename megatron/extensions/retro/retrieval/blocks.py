@@ -110,7 +110,7 @@ class Blocks:
         Raises:
             DataError: it is missing or damaged.
         """
-        return {key: read_array(self.file(rows), key) for key in self._keys}
+        return {key: read_array(self.file(rows), key, kinds="iuf") for key in self._keys}
 
     def __iter__(self) -> Iterator[Arrays]:
         """Yield the arrays of each block, in order."""

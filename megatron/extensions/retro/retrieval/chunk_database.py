@@ -35,11 +35,7 @@ class ChunkDatabase:
 
     def __init__(self, project: Path, *, chunk_length: int, num_chunks: int, pad: int):
         self.file = project / TRAIN
-        self._chunks = read_array(self.file, "chunks")
-        if self._chunks.ndim != 2 or self._chunks.shape[1] != COLUMNS:
-            raise DataError(
-                f"{self.file}: chunks has shape {list(self._chunks.shape)} instead of [n, {COLUMNS}]"
-            )
+        self._chunks = read_chunks(self.file)
         self._chunk_length, self._num_chunks, self._pad = chunk_length, num_chunks, pad
         self._datasets = open_data(project)
 
@@ -69,7 +65,7 @@ class ChunkDatabase:
                 break
             last = other[3]
         length = last - start
-        if not 0 < length <= len(tokens) or dataset >= len(self._datasets):
+        if not 0 < length <= len(tokens) or not 0 <= dataset < len(self._datasets):
             raise DataError(
                 f"{self.file}: chunk {number} is tokens {start} to {last} of document {document} of "
                 f"data set {dataset}: the file is damaged, or --retro-chunk-length is another one"
@@ -81,6 +77,17 @@ class ChunkDatabase:
                 f"{self.file}: chunk {number} is not in the token files: {error}"
             ) from error
         return tokens, length
+
+
+def read_chunks(file: Path) -> NDArray:
+    """Return the chunks in a file of the database.
+
+    Raises:
+        DataError: the file is missing or damaged.
+
+    Shapes: -> [chunks, 5]: see COLUMNS.
+    """
+    return read_array(file, "chunks", columns=COLUMNS)
 
 
 def open_data(project: Path) -> list[IndexedDataset]:

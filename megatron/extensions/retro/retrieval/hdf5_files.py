@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,7 +15,15 @@ from megatron.common.atomic_files import replacing
 from megatron.common.errors import DataError, WrongDataError
 from megatron.data.token_files.publish import write_errors_name
 
-_BLOCK = re.compile(r"(\d+)-(\d+)\.hdf5")
+_BLOCK = re.compile(r"(\d{1,18})-(\d{1,18})\.hdf5")
+
+_KINDS = {"iu": "integers", "iuf": "numbers"}
+"""Words for kinds of dtypes."""
+
+_MOST_COMPRESSED = 1032
+"""The ratio that DEFLATE reaches at most; a larger array has parts that were never written."""
+
+_AGAIN = "the file is damaged, or of another program; run preprocessing again"
 
 
 def import_h5py() -> ModuleType:
@@ -32,27 +41,62 @@ def import_h5py() -> ModuleType:
         ) from error
 
 
-def read_array(file: Path, key: str) -> NDArray:
-    """Return the array `key` of an HDF5 file: mapped into memory if it is contiguous, else read.
+def read_array(file: Path, key: str, *, kinds: str = "iu", columns: int | None = None) -> NDArray:
+    """Return the table `key` of an HDF5 file: mapped into memory if it is contiguous, else read.
+
+    Args:
+        kinds: of numpy's dtypes: i and u are integers, f is floating point.
+        columns: None: any number.
 
     Raises:
-        DataError: the file cannot be read, or has no such array.
+        DataError: the file cannot be read, has no such table, or refers to other files.
+
+    Shapes: -> [rows, columns].
     """
     h5py = import_h5py()
     try:
+        if not file.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("there is no such file")
         with h5py.File(file, "r") as opened:
             if key not in opened:
                 raise DataError(f"{file} has no array {key}, but {', '.join(opened) or 'none'}")
-            array = opened[key]
-            offset = array.id.get_offset()
-            if offset is None:
-                return np.asarray(array[...])
-            return np.memmap(file, array.dtype, "r", offset, array.shape)
-    except OSError as error:
+            # Its own array: a link, or storage elsewhere, can be of any file of this machine.
+            is_own = isinstance(opened.get(key, getlink=True), h5py.HardLink)
+            array = opened[key] if is_own else None
+            if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
+                raise DataError(f"{file}: {key} is not an array of this file, but of another one")
+            _require_table(array, f"{file}: {key}", kinds, columns)
+            return _content(array, file)
+    except DataError:
+        raise
+    except Exception as error:  # h5py raises errors of any kind for damaged files
         raise DataError(
             f"{file} cannot be read as HDF5: {error}; if preprocessing was killed while it wrote this "
             "file, run it again"
         ) from error
+
+
+def _require_table(array: Any, name: str, kinds: str, columns: int | None) -> None:
+    """Raise DataError unless dtype and shape are those of a table, and the file can hold its size."""
+    dtype, shape = array.dtype, array.shape
+    # Other kinds can be Python objects, whose addresses would come from the file.
+    if dtype.kind not in kinds or shape is None or len(shape) != 2:
+        found = f"{dtype} of shape {list(shape or ())}"
+        raise DataError(f"{name} is {found} instead of a table of {_KINDS[kinds]}: {_AGAIN}")
+    if columns is not None and shape[1] != columns:
+        raise DataError(f"{name} has shape {list(shape)} instead of [n, {columns}]: {_AGAIN}")
+    stored = array.id.get_storage_size()
+    if array.nbytes > _MOST_COMPRESSED * stored:
+        raise DataError(f"{name} has shape {list(shape)} and {stored} bytes in the file: {_AGAIN}")
+
+
+def _content(array: Any, file: Path) -> NDArray:
+    offset = array.id.get_offset()
+    # Integers and floats with unusual bits have to be converted.
+    is_plain = array.id.get_type() == import_h5py().h5t.py_create(array.dtype)
+    if offset is None or not is_plain:
+        return np.asarray(array[...])
+    return np.memmap(file, array.dtype, "r", offset, array.shape)
 
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
@@ -119,6 +163,7 @@ class BlockedRows:
             self._files.append(folder / name)
             self._size = stop
         self._arrays: dict[int, NDArray] = {}
+        self._width: int | None = None  # that of the first block that is read
 
     def __len__(self) -> int:
         return self._size
@@ -139,13 +184,13 @@ class BlockedRows:
 
     def _block(self, number: int) -> NDArray:
         if number not in self._arrays:
-            array = read_array(self._files[number], self._key)
+            array = read_array(self._files[number], self._key, columns=self._width)
             stop = [*self._starts[1:], self._size][number]
-            if array.ndim != 2 or len(array) != stop - self._starts[number]:
+            if len(array) != stop - self._starts[number]:
                 raise DataError(
                     f"{self._files[number]}: {self._key} has shape {list(array.shape)}, and the name "
                     f"of the file is that of {stop - self._starts[number]} rows: run preprocessing "
                     "again"
                 )
-            self._arrays[number] = array
+            self._arrays[number], self._width = array, array.shape[1]
         return self._arrays[number]

@@ -14,10 +14,9 @@ from megatron.common.errors import ConfigError
 from megatron.data.token_files.publish import write_errors_name
 from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks
-from megatron.extensions.retro.retrieval.chunk_database import TRAIN
+from megatron.extensions.retro.retrieval.chunk_database import TRAIN, read_chunks
 from megatron.extensions.retro.retrieval.database_build import SAMPLED, text_of
 from megatron.extensions.retro.retrieval.embedders import Embedder
-from megatron.extensions.retro.retrieval.hdf5_files import read_array
 from megatron.extensions.retro.retrieval.project import Project
 from megatron.extensions.retro.retrieval.vector_index import VectorIndex, new_index, read_index
 from megatron.tokenizer.build import build_tokenizer
@@ -39,7 +38,7 @@ class ChunkEmbeddings:
     """
 
     def __init__(self, project: Project, file: Path, make_embedder: MakeEmbedder):
-        self._chunks = read_array(project.directory / file, "chunks")
+        self._chunks = read_chunks(project.directory / file)
         self._datasets = project.datasets
         self._tokenizer = build_tokenizer(**project.tokenizer_arguments)
         self.embedder = make_embedder()

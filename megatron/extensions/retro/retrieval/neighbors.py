@@ -13,10 +13,9 @@ from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import TracedSource
 from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks
-from megatron.extensions.retro.retrieval.chunk_database import TRAIN
+from megatron.extensions.retro.retrieval.chunk_database import TRAIN, read_chunks
 from megatron.extensions.retro.retrieval.database_build import text_of
 from megatron.extensions.retro.retrieval.embedders import Embedder
-from megatron.extensions.retro.retrieval.hdf5_files import read_array
 from megatron.extensions.retro.retrieval.index_build import MakeEmbedder, filled_index_file
 from megatron.extensions.retro.retrieval.project import Project
 from megatron.extensions.retro.retrieval.vector_index import VectorIndex, read_index
@@ -80,7 +79,7 @@ class NeighborSearch:
         self._num_searched = config.retro_query_num_neighbors_query
         self._num_saved = config.retro_query_num_neighbors_save
         self._tokenizer: Tokenizer = build_tokenizer(**project.tokenizer_arguments)
-        chunks = read_array(project.directory / TRAIN, "chunks")
+        chunks = read_chunks(project.directory / TRAIN)
         self._documents = _document_keys(chunks[:, 0], chunks[:, 1])
         self._numbers = {dataset.prefix: number for number, dataset in enumerate(project.datasets)}
 

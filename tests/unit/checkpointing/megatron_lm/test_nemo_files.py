@@ -1,5 +1,6 @@
 """NeMo's archives and mp_autoresume checkpoints: written, read, merged from ranks, refused."""
 
+import io
 import json
 import sys
 import tarfile
@@ -15,10 +16,11 @@ from tiny import tiny_config
 from megatron.checkpointing.export import Export, ExportOptions, export
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import native_manifest, native_weights
-from megatron.common.errors import WrongCheckpointError
+from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.config import parse_conversion
 from megatron.config.plan import plan
 from megatron.config.tools.checkpoint_tools import ConversionConfig
+from megatron.extensions.nemo import checkpoints as nemo
 from megatron.extensions.nemo.checkpoints import find, tokenizer_in
 from megatron.extensions.tasks.flags import objective_of
 from megatron.tokenizer.build import build_tokenizer
@@ -220,3 +222,91 @@ def test_files_of_something_else_are_refused(tmp_path):
     (tmp_path / "mp_rank_00").mkdir()
     with pytest.raises(WrongCheckpointError, match="lacks model_weights.ckpt"):
         find(tmp_path)
+
+
+def _members(archive, changes):
+    """Write the members of an archive again, with other contents; None leaves one out."""
+    with tarfile.open(archive) as tar:
+        kept = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
+    for end, content in changes.items():
+        names = [name for name in kept if name.endswith(end)] or [end]
+        for name in names:
+            kept[name] = content
+    with tarfile.open(archive, "w") as tar:
+        for name, content in kept.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+_BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "content"),
+    [
+        ("model_config.yaml", _BOMB),
+        ("model_config.yaml", "[1, 2]"),
+        ("model_config.yaml", "3"),
+        ("model_config.yaml", "a: [" * 3000),
+        ("model_config.yaml", "class_labels: [a]"),
+        ("model_config.yaml", "language_model: [a]"),
+        ("model_config.yaml", "language_model: {config: 3}"),
+        ("model_config.yaml", "label_ids: [a, b]"),
+        ("model_config.yaml", "label_ids: {a: 1, b: x}"),
+        ("model_config.yaml", "\ud800"),
+        ("encoder_config.json", "[" * 100_000),
+        ("encoder_config.json", "3"),
+        ("megatron_checkpoint_version.json", '{"checkpoint_version": "x"}'),
+        ("megatron_checkpoint_version.json", "[[1, 2, 3]]"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_small_files_with_other_content_are_one_sentence(tmp_path, end, content):
+    archive, _ = written(tmp_path, "token-classification")
+    _members(archive, {end: content.encode("utf-8", "surrogatepass")})
+    for reads in (find, tokenizer_in):
+        try:
+            reads(archive)
+        except CheckpointError as error:
+            assert "\n" not in str(error).strip() or "YAML" in str(error) or "line" in str(error)
+        else:
+            assert reads is tokenizer_in or "config" in content or "label" in content
+
+
+@pytest.mark.parametrize("name", ["**", "", "/etc/passwd", "../*", "nemo:**", "[", ".."])
+def test_the_file_of_labels_is_a_name_and_no_pattern(tmp_path, name):
+    archive, _ = written(tmp_path, "token-classification")
+    content = yaml.safe_dump({"class_labels": {"class_labels_file": name}}).encode()
+    _members(archive, {"model_config.yaml": content})
+    flags = find(archive, task="token-classification").flags
+    assert list(flags[-4:]) == ["--labels", "0", "1", "2"]
+
+
+def test_an_archive_that_does_not_fit_is_not_unpacked(tmp_path, monkeypatch):
+    archive, _ = written(tmp_path, "token-classification")
+    monkeypatch.setattr(nemo.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    monkeypatch.setattr(
+        tarfile.TarFile, "extractall", lambda *args, **kwargs: pytest.fail("writes")
+    )
+    with pytest.raises(WrongCheckpointError, match=r"and 1,000 are free.*TMPDIR"):
+        find(archive)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        3,
+        {"state_dict": 3},
+        {"state_dict": {"classifier.mlp.layer0.weight": 3}},
+        {"state_dict": {f"bert_model.language_model.{i}": 3 for i in range(9)}},
+    ],
+    ids=str,
+)
+def test_weights_of_other_content_are_one_sentence(tmp_path, content):
+    torch.save(content, tmp_path / "mp_autoresume.ckpt")
+    with pytest.raises(CheckpointError, match="mp_autoresume"):
+        find(tmp_path / "mp_autoresume.ckpt")

@@ -1,6 +1,7 @@
 """Members of enumerations that a Python pickled by name."""
 
 from collections import OrderedDict
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -52,3 +53,17 @@ def test_members_of_other_programs_stand_for_themselves(tmp_path):
     found = read_foreign(tmp_path / "file.pt")
     assert isinstance(found, Opaque)
     assert found.parts == ("NATIVE",)
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_foreign])
+def test_compressed_archives_are_refused(tmp_path, read):
+    """Their members would be mapped as they are, and taken for weights."""
+    torch.save({"a": torch.zeros(100_000), "b": torch.zeros(9)}, tmp_path / "file.pt")
+    with (
+        ZipFile(tmp_path / "file.pt") as stored,
+        ZipFile(tmp_path / "again.pt", "w", ZIP_DEFLATED) as again,
+    ):
+        for name in stored.namelist():
+            again.writestr(name, stored.read(name))
+    with pytest.raises(CheckpointError, match="again.pt is compressed.*zip -0"):
+        read(tmp_path / "again.pt")

@@ -156,6 +156,17 @@ def test_a_long_list_without_aliases_is_not_limited(write):
     assert len(file_flags(write(text))) == 120_001
 
 
+def test_the_keys_of_a_file_are_limited(write):
+    """Each takes time: to be read, and to be compared with the names of all flags."""
+    with pytest.raises(ConfigError, match="it has more than 5000 keys"):
+        file_flags(write("".join(f"key{i}: 1\n" for i in range(6000))))
+    file = write("".join(f"keyword{i}: 1\n" for i in range(300)))
+    with pytest.raises(ConfigError) as caught:
+        parse_config(["--config", str(file)])
+    assert len(caught.value.problems) == 51
+    assert caught.value.problems[-1] == "there may be further problems"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

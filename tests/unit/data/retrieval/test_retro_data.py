@@ -1,6 +1,7 @@
 """Samples of Retro from files of preprocessing: chunks, continuations, blocks, and what is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from megatron.config.plan import plan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.extensions.retro.data import retro_view
 from megatron.extensions.retro.retrieval import hdf5_files
-from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase
+from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase, read_chunks
 from megatron.extensions.retro.retrieval.hdf5_files import BlockedRows
 
 NETWORK = (
@@ -133,6 +134,120 @@ def test_blocks_that_are_missing_damaged_or_short_are_refused(tmp_path):
         BlockedRows(tmp_path / "q", "neighbors").rows(5, 15)
     with pytest.raises(DataError, match="has no array other, but neighbors"):
         BlockedRows(tmp_path / "q", "other").rows(0, 5)
+
+
+def _of_strings(file):
+    file.create_dataset("chunks", data=["a", "b"], dtype=h5py.string_dtype())
+
+
+def _of_pairs(file):
+    file.create_dataset("chunks", data=np.zeros((3, 5), [("a", "i4"), ("b", "i4")]))
+
+
+def _of_floats(file):
+    file.create_dataset("chunks", data=np.zeros((3, 5)))
+
+
+def _of_four_columns(file):
+    file.create_dataset("chunks", data=np.zeros((3, 4), np.uint32))
+
+
+def _without_rows(file):
+    file["chunks"] = h5py.Empty("i4")
+
+
+def _a_group(file):
+    file.create_group("chunks")
+
+
+def _linked(file):
+    file["chunks"] = h5py.ExternalLink("other.hdf5", "chunks")
+
+
+def _linked_inside(file):
+    file["other"] = h5py.ExternalLink("other.hdf5", "/")
+    file["chunks"] = h5py.SoftLink("/other/chunks")
+
+
+def _stored_elsewhere(file):
+    external = [(str(Path(file.filename).with_name("other.hdf5")), 0, 60)]
+    file.create_dataset("chunks", (3, 5), np.uint32, external=external)
+
+
+def _virtual(file):
+    layout = h5py.VirtualLayout((3, 5), np.uint32)
+    layout[...] = h5py.VirtualSource("other.hdf5", "chunks", (3, 5))
+    file.create_virtual_dataset("chunks", layout)
+
+
+def _never_written(file):
+    file.create_dataset("chunks", (10**12, 5), np.uint32, chunks=(1000, 5))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (_of_strings, r"object of shape \[2\] instead of a table of integers"),
+        (_of_pairs, "instead of a table of integers"),
+        (_of_floats, r"float64 of shape \[3, 5\] instead of a table of integers"),
+        (_of_four_columns, r"shape \[3, 4\] instead of \[n, 5\]"),
+        (_without_rows, "instead of a table of integers"),
+        (_a_group, "not an array of this file"),
+        (_linked, "not an array of this file, but of another one"),
+        (_linked_inside, "not an array of this file, but of another one"),
+        (_stored_elsewhere, "not an array of this file, but of another one"),
+        (_virtual, "not an array of this file, but of another one"),
+        (_never_written, "and 0 bytes in the file"),
+    ],
+)
+def test_only_tables_of_numbers_in_the_file_itself_are_read(tmp_path, make, message):
+    with h5py.File(tmp_path / "other.hdf5", "w") as file:
+        file.create_dataset("chunks", data=np.ones((3, 5), np.uint32))
+    with h5py.File(tmp_path / "file.hdf5", "w") as file:
+        make(file)
+    with pytest.raises(DataError, match=message):
+        read_chunks(tmp_path / "file.hdf5")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_damaged_hdf5_file_is_one_sentence(tmp_path, is_chunked):
+    rows = np.arange(200, dtype=np.uint32).reshape(40, 5)
+    with h5py.File(tmp_path / "file.hdf5", "w") as file:
+        file.create_dataset("chunks", data=rows, chunks=is_chunked or None)
+    content = np.fromfile(tmp_path / "file.hdf5", np.uint8)
+    rng = np.random.RandomState(0)
+    num_refused = 0
+    for _ in range(150):
+        damaged = content.copy()
+        places = rng.randint(0, min(len(content), 2300), rng.randint(1, 12))
+        damaged[places] = rng.randint(0, 256, len(places))
+        damaged.tofile(tmp_path / "damaged.hdf5")
+        try:
+            np.array(read_chunks(tmp_path / "damaged.hdf5"))
+        except DataError as error:
+            num_refused += 1
+            assert "damaged.hdf5" in str(error)
+    assert num_refused
+
+
+def test_integers_of_unusual_bits_are_converted(tmp_path):
+    """Memory maps show the bytes of a file as they are."""
+    kind = h5py.h5t.STD_U32LE.copy()
+    kind.set_precision(16)
+    kind.set_offset(8)
+    with h5py.File(tmp_path / "file.hdf5", "w") as file:
+        space = h5py.h5s.create_simple((3, 5))
+        made = h5py.h5d.create(file.id, b"chunks", kind, space)
+        made.write(space, space, np.full((3, 5), 7, np.uint32))
+    assert (read_chunks(tmp_path / "file.hdf5") == 7).all()
+
+
+def test_blocks_of_different_widths_are_refused(tmp_path):
+    write_neighbors(tmp_path / "q", np.arange(75).reshape(25, 3), block=10)
+    with h5py.File(tmp_path / "q" / "00010-00020.hdf5", "w") as file:
+        file.create_dataset("neighbors", data=np.zeros((10, 2), np.int64))
+    with pytest.raises(DataError, match=r"shape \[10, 2\] instead of \[n, 3\]"):
+        BlockedRows(tmp_path / "q", "neighbors").rows(5, 15)
 
 
 def test_without_h5py_the_message_names_the_package(tmp_path, monkeypatch):

@@ -125,6 +125,13 @@ def test_answers(model, theirs):
     assert model.generate_until([]) == []
 
 
+def test_answers_that_a_sequence_has_no_room_for_are_warned_of(model, caplog):
+    model.generate_until([Request(("a", {"until": "b", "max_gen_toks": LENGTH - 1}))])
+    assert "new tokens" not in caplog.text
+    model.generate_until([Request(("a", {"until": "b", "max_gen_toks": 10 * LENGTH}))])
+    assert f"1 of 1 requests ask for up to {10 * LENGTH} new tokens" in caplog.text
+
+
 @pytest.mark.parametrize(("until", "answer"), [(" <6>", "<5>"), (" <5>", ""), ("!", "<5> <6>")])
 def test_an_answer_begins_without_the_blank_that_its_tokens_lose_alone(model, until, answer):
     tokenizer = SimpleNamespace(
