@@ -27,6 +27,7 @@ from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model import resolve_model
+from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.objectives import (
     declaration_of,
@@ -51,7 +52,6 @@ from megatron.config.parallelism.layout import (
 )
 from megatron.config.parallelism.precision import (
     PrecisionPlan,
-    fp8_size_problems,
     plan_precision,
     precision_notices,
 )

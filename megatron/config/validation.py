@@ -37,7 +37,6 @@ from megatron.config.parallelism.deepspeed_json import (
     ds_config_problems,
     read_ds_config,
     step_twins,
-    value_at,
 )
 from megatron.config.parallelism.layout import (
     interleaving_problems,
@@ -60,6 +59,7 @@ from megatron.config.parallelism.precision import (
 )
 from megatron.config.parallelism.recompute import Storage, plan_storage, recompute_problems
 from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_problems, zero_twins
+from megatron.config.parsing.json_tree import value_at
 from megatron.config.plugins import plugin_problems
 from megatron.config.run.checkpoint import checkpoint_problems
 from megatron.config.run.evaluation import evaluation_problems, plan_evaluation

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megatron.config.networks.counts import Weights, table_weights
-from megatron.config.parallelism.deepspeed_json import value_at
+from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan import Plan
 from megatron.pipeline.schedule import Grid
 from megatron.pipeline.stages import Stage

@@ -6,7 +6,6 @@ import pytest
 from source import PACKAGE, import_graph, imported_modules, reached
 
 CIRCLES = {
-    frozenset({"config.data", "config.network", "config.optimization", "config.parallelism"}),
     frozenset({"config", "config.inference", "config.networks"}),
     frozenset(
         {

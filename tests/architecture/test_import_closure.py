@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 41,
     "megatron.objectives.gpt": 59,
     "megatron.engine.build": 88,
-    "pretrain_gpt.py": 300,
+    "pretrain_gpt.py": 301,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

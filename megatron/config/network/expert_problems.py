@@ -11,9 +11,9 @@ from megatron.config.network.experts import (
     experts_per_token,
 )
 from megatron.config.optimization.optimizer import OptimizerConfig, plan_optimizer
-from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
+from megatron.config.parsing.json_tree import value_at
 
 
 def expert_problems(

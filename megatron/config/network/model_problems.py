@@ -15,8 +15,12 @@ from megatron.config.network.model import (
     position_of,
     turns_of,
 )
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parsing.declaration import range_problems
+
+_FP8_MULTIPLE = 16
 
 
 def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
@@ -263,3 +267,25 @@ def _activation_problems(model: ModelConfig) -> Iterator[str]:
 
 def _indivisible(flag: str, value: int, tensor: int) -> str:
     return f"{flag} {value} is not a multiple of --tensor-model-parallel-size {tensor}"
+
+
+def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: int) -> Iterator[str]:
+    """Yield the sizes of weights on a rank that products of fp8 matrices do not take.
+
+    Source: torch's `_scaled_mm`, whose matrices have columns and inner features in multiples of 16.
+    """
+    if precision.fp8_format is None:
+        return
+    heads, groups, width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
+    sizes = {
+        "--hidden-size": spec.hidden_size,
+        "features of queries, keys and values": (heads + 2 * groups) * width // tensor,
+        "features of heads": heads * width // tensor,
+        "--ffn-hidden-size": spec.ffn_hidden_size // tensor,
+    }
+    for name, size in sizes.items():
+        if size % _FP8_MULTIPLE:
+            yield (
+                f"--fp8-format {precision.fp8_format} takes sizes that {_FP8_MULTIPLE} divides: "
+                f"{name} on a tensor-parallel rank is {size}"
+            )

@@ -8,8 +8,8 @@ from typing import Any
 
 from megatron.config.optimization.batch_size import BatchPlan, batch_problems, plan_batch
 from megatron.config.optimization.curriculum import CurriculumPlan, plan_curriculum
-from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.json_tree import value_at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import KEY as CURRICULUM
 from megatron.config.parallelism.deepspeed_keys import key_problems
+from megatron.config.parsing.json_tree import value_at
 
 _ABSENT = object()
 
@@ -99,16 +100,6 @@ def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
         if value is not _ABSENT and type(value) not in types:
             wanted = " or ".join(kind.__name__ for kind in types).replace("dict", "object")
             yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
-
-
-def value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return the value at the dotted `key`; `default` where it is absent or "auto"."""
-    node: Any = tree
-    for name in key.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return default
-        node = node[name]
-    return default if node == "auto" else node
 
 
 def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:

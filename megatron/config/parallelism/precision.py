@@ -5,10 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from megatron.config.network.model_spec import ModelSpec
-from megatron.config.parallelism.deepspeed_json import Twin, value_at
-
-_FP8_MULTIPLE = 16
+from megatron.config.parallelism.deepspeed_json import Twin
+from megatron.config.parsing.json_tree import value_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,28 +85,6 @@ def fp8_problems(
         yield f"{flag} would keep the weights that ZeRO stage 3 gathers: write --zero-stage 2 or less"
     if has_experts:
         yield f"{flag} is not for experts, whose products have few rows: leave it out"
-
-
-def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: int) -> Iterator[str]:
-    """Yield the sizes of weights on a rank that products of fp8 matrices do not take.
-
-    Source: torch's `_scaled_mm`, whose matrices have columns and inner features in multiples of 16.
-    """
-    if precision.fp8_format is None:
-        return
-    heads, groups, width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
-    sizes = {
-        "--hidden-size": spec.hidden_size,
-        "features of queries, keys and values": (heads + 2 * groups) * width // tensor,
-        "features of heads": heads * width // tensor,
-        "--ffn-hidden-size": spec.ffn_hidden_size // tensor,
-    }
-    for name, size in sizes.items():
-        if size % _FP8_MULTIPLE:
-            yield (
-                f"--fp8-format {precision.fp8_format} takes sizes that {_FP8_MULTIPLE} divides: "
-                f"{name} on a tensor-parallel rank is {size}"
-            )
 
 
 def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[Twin]:

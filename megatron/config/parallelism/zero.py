@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatron.config.optimization.optimizer import OptimizerConfig
-from megatron.config.parallelism.deepspeed_json import Twin, value_at
+from megatron.config.parallelism.deepspeed_json import Twin
 from megatron.config.parallelism.precision import PrecisionPlan
 from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.parsing.json_tree import value_at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,9 @@
 """Downstream tasks (RACE, GLUE; WikiText and LAMBADA): flags of their data, resolution and checks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
-from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parsing.declaration import resolved, setting
 from megatron.extensions.tasks.text_flags import TEXT_TASKS, TextTaskPlan, num_outputs_of
 
@@ -89,27 +88,23 @@ def plan_downstream(downstream: DownstreamConfig) -> DownstreamPlan:
     return resolved(DownstreamPlan, "downstream", downstream)
 
 
-def with_classes(
-    spec: ModelSpec, downstream: DownstreamConfig, text_task: TextTaskPlan
-) -> ModelSpec:
-    """Return the network of `spec` with the head of a task instead of its own heads."""
+def head_of(downstream: DownstreamConfig, text_task: TextTaskPlan) -> dict[str, Any]:
+    """Return the fields of a ModelSpec that give a network the head of a task, in place of its own."""
     task = downstream.task or ""
     if task in TEXT_TASKS:
-        return replace(
-            spec,
-            binary_head=False,
-            num_outputs=num_outputs_of(text_task, task),
-            head_layers=text_task.head_layers,
-            first_token_head=task == "text-classification" and text_task.head_layers > 0,
-            head_dropout=text_task.head_dropout,
-            labels=text_task.labels,
-        )
-    return replace(
-        spec,
-        binary_head=False,
-        num_outputs=_OUTPUTS.get(task, 2),
-        num_choices=_CHOICES.get(task, 1),
-    )
+        return {
+            "binary_head": False,
+            "num_outputs": num_outputs_of(text_task, task),
+            "head_layers": text_task.head_layers,
+            "first_token_head": task == "text-classification" and text_task.head_layers > 0,
+            "head_dropout": text_task.head_dropout,
+            "labels": text_task.labels,
+        }
+    return {
+        "binary_head": False,
+        "num_outputs": _OUTPUTS.get(task, 2),
+        "num_choices": _CHOICES.get(task, 1),
+    }
 
 
 def is_finetuned(task: str | None) -> bool:

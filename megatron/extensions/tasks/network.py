@@ -1,6 +1,7 @@
 """A network with the head of a downstream task in place of those of pretraining."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
@@ -9,7 +10,7 @@ from megatron.config.networks.counts import Weights, dense_weights, stack_flops
 from megatron.config.networks.network import Network
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.extensions.tasks.flags import with_classes
+from megatron.extensions.tasks.flags import head_of
 from megatron.extensions.tasks.text_flags import TEXT_TASKS, plan_text_task
 
 
@@ -50,7 +51,7 @@ class Classifier(Network):
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return the network below with the head of --task."""
         task = plan_text_task(config.text_task, config.downstream.task)
-        return with_classes(self.under.spec(plain, config), config.downstream, task)
+        return replace(self.under.spec(plain, config), **head_of(config.downstream, task))
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return the entries of the network below with another head; choices are rows."""
