@@ -18,6 +18,7 @@ from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, 
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import missing_plugins, modules_in
 from megatron.config.run.urls import cache_of, urls_in
@@ -115,7 +116,7 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
     """
     words = with_file_flags(argv, SECTIONS)
     load, step = value_in(words, "--load"), value_in(words, "--ckpt-step")
-    if not load or not _FLAGS & set(words):
+    if not load or not _FLAGS & {plain(word) for word in words}:
         return None
     if step and not step.isdigit():
         raise ConfigError(f"--ckpt-step {step} is no iteration")

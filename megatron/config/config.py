@@ -17,6 +17,7 @@ from megatron.config.data.text_tasks import TextTaskConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
+from megatron.config.foreign_flags.trainers import TRAINER_NAMES
 from megatron.config.network.encoder_decoder import EncoderDecoderConfig
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
@@ -124,6 +125,7 @@ def parse_config(
         sections,
         description=description,
         legacy=LEGACY,
+        answers=TRAINER_NAMES,
         defaults={**(defaults or {}), **project.defaults} if project else defaults,
     )
     config = config_of(parsed.sections)
@@ -185,6 +187,7 @@ def parse_config_for_checkpoint(
         {**sections, **extra},
         description=description,
         legacy=LEGACY,
+        answers=TRAINER_NAMES,
         defaults=flatten(of_run),
     )
     for notice in parsed.notices:
@@ -205,6 +208,7 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
             with_file_flags(argv, sections),
             {**sections, **extra},
             legacy=LEGACY,
+            answers=TRAINER_NAMES,
             defaults=flatten(ANY_RUN),
         )
     except ConfigError as error:
@@ -263,6 +267,7 @@ def parse_conversion(
         {**sections, "own": own},
         description=description or "",
         legacy=[*LEGACY, *legacy],
+        answers=TRAINER_NAMES,
         defaults=flatten(ANY_RUN),
     )
     tool = parsed.sections.pop("own")

@@ -13,7 +13,7 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import KEY as CURRICULUM
-from megatron.config.parallelism.deepspeed_keys import key_problems
+from megatron.config.parallelism.deepspeed_keys import key_problems, renamed_keys
 
 _ABSENT = object()
 
@@ -177,6 +177,9 @@ def merge_ds_config(
         overlaps_reduction: whether gradients may be reduced beside the backward pass.
     """
     merged = _without_auto(user)
+    for older, now in renamed_keys(merged).items():
+        section, _, key = older.partition(".")
+        _put(merged, now, merged[section].pop(key))
     # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
     merged.pop("optimizer", None)
     merged.pop("scheduler", None)

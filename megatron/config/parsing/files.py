@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import switch_words
+from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FileWord, value_in
 
 
@@ -192,9 +193,7 @@ def _entries(
     """Yield the keys that lead to each flag of a file, and the flag's words."""
     for key, value in content.items():
         path = (*above, str(key))
-        option = "--" + str(key)
-        if "_" in option and option not in _UNDERSCORED:
-            option = option.replace("_", "-")
+        option = plain(f"--{key}")
         if isinstance(value, dict):
             yield from _entries(value, switches, path)
         elif value is True or value is False or value is None:
@@ -208,5 +207,3 @@ def _entries(
 
 _MOST_VALUES = 100_000
 """Values that a file with aliases may stand for; without aliases it may have any number."""
-
-_UNDERSCORED = {"--deepspeed_config", "--local_rank"}
