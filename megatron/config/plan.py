@@ -303,7 +303,7 @@ def plan_samples(
         )
     raise_if_any(
         chain(
-            length_problems(config, user, data=replicas),
+            length_problems(config, user, data=replicas, consumed_samples=0),
             data_problems(config.data, declaration_of(objective).kind),
             objective_problems(
                 config.objective,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.checkpointing.saved_run import consumed_samples
 from megatron.common.errors import (
     ExitCode,
     WrongCheckpointError,
@@ -343,6 +344,7 @@ def _decide(
             world_size=launch.world_size,
             device=device.type,
             objective=objective.name,
+            consumed_samples=consumed_samples(config.checkpoint),
             others=others,
         )
     with before_the_first_step():

@@ -113,7 +113,9 @@ def value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
 
 def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:
     """Return the keys that the flags of a step own, with the flags' values."""
-    start = batch.size_at(0)
+    # A run that resumes behind a ramp may have more replicas than its first size has samples.
+    unit = batch.micro_batch_size * batch.data_parallel_size
+    start = next((size for size in batch.sizes_from(0) if size % unit == 0), batch.size_at(0))
     return [
         Twin("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
         Twin("train_batch_size", "--global-batch-size", start),
