@@ -40,6 +40,10 @@ def preset_file(name: str) -> Path:
     folders = (root / "examples" / "models", root / "megatron_models")
     files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
     if name not in files:
+        if not files:
+            raise ConfigError(
+                f"--preset {name}: this installation has no networks by name: install the package again"
+            )
         near = difflib.get_close_matches(name, files, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(files)}"
         raise ConfigError(f"--preset {name}: there is no such network; {hint}")
