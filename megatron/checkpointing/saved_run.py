@@ -21,7 +21,7 @@ from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import missing_plugins, modules_in
-from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
+from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
 _NETWORK_SECTIONS = ("model", "retro", "experts", "lora", "tokenizer", "text_task")
@@ -139,6 +139,8 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
         raise ConfigError(f"--ckpt-step {step} is no iteration")
     load = local_directory(load, cache_of(urls_in(words)), flag="--load")
     fetch(Path(load), step=int(step or 0))
+    if not published_tags(Path(load)) and (Path(load) / INITIAL).exists():
+        load = str(Path(load) / INITIAL)
     tags = [tag_of(int(step))] if step else published_tags(Path(load))
     errors = []
     for tag in tags:

@@ -10,7 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.saved_run import SavedNetwork, checkpoint_flags, consumed_samples, lost_plugins
+from megatron.checkpointing.saved_run import (
+    SavedNetwork,
+    checkpoint_flags,
+    consumed_samples,
+    lost_plugins,
+)
 from megatron.common.errors import (
     ConfigError,
     ExitCode,

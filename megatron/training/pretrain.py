@@ -43,6 +43,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
 )
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
+from megatron.training.checkpoints.start_in_place import with_start_in_place
 from megatron.training.downstream import TaskSets
 from megatron.training.epochs import with_steps_of_epochs
 from megatron.training.guards.stop import Requests, build_requests
@@ -114,6 +115,7 @@ def pretrain(
     with sole_writer(decided):
         from_rank_0(watchdog.failures.put_stale_away)
         watchdog.failures.own()
+        decided = with_start_in_place(decided, config)
         require_own(decided)
         requested = config.tokenizer.padded_vocab_in_softmax
         job = _build(decided, requested, tokenizer, objective, kernels, device, watchdog)
