@@ -58,6 +58,7 @@ from megatron.training.process.flags_file import write_flags
 from megatron.training.process.watchdog import Watchdog
 from megatron.training.replay import quiet, replay
 from megatron.training.run import Run, log_phase
+from megatron.training.telemetry.forecast import memory_warning
 from megatron.training.telemetry.writers import writer_problems
 from megatron.training.urls import with_local_checkpoints, with_local_data
 
@@ -106,6 +107,8 @@ def pretrain(
         return request.exit_code
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _log_plan(decided, notices, choices)
+    if warning := memory_warning(decided, device, processes=launch.local_size):
+        log.warning(warning)
     if config.parallel.elastic:
         _log_replicas(decided, launch)
     if launch.rank == 0 and decided.logging.flags_directory:
