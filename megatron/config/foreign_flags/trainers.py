@@ -71,6 +71,7 @@ _EVALUATES = "evaluation runs every --eval-interval iterations; --eval-iters 0 t
 _SAVES = "write --save DIR and --save-interval"
 _REPORTS = "write --tensorboard-dir, or --wandb-project and --wandb-exp-name"
 _JSON = "write --deepspeed_config FILE for DeepSpeed's JSON"
+_ACCUMULATION = "write --global-batch-size: --micro-batch-size * replicas * accumulation steps"
 _EPOCHS = "write --train-samples: the samples of an epoch, times the epochs"
 _WANDB = "write --wandb-project and --wandb-exp-name"
 _CHAT = "tools/preprocess_data.py --conversations makes token files for finetune_sft.py"
@@ -91,12 +92,9 @@ _ANSWERS: Mapping[str, str] = {
     "eval-strategy": _EVALUATES,
     "per-device-eval-batch-size": "evaluation takes --micro-batch-size and --global-batch-size",
     **dict.fromkeys(("num-train-epochs", "max-epochs", "num-epochs", "train.epochs"), _EPOCHS),
-    "gradient-accumulation-steps": (
-        "write --global-batch-size: --micro-batch-size * replicas * accumulation steps"
-    ),
-    "gradient-accumulation-iters": (
-        "write --global-batch-size: --micro-batch-size * replicas * accumulation steps"
-    ),
+    "gradient-accumulation-steps": _ACCUMULATION,
+    "gradient-accumulation-iters": _ACCUMULATION,
+    "gas": _ACCUMULATION,
     "train-batch-size": _GLOBAL,
     "total-batch-size": _GLOBAL,
     "gradient-checkpointing": "write --recompute-granularity full",

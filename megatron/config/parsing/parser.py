@@ -202,6 +202,10 @@ class FlagParser(ToolParser):
 
     def _stray(self, value: str, typed: Sequence[str]) -> str:
         """Return the message about a value that belongs to no flag."""
+        if not value.strip():
+            return (
+                "a word is only blanks: take out the space after a backslash at the end of a line"
+            )
         for switch, following in pairwise(typed):
             action = self._option_string_actions.get(switch)
             if following == value and action and action.nargs == 0:

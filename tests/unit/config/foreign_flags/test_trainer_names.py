@@ -33,7 +33,7 @@ TORCHTITAN = """
 """
 NEOX = """
     train_micro_batch_size_per_gpu gradient_clipping output-dir model steps pipe_parallel_size
-    train_batch_size max-epochs gpus
+    train_batch_size max-epochs gpus gas
 """
 NAMES = [*dict.fromkeys(f"{TRAINER} {NANOGPT} {LITGPT} {TORCHTITAN} {NEOX}".split())]
 REFUSED = {plain(flag.option) for flag in LEGACY if flag.refused}

@@ -117,6 +117,11 @@ def test_numbers_may_have_underscores():
     assert parse("--num-things 9_765_625 --sizes 1_000").sizes == [1000]
 
 
+def test_blanks_after_a_backslash_are_named():
+    with pytest.raises(ConfigError, match="space after a backslash at the end of a line"):
+        parse_sections(["--num-things", "3", "--fast", " "], {"options": Options})
+
+
 def test_underscores_and_hyphens_spell_the_same_flag():
     assert parse("--num_things 3 --sizes 1").num_things == 3
     assert parse("--num_things=3").num_things == 3
