@@ -5,6 +5,8 @@ from setuptools import find_namespace_packages, find_packages, setup
 # Scripts are installed under names that no other package has.
 SCRIPTS = {"megatron_tools": "tools", "megatron_tasks": "tasks"}
 PRESETS = {"megatron_models": "examples/models"}
+# The project's own benchmarks and the pictures of its pages.
+NOT_INSTALLED = ["benchmark", "benchmark.*", "docs", "docs.*"]
 
 setup(
     packages=[
@@ -14,9 +16,8 @@ setup(
         *(
             f"{name}.{package}"
             for name, folder in SCRIPTS.items()
-            for package in find_namespace_packages(folder)
+            for package in find_namespace_packages(folder, exclude=NOT_INSTALLED)
         ),
     ],
     package_dir=SCRIPTS | PRESETS,
-    package_data={name: ["*.yaml"] for name in PRESETS},
 )

@@ -22,6 +22,7 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_config_for_checkpoint
 from megatron.config.parsing.flags import switch_words
+from megatron.config.parsing.near_misses import plain
 from megatron.config.tools.diagnostics import DoctorConfig
 from megatron.diagnostics.doctor.findings import Examined, as_json, problems_of, report_lines
 from megatron.diagnostics.doctor.host import host_section
@@ -40,13 +41,13 @@ EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-len
 NOT_NEEDED = {"schedule": {"lr": 1e-4}, "training": {"micro_batch_size": 1, "train_iters": 1}}
 """Values for required flags of training, which have no effect here."""
 
-_OF_NO_RUN = {"--device", "--local_rank", "--local-rank"}
+_OF_NO_RUN = {"--device", "--local-rank"}
 """Flags of training that may stand beside the example."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the report; exit with 1 if there is a problem."""
-    given = {word.partition("=")[0] for word in argv}
+    given = {plain(word.partition("=")[0]) for word in argv}
     is_example = given.isdisjoint(switch_words(SECTIONS).keys() - _OF_NO_RUN)
     words = [*EXAMPLE.split(), *argv] if is_example else argv
     config, own = parse_config_for_checkpoint(

@@ -18,8 +18,10 @@ from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, 
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import missing_plugins, modules_in
+from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
 _NETWORK_SECTIONS = ("model", "retro", "experts", "lora", "tokenizer", "text_task")
@@ -52,6 +54,22 @@ def read_saved_run(directory: str | None) -> Run:
         parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],
         manifest.plan.get("objective", {}).get("name", "gpt"),
     )
+
+
+def consumed_samples(checkpoint: CheckpointConfig) -> int:
+    """Return the training samples before the checkpoint that a run resumes from; 0 if it starts anew.
+
+    The checkpoint is chosen later, when damaged ones are passed over: an unreadable manifest counts as 0.
+    """
+    planned = plan_checkpoint(checkpoint, trains=True)
+    if not planned.load or not planned.loads_progress:
+        return 0
+    try:
+        tags = [tag_of(planned.step)] if planned.step else published_tags(Path(planned.load))
+        state = read_manifest(Path(planned.load) / tags[0]).state if tags else {}
+    except CheckpointError:
+        return 0
+    return int(state.get("samples", 0))
 
 
 def saved_architecture(directory: Path) -> str | None:
@@ -115,12 +133,14 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
     """
     words = with_file_flags(argv, SECTIONS)
     load, step = value_in(words, "--load"), value_in(words, "--ckpt-step")
-    if not load or not _FLAGS & set(words):
+    if not load or not _FLAGS & {plain(word) for word in words}:
         return None
     if step and not step.isdigit():
         raise ConfigError(f"--ckpt-step {step} is no iteration")
     load = local_directory(load, cache_of(urls_in(words)), flag="--load")
     fetch(Path(load), step=int(step or 0))
+    if not published_tags(Path(load)) and (Path(load) / INITIAL).exists():
+        load = str(Path(load) / INITIAL)
     tags = [tag_of(int(step))] if step else published_tags(Path(load))
     errors = []
     for tag in tags:

@@ -19,6 +19,7 @@ from megatron.common.errors import (
     before_the_first_step,
     reason,
 )
+from megatron.common.installation import in_this_installation
 from megatron.common.logging import UNREAD, write_nowhere
 from megatron.common.remote_files import without_secrets
 from megatron.common.version import VERSION
@@ -36,6 +37,10 @@ class ToolParser(ArgumentParser):
             formatter_class=RawDescriptionHelpFormatter,
         )
         self.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+
+    def format_help(self) -> str:
+        """Return the help, with the names that programs have in this installation."""
+        return in_this_installation(super().format_help())
 
 
 def run_tool(
@@ -57,11 +62,12 @@ def run_tool(
         with before_the_first_step():
             main(sys.argv[1:])
     except MegatronError as error:
+        message = in_this_installation(without_secrets(str(error)))
         with suppress(BrokenPipeError):
-            for line in without_secrets(str(error)).splitlines():
+            for line in message.splitlines():
                 print(f"error: {line}", file=sys.stderr)
         code = error.exit_code
-        on_error(without_secrets(f"error: {error}"))
+        on_error(f"error: {message}")
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as left:

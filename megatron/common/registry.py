@@ -47,6 +47,7 @@ class Registry(Generic[Part]):
             names that stand for no part.
         call: the arguments that parts are called with, as in a signature; None: not checked.
         takes_flags: whether parts may bring flags.
+        otherwise: end of the message about an unknown name: what else may be meant.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Registry(Generic[Part]):
         *,
         call: str | None = None,
         takes_flags: bool = True,
+        otherwise: str = "",
     ):
         self.kind, self.option = kind, option
         self._call, self._takes_flags = call, takes_flags
+        self._otherwise = otherwise
         self.built_in: dict[str, str] = dict(built_in or {})
         self._entries: dict[str, Entry[Part]] = {}
         self._about: dict[str, Any] = {}
@@ -226,6 +229,10 @@ class Registry(Generic[Part]):
         section = sections[entry.flags.__name__]
         return tuple((field.name, getattr(section, field.name)) for field in fields(section))
 
+    def spelled(self, name: str, names: Iterable[str]) -> str:
+        """Return `name` as it is spelled in `names`: upper and lower case are the same in names."""
+        return next((each for each in names if each.lower() == name.lower()), name)
+
     def unknown(self, name: str, names: Iterable[str] | None = None) -> str:
         """Return the message for a name that is not registered.
 
@@ -233,8 +240,9 @@ class Registry(Generic[Part]):
             names: those that would be accepted; default: all of this registry.
         """
         known_names = list(dict.fromkeys([*(self if names is None else names)]))
-        near = difflib.get_close_matches(name, known_names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        by_lower_case = {known.lower(): known for known in known_names}
+        near = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+        hint = f"; did you mean {by_lower_case[near[0]]}?" if near else self._otherwise
         known = f"known: {', '.join(known_names)}" if known_names else "none is registered"
         option = f"{self.option} {name}: " if self.option else ""
         return f"{option}unknown {self.kind} ({known}; --plugin MODULE adds others){hint}"
@@ -359,7 +367,9 @@ NETWORKS: Registry[Any] = Registry(
 )
 """Classes like megatron.config.networks.network.Network, with their `name`."""
 
-DATASETS: Registry[Any] = Registry("dataset", "--dataset")
+DATASETS: Registry[Any] = Registry(
+    "dataset", "--dataset", otherwise="; token files are named by --data-path"
+)
 """Classes like megatron.data.datasets.gpt_dataset.GPTDataset."""
 
 KINDS: Registry[Any] = Registry(

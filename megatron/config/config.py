@@ -14,6 +14,7 @@ from megatron.config.data.objective import FimConfig, ObjectiveConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
+from megatron.config.foreign_flags.trainers import TRAINER_NAMES
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
@@ -135,6 +136,7 @@ def parse_config(
         sections,
         description=description,
         legacy=LEGACY,
+        answers=TRAINER_NAMES,
         defaults={**(defaults or {}), **project.defaults} if project else defaults,
     )
     config = config_of(parsed.sections)
@@ -234,6 +236,7 @@ def parse_config_for_checkpoint(
         {**sections, **extra},
         description=description,
         legacy=LEGACY,
+        answers=TRAINER_NAMES,
         defaults=flatten(of_run),
     )
     for notice in parsed.notices:
@@ -254,6 +257,7 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
             with_file_flags(argv, sections),
             {**sections, **extra},
             legacy=LEGACY,
+            answers=TRAINER_NAMES,
             defaults=flatten(ANY_RUN),
         )
     except ConfigError as error:
@@ -312,6 +316,7 @@ def parse_conversion(
         {**sections, "own": own},
         description=description or "",
         legacy=[*LEGACY, *legacy],
+        answers=TRAINER_NAMES,
         defaults=flatten(ANY_RUN),
     )
     tool = parsed.sections.pop("own")

@@ -41,6 +41,7 @@ from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, TrainingPlan, size_problems
 from megatron.config.parallelism.deepspeed_json import merge_ds_config, read_ds_config
+from megatron.config.parallelism.deepspeed_keys import key_notices
 from megatron.config.parallelism.kernels_plan import KernelsPlan
 from megatron.config.parallelism.layout import (
     ParallelPlan,
@@ -300,7 +301,7 @@ def plan_samples(
         )
     raise_if_any(
         chain(
-            length_problems(config, user, data=replicas),
+            length_problems(config, user, data=replicas, consumed_samples=0),
             data_problems(config.data, declaration_of(objective).kind),
             objective_problems(config, objective),
             evaluation_problems(
@@ -360,6 +361,7 @@ def _notices(valid: Validated, padded_vocab_size: int, objective: ObjectivePlan)
         device=valid.device,
         ring=uses_ring(config.parallel),
     )
+    yield from key_notices(valid.deepspeed)
     if "optimizer" in valid.deepspeed:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"
     yield from vocab_notices(config.tokenizer, padded=padded_vocab_size)

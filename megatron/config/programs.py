@@ -69,6 +69,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "pretrain_bert.py": _training_of("bert"),
     "pretrain_t5.py": _training_of("t5"),
     "pretrain_retro.py": _TRAINING,
+    "finetune_t0.py": _TRAINING,
     "finetune_t0_non_causal_decoder.py": _TRAINING,
     "finetune_sft.py": _TRAINING,
     "tools/retro/sft/sft_retro.py": _TRAINING,

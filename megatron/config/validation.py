@@ -95,6 +95,7 @@ def validate(
     world_size: int,
     device: str,
     objective: ObjectiveName = "gpt",
+    consumed_samples: int = 0,
     others: Iterable[str] = (),
 ) -> Validated:
     """Refuse a config that no vocabulary can make valid, before anything slow is started.
@@ -104,6 +105,7 @@ def validate(
     Args:
         world_size: processes that are started; under --elastic perhaps not all of them train.
         objective: what the entry script trains.
+        consumed_samples: those of the checkpoint that the run resumes from.
         others: problems found elsewhere, to be listed with these.
 
     Raises:
@@ -112,11 +114,20 @@ def validate(
     user, problems = _deepspeed_json(config)
     if config.parallel.elastic:
         problems += _elastic_problems(config, user, world_size=world_size)
-        world_size = _elastic_size(config, user, world_size, device=device, objective=objective)
+        world_size = _elastic_size(
+            config,
+            user,
+            world_size,
+            device=device,
+            objective=objective,
+            consumed_samples=consumed_samples,
+        )
     zero = zero_of(config, user)
     network = network_in(config, objective)
     storage = _storage_of(config, user, network, world_size=world_size, device=device)
-    steps, schedule = _plan_valid_steps(config, user, world_size=world_size)
+    data = _replicas_of(config, world_size)
+    of_length = [*length_problems(config, user, data=data, consumed_samples=consumed_samples)]
+    steps, schedule = (None, None) if of_length else _plan_steps(config, user, data=data)
     problems += _problems(
         config,
         user,
@@ -128,7 +139,10 @@ def validate(
         device=device,
         num_layers=network.num_layers(config),
         kind=declaration_of(objective).kind,
+        consumed_samples=consumed_samples,
     )
+    # A schedule counted in wrong units has no path that could be checked.
+    problems += of_length
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
     problems += chain(_objective_problems(config, user, objective, network), others)
     if problems or steps is None or schedule is None:
@@ -162,6 +176,7 @@ def _elastic_size(
     *,
     device: str,
     objective: ObjectiveName,
+    consumed_samples: int,
 ) -> int:
     """Return how many of `started` processes train under --elastic: the most that are possible.
 
@@ -169,11 +184,21 @@ def _elastic_size(
     """
     replica = replica_size(config.parallel)
     replicas = range(started // replica, 0, -1)
-    sizes = [n * replica for n in replicas if not any(length_problems(config, user, data=n))]
+    sizes = [
+        n * replica
+        for n in replicas
+        if not any(length_problems(config, user, data=n, consumed_samples=consumed_samples))
+    ]
     fixed = replace(config, parallel=replace(config.parallel, elastic=False, world_size=None))
     for size in sizes:
         try:
-            validate(fixed, world_size=size, device=device, objective=objective)
+            validate(
+                fixed,
+                world_size=size,
+                device=device,
+                objective=objective,
+                consumed_samples=consumed_samples,
+            )
         except ConfigError:
             continue
         return size
@@ -221,6 +246,7 @@ def _problems(
     device: str,
     num_layers: int,
     kind: str,
+    consumed_samples: int,
 ) -> Iterator[str]:
     zero_stage, changes_length = zero.given_stage, has_curriculum(user)
     yield from _network_problems(
@@ -232,20 +258,21 @@ def _problems(
     yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
     yield from recompute_problems(config.recompute)
     yield from storage.problems
-    data = _replicas_of(config, world_size)
     if steps is None:
-        # A schedule counted in wrong units has no path that could be checked.
-        yield from length_problems(config, user, data=data)
-    elif schedule is None:
+        return
+    if schedule is None:
         yield (
             f"--train-samples {steps.training.train_samples} is less than one global batch of "
             f"{steps.batch.size_at(0)} samples"
         )
     else:
         yield from schedule_problems(config.schedule, config.training, schedule)
-        yield from _step_problems(config, user, zero, steps, data)
+        yield from _step_problems(config, user, zero, steps, _replicas_of(config, world_size))
         if not plan_evaluation(config.evaluation).only:
-            yield from interleaving_problems(config.parallel, steps.batch, num_layers=num_layers)
+            sizes = steps.batch.sizes_from(consumed_samples)
+            yield from interleaving_problems(
+                config.parallel, steps.batch, sizes, num_layers=num_layers
+            )
 
 
 def _network_problems(
@@ -358,13 +385,10 @@ def _replicas_of(config: Config, world_size: int) -> int:
     return max(1, least)
 
 
-def _plan_valid_steps(
-    config: Config, user: dict[str, Any], *, world_size: int
-) -> tuple[StepsPlan | None, SchedulePlan | None]:
-    """Return the steps and the learning-rate schedule, None for each that cannot be resolved."""
-    data = _replicas_of(config, world_size)
-    if any(length_problems(config, user, data=data)):
-        return None, None
+def _plan_steps(
+    config: Config, user: dict[str, Any], *, data: int
+) -> tuple[StepsPlan, SchedulePlan | None]:
+    """Return the steps and the learning-rate schedule, None if there is no step."""
     steps = steps_of(config, user, data=data)
     if steps.training.train_iters < 1:
         return steps, None
@@ -409,9 +433,11 @@ def _step_problems(
     )
 
 
-def length_problems(config: Config, user: dict[str, Any], *, data: int) -> Iterator[str]:
+def length_problems(
+    config: Config, user: dict[str, Any], *, data: int, consumed_samples: int
+) -> Iterator[str]:
     """Yield why `data` replicas cannot take the steps of `config`, or not of such sequences."""
-    yield from step_problems(config.training, user, data=data)
+    yield from step_problems(config.training, user, data=data, consumed_samples=consumed_samples)
     yield from unit_problems(config.schedule, config.training)
     yield from curriculum_problems(
         user,

@@ -39,7 +39,7 @@ def run_lines(plan: Plan) -> Iterator[str]:
         f"micro-batches * {batch.data_parallel_size} replicas"
     )
     if batch.ramp_samples:
-        sizes = range(batch.ramp_start, batch.global_batch_size + 1, batch.ramp_increment)
+        sizes = batch.sizes_from(0)
         yield (
             f"batch ramp: {sizes[0]} to {sizes[-1]} in {len(sizes)} sizes over "
             f"{batch.ramp_samples:,} samples | each is a multiple of "

@@ -10,7 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.saved_run import SavedNetwork, checkpoint_flags, lost_plugins
+from megatron.checkpointing.saved_run import (
+    SavedNetwork,
+    checkpoint_flags,
+    consumed_samples,
+    lost_plugins,
+)
 from megatron.common.errors import (
     ConfigError,
     ExitCode,
@@ -173,6 +178,7 @@ def require_startable(config: Config, *, world_size: int, objective: ObjectiveNa
         world_size=world_size,
         device="cuda" if _may_be_gpu(config.parallel.device) else "cpu",
         objective=objective,
+        consumed_samples=consumed_samples(config.checkpoint),
         others=chain(
             tokenizer_problems(**objective_tokenizer_arguments(config.tokenizer, objective)),
             _path_problems(config, objective),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.checkpointing.saved_run import consumed_samples
 from megatron.common.errors import (
     ExitCode,
     WrongCheckpointError,
@@ -45,6 +46,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
 )
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
+from megatron.training.checkpoints.start_in_place import with_start_in_place
 from megatron.training.guards.stop import Requests, build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import from_rank_0, post, scattered
@@ -57,6 +59,7 @@ from megatron.training.process.flags_file import write_flags
 from megatron.training.process.watchdog import Watchdog
 from megatron.training.replay import quiet, replay
 from megatron.training.run import Run, log_phase
+from megatron.training.telemetry.forecast import memory_warning
 from megatron.training.telemetry.writers import writer_problems
 from megatron.training.urls import with_local_checkpoints, with_local_data
 
@@ -105,6 +108,8 @@ def pretrain(
         return request.exit_code
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _log_plan(decided, notices, choices)
+    if warning := memory_warning(decided, device, processes=launch.local_size):
+        log.warning(warning)
     if config.parallel.elastic:
         _log_replicas(decided, launch)
     if launch.rank == 0 and decided.logging.flags_directory:
@@ -114,6 +119,7 @@ def pretrain(
     with sole_writer(decided):
         from_rank_0(watchdog.failures.put_stale_away)
         watchdog.failures.own()
+        decided = with_start_in_place(decided, config)
         require_own(decided)
         requested = config.tokenizer.padded_vocab_in_softmax
         job = _build(decided, requested, tokenizer, objective, kernels, device, watchdog)
@@ -344,6 +350,7 @@ def _decide(
             world_size=launch.world_size,
             device=device.type,
             objective=objective.name,
+            consumed_samples=consumed_samples(config.checkpoint),
             others=others,
         )
     with before_the_first_step():

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.remote import fetch, local_directory, require_published
-from megatron.common.errors import raise_if_any
+from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.remote_files import is_url, local_path, url_problems
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.data.split_paths import read_split_groups
 from megatron.config.objectives import declaration_of
-from megatron.config.run.checkpoint import goes_on
+from megatron.config.run.checkpoint import goes_on, starts_in_place
 from megatron.config.run.urls import cache_of
 from megatron.data.token_files.remote_pairs import local_pair
 
@@ -44,6 +44,11 @@ def with_local_checkpoints(config: Config) -> Config:
     for name, copy in changed.items():
         log.info("--%s %s: through %s", name, getattr(checkpoint, name), copy)
     local = replace(checkpoint, **changed)
+    if starts_in_place(local):
+        raise ConfigError(
+            "--finetune and --reset-progress with --load and --save at one URL: the checkpoints to start "
+            "from cannot be moved there; save to another one"
+        )
     if checkpoint.load and "load" in changed:
         directory = Path(changed["load"])
         fetch(directory, step=checkpoint.ckpt_step or 0)

@@ -1,82 +1,131 @@
-"""The package as pip installs it: from a wheel, away from the repository."""
+"""The package as pip installs it, from a wheel and from an sdist, away from the repository."""
 
+import filecmp
 import os
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from jobs import REPOSITORY, Corpus, clean_environment, journal
+from ports import free_port
 
 from megatron.common.commands import SCRIPTS
 
+NETWORK = ("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2")
 TRAINING = (
-    *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
+    *NETWORK,
     *("--seq-length", "16", "--micro-batch-size", "2", "--lr", "1e-3"),
     *("--train-iters", "2", "--eval-iters", "0", "--log-interval", "1"),
 )
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+OWN_TOOLS = ("benchmark", "docs")
+"""Folders of tools that are not installed."""
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder into which the wheel is installed."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # building leaves files beside the source
-    listed = subprocess.run(
-        [
-            "git",
-            "-C",
-            str(REPOSITORY),
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the files under version control: building leaves others beside them."""
+    source = tmp_path_factory.mktemp("build") / "source"
+    command = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others"]
+    command += ["--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if not name.startswith("tests/") and (REPOSITORY / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(REPOSITORY / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run([*pip, *wheel], check=True)
-    (built,) = folder.glob("*.whl")
-    target = folder / "site"
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(built)], check=True)
+    return source
+
+
+def installed(archive: Path, target: Path) -> Path:
+    options = ("--no-deps", "--no-build-isolation", "--target", str(target))
+    subprocess.run([*PIP, "install", *options, str(archive)], check=True)
     return target
 
 
-def run(site: Path, folder: Path, command: str, *words: str) -> str:
+@pytest.fixture(scope="module")
+def site(sources: Path) -> Path:
+    """Return a folder into which the wheel of the sources is installed."""
+    folder = sources.parent / "wheel"
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*PIP, *wheel, str(sources)], check=True)
+    (built,) = folder.glob("*.whl")
+    return installed(built, folder / "site")
+
+
+def run(site: Path, folder: Path, command: str, *words: str, code: int = 0) -> str:
     """Run a console command in `folder` and return what it prints."""
-    environment = {**clean_environment(), "PYTHONPATH": str(site)}
     done = subprocess.run(
         [str(site / "bin" / command), *words],
         cwd=folder,
-        env=environment,
+        env={**clean_environment(), "PYTHONPATH": str(site)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == code, done.stdout
     return done.stdout
+
+
+def files_below(folder: Path) -> set[Path]:
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {path for path in found if "__pycache__" not in path.parts}
 
 
 def test_a_wheel_has_every_command_and_every_file(site: Path) -> None:
     assert {file.name for file in (site / "bin").iterdir()} == set(SCRIPTS)
     for package, folder in {"megatron_tools": "tools", "megatron_tasks": "tasks"}.items():
-        scripts = {p.relative_to(REPOSITORY / folder) for p in (REPOSITORY / folder).rglob("*.py")}
-        assert scripts == {p.relative_to(site / package) for p in (site / package).rglob("*.py")}
-    here = {p.relative_to(REPOSITORY) for p in (REPOSITORY / "megatron").rglob("*") if p.is_file()}
-    there = {p.relative_to(site) for p in (site / "megatron").rglob("*") if p.is_file()}
-    assert {p for p in here ^ there if "__pycache__" not in p.parts} == set()
+        scripts = {path for path in files_below(REPOSITORY / folder) if path.suffix == ".py"}
+        scripts = {path for path in scripts if path.parts[0] not in OWN_TOOLS}
+        assert scripts == files_below(site / package)
+    assert files_below(REPOSITORY / "megatron") == files_below(site / "megatron")
+    assert (site / "megatron" / "py.typed").exists()
+    presets = {path.name for path in (REPOSITORY / "examples" / "models").glob("*.yaml")}
+    assert presets == {path.name for path in (site / "megatron_models").glob("*.yaml")}
 
 
-def test_installed_commands_prepare_data_plan_and_train(
+def test_an_sdist_installs_the_same_files(sources: Path, site: Path) -> None:
+    build = "import setuptools.build_meta as backend; backend.build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True)
+    (archive,) = (sources / "dist").glob("*.tar.gz")
+    other = installed(archive, sources.parent / "from_sdist")
+    kept = {path for path in files_below(site) if not path.parts[0].endswith(".dist-info")}
+    assert kept == {p for p in files_below(other) if not p.parts[0].endswith(".dist-info")}
+    different = filecmp.cmpfiles(site, other, map(str, kept), shallow=False)[1:]
+    assert different == ([], [])
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_the_help_of_a_command_names_what_can_be_typed(
+    site: Path, tmp_path: Path, command: str
+) -> None:
+    text = run(site, tmp_path, command, "--help")
+    assert f"usage: {command} " in text
+    for name in (".py`", "python tools/", "requirements-"):
+        assert name not in text, next(line for line in text.splitlines() if name in line)
+
+
+def test_messages_name_what_can_be_typed(site: Path, tmp_path: Path) -> None:
+    words = (*TRAINING, "--tensor-model-parallel-size", "2", "--data-path", "none", "--model_name")
+    message = run(site, tmp_path, "megatron-train", *words[:-1], code=2)
+    assert "`deepspeed --num_gpus 2 --module pretrain_gpt …`" in message
+    message = run(site, tmp_path, "megatron-train", "--data", "wikitext", code=2)
+    assert "megatron-preprocess makes token files of text" in message
+
+
+def test_presets_are_found(site: Path, tmp_path: Path) -> None:
+    words = ("--preset", "llama-3.1-8b", "--num-gpus", "8", "--micro-batch-size", "1", "--bf16")
+    words += ("--lr", "1e-4", "--train-iters", "1", "--vocabulary", "128256")
+    assert "8,030,261,248" in run(site, tmp_path, "megatron-plan", *words)
+    message = run(site, tmp_path, "megatron-plan", "--preset", "llama3", code=2)
+    assert "did you mean llama-3" in message
+
+
+def test_installed_commands_do_what_they_are_for(
     site: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
     tokenizer = ("--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file)
@@ -85,14 +134,45 @@ def test_installed_commands_prepare_data_plan_and_train(
         *("--output-prefix", "small", "--tokenizer-type", "GPT2BPETokenizer", "--append-eod"),
         *("--workers", "2", *tokenizer),
     )
-    assert (tmp_path / "small_text_document.bin").read_bytes() == Path(
-        corpus.prefix + ".bin"
-    ).read_bytes()
-    output = run(site, tmp_path, "megatron-plan", *TRAINING, "--vocab-size", "512")
-    assert "FLOPs per step" in output
-    run(
-        *(site, tmp_path, "megatron-train", *TRAINING, *tokenizer),
-        *("--data-path", "small_text_document", "--save", "run", "--save-interval", "2"),
+    data = tmp_path / "small_text_document"
+    assert data.with_suffix(".bin").read_bytes() == Path(corpus.prefix + ".bin").read_bytes()
+    merge = ("--datasets", data.name, data.name, "--output-prefix", "twice")
+    run(site, tmp_path, "megatron-merge", *merge)
+    assert "documents" in run(site, tmp_path, "megatron-inspect-data", "--prefix", "twice")
+    assert "FLOPs per step" in run(
+        site, tmp_path, "megatron-plan", *TRAINING, "--vocab-size", "512"
     )
+    save = ("--data-path", data.name, "--save", "run", "--save-interval", "2")
+    run(site, tmp_path, "megatron-train", *TRAINING, *tokenizer, *save)
     assert [record["iteration"] for record in journal(tmp_path / "run", "train")] == [1, 2]
     assert os.listdir(tmp_path / "run" / "global_step2")
+    assert "run" in run(site, tmp_path, "megatron-watch", "run", "--once")
+    prompt = ("--prompt", "The", "--out-seq-length", "4", "--micro-batch-size", "1")
+    assert "The" in run(site, tmp_path, "megatron-generate", "--load", "run", *prompt)
+    (tmp_path / "wiki.txt").write_text("The cat sat on the mat . \n" * 9)
+    task = ("--task", "WIKITEXT103", "--valid-data", "wiki.txt", "--load", "run")
+    assert "ppl: " in run(site, tmp_path, "megatron-evaluate", *task)
+    run(site, tmp_path, "megatron-to-hf", "--load", "run", "--save", "exported")
+    assert (tmp_path / "exported" / "config.json").exists()
+    run(site, tmp_path, "megatron-from-hf", "--load", "exported", "--save", "imported")
+    assert (tmp_path / "imported" / "latest").exists()
+    assert serves(site, tmp_path, "--load", "run", "--micro-batch-size", "1")
+    run(site, tmp_path, "megatron-doctor", "--nproc", "x", code=2)
+
+
+def serves(site: Path, folder: Path, *words: str) -> bool:
+    """Whether the server of `words` says that it is healthy."""
+    port = str(free_port())
+    command = [str(site / "bin" / "megatron-serve"), "--port", port, *words]
+    environment = {**clean_environment(), "PYTHONPATH": str(site)}
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            while server.poll() is None:
+                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health") as reply:
+                    return reply.status == 200
+                time.sleep(0.5)
+        finally:
+            server.terminate()
+            server.wait()
+    return False

@@ -10,7 +10,7 @@ from megatron.checkpointing.hugging_face.import_model import ImportOptions, impo
 from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
-from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
+from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
 from megatron.checkpointing.resharding.sharded_tensor import (
@@ -75,7 +75,12 @@ def find(
     Raises:
         WrongCheckpointError: there is none, or its format is not supported.
     """
-    match loader or system_of(source):
+    found = system_of(source)
+    if found == "torch_dist":  # whose folders have the names of Megatron-LM's other format
+        raise WrongCheckpointError(
+            f"{source} is {SYSTEMS[found]}, which is not read yet: {TORCH_DIST}"
+        )
+    match loader or found:
         case "megatron":
             return megatron.find(source, heads=heads)
         case "bigscience":

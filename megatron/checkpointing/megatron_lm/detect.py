@@ -6,6 +6,7 @@ from megatron.checkpointing.manifest import LATEST, MANIFEST, checkpoint_of
 
 SYSTEMS = {
     "own": "this program's",
+    "torch_dist": "Megatron-LM's in the format torch_dist",
     "megatron": "Megatron-LM's",
     "bigscience": "of BigScience's or Microsoft's Megatron-DeepSpeed",
     "llama_meta": "Llama in Meta's files",
@@ -21,6 +22,7 @@ def system_of(path: Path) -> str | None:
     if (checkpoint_of(path) / MANIFEST).is_file():
         return "own"
     folder = _latest(path)
+    shards = ("*.distcp", "iter_*/*.distcp")
     has = {
         "llama_meta": (path / "params.json").is_file() and any(path.glob("consolidated.*.pth")),
         "hugging_face": (path / "config.json").is_file(),
@@ -29,6 +31,7 @@ def system_of(path: Path) -> str | None:
         "nemo": path.suffix == ".nemo"
         or path.name.startswith("mp_autoresume")
         or any(path.glob("mp_rank_*/mp_autoresume*.ckpt")),
+        "torch_dist": any(next(path.glob(pattern), None) for pattern in shards),
         "megatron": path.is_file()
         and path.suffix == ".pt"
         or (path / "latest_checkpointed_iteration.txt").is_file()
@@ -36,6 +39,27 @@ def system_of(path: Path) -> str | None:
         "deepspeed": any(folder.glob("*mp_rank_*_model_states.pt")),
     }
     return next((system for system, is_it in has.items() if is_it), None)
+
+
+TORCH_DIST = (
+    "load it with Megatron-LM, save it with --ckpt-format torch, and convert that with "
+    "tools/checkpoint/util.py"
+)
+"""What to do with a checkpoint in the format torch_dist."""
+
+
+def foreign_checkpoint_in(path: Path) -> str:
+    """Return whose checkpoint is in the directory of a run, and how to import it; "" if none is there."""
+    system = system_of(path)
+    if system in (None, "own", "deepspeed", "universal"):
+        return ""
+    how = {
+        "torch_dist": f"which is not read yet: {TORCH_DIST}",
+        "hugging_face": f"import it with tools/convert_checkpoint/from_hf.py --load {path} --save NEW, and "
+        "write --load NEW",
+    }
+    convert = f"convert it with tools/checkpoint/util.py --load-dir {path} --save-dir NEW, and write --load NEW"
+    return f"{SYSTEMS[str(system)]}, {how.get(str(system), convert)}"
 
 
 def _latest(path: Path) -> Path:

@@ -17,7 +17,8 @@ LEGACY = (
     ),
     Legacy(
         "--attention-backend",
-        "write --attention-impl instead: sdpa, flash, fused-softmax or reference",
+        "write --attention-impl instead: flash for flash, sdpa for fused, fused-softmax for unfused, "
+        "reference for local; leave it out for auto",
         takes=1,
         refused=True,
     ),

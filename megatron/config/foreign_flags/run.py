@@ -126,8 +126,7 @@ RUN_LEGACY = (
     Legacy("--log-memory-to-tensorboard", "it is written with each log line of every run"),
     Legacy(
         "--log-optimizer-states-to-tensorboard",
-        "--log-params-norm and --log-num-zeros-in-grad are what is measured of weights",
-        refused=True,
+        "the norms of optimizer states are not plotted; --log-params-norm plots that of the weights",
     ),
     Legacy(
         "--tensorboard-debug-dir",

@@ -28,6 +28,10 @@ class BatchPlan:
         increments = int(samples / (self.ramp_samples / num_increments))
         return self.ramp_start + increments * self.ramp_increment
 
+    def sizes_from(self, samples: int) -> range:
+        """Return the global batch sizes of a run from its sample `samples` on, in order."""
+        return range(self.size_at(samples), self.global_batch_size + 1, self.ramp_increment)
+
     def is_ramping(self, samples: int) -> bool:
         """Whether the ramp still sets the batch size after `samples` training samples."""
         return self.ramp_samples > 0 and samples <= self.ramp_samples
@@ -81,8 +85,14 @@ def batch_problems(
     *,
     global_batch_size: int | None,
     data_parallel_size: int,
+    consumed_samples: int,
 ) -> Iterator[str]:
-    """Yield every reason why micro-batches, global batch and ramp do not fit together."""
+    """Yield every reason why micro-batches, global batch and ramp do not fit together.
+
+    Args:
+        consumed_samples: those of the checkpoint that the run resumes from; what the ramp was before
+            does not matter.
+    """
     if micro < 1:
         yield f"--micro-batch-size {micro} must be at least 1"
         return
@@ -99,21 +109,30 @@ def batch_problems(
             f"--micro-batch-size {micro} * {data_parallel_size} replicas = {unit}{elastic}"
         )
     if rampup_batch_size is not None:
-        yield from _ramp_problems(rampup_batch_size, global_batch_size or unit, unit)
+        batch = plan_batch(
+            micro,
+            rampup_batch_size if len(rampup_batch_size) == 3 else None,
+            global_batch_size=global_batch_size,
+            data_parallel_size=data_parallel_size,
+        )
+        yield from _ramp_problems(rampup_batch_size, batch, unit, consumed_samples)
 
 
-def _ramp_problems(ramp: Sequence[int], final: int, unit: int) -> Iterator[str]:
+def _ramp_problems(
+    ramp: Sequence[int], batch: BatchPlan, unit: int, consumed_samples: int
+) -> Iterator[str]:
     words = "--rampup-batch-size " + " ".join(map(str, ramp))
     if len(ramp) != 3:
         yield f"{words}: three numbers are needed: first batch size, increment, samples"
         return
-    start, increment, samples = ramp
+    start, increment, _ = ramp
+    final = batch.global_batch_size
     if min(ramp) < 1:
         yield f"{words}: all three numbers must be at least 1"
     elif start > final or (final - start) % increment:
         yield f"{words}: {start} does not reach --global-batch-size {final} in steps of {increment}"
     else:
-        sizes = [size for size in range(start, final + 1, increment) if size % unit]
+        sizes = [size for size in batch.sizes_from(consumed_samples) if size % unit]
         if sizes:
             yield (
                 f"{words}: batch size {sizes[0]} on the way is not a multiple of "

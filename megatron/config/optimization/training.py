@@ -295,13 +295,16 @@ def plan_steps(
     )
 
 
-def step_problems(training: TrainingConfig, user: Mapping[str, Any], *, data: int) -> Iterator[str]:
+def step_problems(
+    training: TrainingConfig, user: Mapping[str, Any], *, data: int, consumed_samples: int
+) -> Iterator[str]:
     """Yield every reason why `data` replicas cannot take such steps, or so many."""
     yield from batch_problems(
         training.micro_batch_size,
         training.rampup_batch_size,
         global_batch_size=_global_batch_size(training, user),
         data_parallel_size=data,
+        consumed_samples=consumed_samples,
     )
     yield from _training_problems(training)
 

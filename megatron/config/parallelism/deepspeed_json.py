@@ -13,7 +13,7 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import KEY as CURRICULUM
-from megatron.config.parallelism.deepspeed_keys import key_problems
+from megatron.config.parallelism.deepspeed_keys import key_problems, renamed_keys
 from megatron.config.parsing.json_tree import value_at
 
 _ABSENT = object()
@@ -104,7 +104,9 @@ def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
 
 def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:
     """Return the keys that the flags of a step own, with the flags' values."""
-    start = batch.size_at(0)
+    # A run that resumes behind a ramp may have more replicas than its first size has samples.
+    unit = batch.micro_batch_size * batch.data_parallel_size
+    start = next((size for size in batch.sizes_from(0) if size % unit == 0), batch.size_at(0))
     return [
         Twin("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
         Twin("train_batch_size", "--global-batch-size", start),
@@ -168,6 +170,9 @@ def merge_ds_config(
         overlaps_reduction: whether gradients may be reduced beside the backward pass.
     """
     merged = _without_auto(user)
+    for older, now in renamed_keys(merged).items():
+        section, _, key = older.partition(".")
+        _put(merged, now, merged[section].pop(key))
     # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
     merged.pop("optimizer", None)
     merged.pop("scheduler", None)

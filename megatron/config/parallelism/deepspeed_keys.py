@@ -153,6 +153,25 @@ _NOT_TAKEN = {
 }
 """Keys of other versions, by dotted path, and what to do about each."""
 
+_RENAMED = {"aio.thread_count": "aio.intra_op_parallelism"}
+"""Keys of older versions, by dotted path, and what they are called now."""
+
+
+def renamed_keys(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of older versions in `content`, each with its name now, as dotted paths."""
+    return {
+        older: now
+        for older, now in _RENAMED.items()
+        if isinstance(block := content.get(older.partition(".")[0]), Mapping)
+        and older.partition(".")[2] in block
+    }
+
+
+def key_notices(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each key of an older version."""
+    for older, now in renamed_keys(content).items():
+        yield f"{older} in DeepSpeed's JSON is now {now}, which it sets"
+
 
 def key_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
     """Yield every key of DeepSpeed's JSON that would have no effect, with the nearest known key.
@@ -168,6 +187,8 @@ def key_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
 def _unknown(block: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
     for key, value in block.items():
         path = f"{section}.{key}" if section else key
+        if path in _RENAMED:
+            continue
         if path in _NOT_TAKEN:
             yield path, _NOT_TAKEN[path]
         elif key not in SECTIONS[section]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -301,18 +301,18 @@ def split_backward_problems(parallel: ParallelConfig, others: Mapping[str, bool]
 
 
 def interleaving_problems(
-    parallel: ParallelConfig, batch: BatchPlan, *, num_layers: int
+    parallel: ParallelConfig, batch: BatchPlan, sizes: Iterable[int], *, num_layers: int
 ) -> Iterator[str]:
     """Yield the batch sizes of a run that the interleaved schedule cannot take.
 
     With other numbers of micro-batches it would deadlock.
+
+    Args:
+        sizes: the global batch sizes of its steps.
     """
     pipeline, chunks = parallel.pipeline_model_parallel_size, chunks_of(parallel, num_layers)
     if chunks == 1 or pipeline < 2:
         return
-    sizes = [batch.global_batch_size]
-    if batch.ramp_samples:
-        sizes = [*range(batch.ramp_start, batch.global_batch_size + 1, batch.ramp_increment)]
     uneven = [size for size in sizes if batch.num_micro_batches(size) % pipeline]
     if uneven:
         unit = batch.micro_batch_size * batch.data_parallel_size * pipeline

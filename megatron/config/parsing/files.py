@@ -9,6 +9,7 @@ from typing import Any
 from megatron.common.errors import ConfigError
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
+from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FileWord, value_in
 
 
@@ -44,6 +45,10 @@ def preset_file(name: str) -> Path:
     folders = (root / "examples" / "models", root / "megatron_models")
     files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
     if name not in files:
+        if not files:
+            raise ConfigError(
+                f"--preset {name}: this installation has no networks by name: install the package again"
+            )
         near = difflib.get_close_matches(name, files, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(files)}"
         raise ConfigError(f"--preset {name}: there is no such network; {hint}")
@@ -210,9 +215,7 @@ def _entries(
     """Yield the keys that lead to each flag of a file, and the flag's words."""
     for key, value in content.items():
         path = (*above, str(key))
-        option = "--" + str(key)
-        if "_" in option and option not in _UNDERSCORED:
-            option = option.replace("_", "-")
+        option = plain(f"--{key}")
         if isinstance(value, dict):
             yield from _entries(value, switches, path)
         elif value is True or value is False or value is None:
@@ -229,5 +232,3 @@ _MOST_KEYS = 5000
 
 _MOST_VALUES = 100_000
 """Values that a file with aliases may stand for; without aliases it may have any number."""
-
-_UNDERSCORED = {"--deepspeed_config", "--local_rank"}

@@ -20,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.declaration import options_of_field, setting_of
+from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FlagParser
 from megatron.config.parsing.titles import BASICS, about, title_of
 
@@ -55,6 +56,7 @@ def parse_sections(
     *,
     description: str = "",
     legacy: Iterable[Legacy] = (),
+    answers: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Parsed:
     """Parse `argv`; return one instance per section.
@@ -62,19 +64,26 @@ def parse_sections(
     Args:
         description: the first lines of `--help`.
         legacy: flags of other systems to refuse or to accept with a notice.
+        answers: by name, what to write in place of flags of other programs; see `FlagParser`.
         defaults: values by field name that replace the fields' own defaults.
 
     Raises:
         ConfigError: a flag is unknown, refused, missing, or its value is not of its type.
     """
     shows_legacy = "--help-legacy" in argv
-    parser = FlagParser(usage="%(prog)s [flags]", description=description)
+    legacy = list(legacy)
+    refused = {
+        plain(each.option.removeprefix("--")): each.reason for each in legacy if each.refused
+    }
+    parser = FlagParser(
+        usage="%(prog)s [flags]", description=description, answers={**(answers or {}), **refused}
+    )
     trains = any("num_layers" in section.__annotations__ for section in sections.values())
     first = parser.add_argument_group("To begin with") if trains and not shows_legacy else None
     # Those of plugins last, so that a clash of names is theirs.
     for section in sorted(sections.values(), key=is_own_section):
         add_section(parser, section, defaults or {}, first=first, is_shown=not shows_legacy)
-    if legacy := list(legacy):
+    if legacy:
         parser.add_argument(
             "--help-legacy",
             action="help",
@@ -225,9 +234,11 @@ def _name_in(
     """Return the argparse type of the names of registered parts."""
 
     def name(text: str) -> str:
-        if text not in names:
+        # A word of a file knows its line, which a config does not keep.
+        found = str(text if text in names else registry.spelled(text, names))
+        if found not in names:
             raise ConfigError(registry.unknown(text, names))
-        return str(text)  # a word of a file knows its line, which a config does not keep
+        return found
 
     return name
 
@@ -311,7 +322,7 @@ def options_of(sections: Mapping[str, type]) -> dict[str, str]:
 
 
 def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], list[str]]]:
-    """Return, by option, the words that stand for "on" and for "off" in a file of flags.
+    """Return, by option with hyphens, the words that stand for "on" and for "off" in a file of flags.
 
     A switch that is on by default can be named by its field: off is then its `--no-…` option.
     """
@@ -320,9 +331,9 @@ def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], lis
         hints = get_type_hints(section)
         for field in fields(section):
             options, _ = argparse_form(field, hints[field.name])
-            words |= {option: ([option], []) for option in options}
+            words |= {plain(option): ([option], []) for option in options}
             if field.default is True:
-                words["--" + field.name.replace("_", "-")] = ([], options[:1])
+                words[plain(f"--{field.name}")] = ([], options[:1])
     return words
 
 

@@ -1,13 +1,14 @@
 """Parser of command lines: all problems at once, with locations in files of flags and near misses."""
 
-import difflib
+import re
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NoReturn
 
 from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.parsing.near_misses import answer_for, plain
 
 _MOST_PROBLEMS = 50
 """Problems of files that are reported; looking for near misses takes time for each."""
@@ -30,17 +31,36 @@ class FileWord(str):
 
 def value_in(argv: Sequence[str], option: str) -> str | None:
     """Return the last value of `option` in `argv`, without parsing the rest; None if there is none."""
+    return _last_value(argv, lambda name: plain(name) == plain(option))
+
+
+def _last_value(argv: Sequence[str], is_option: Callable[[str], bool]) -> str | None:
     found: str | None = None
     for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
-        if name == option:
+        if name.startswith("--") and is_option(name):
             following = "".join(argv[index + 1 : index + 2])
             found = value if equals else None if following.startswith("--") else following or None
     return found
 
 
 class FlagParser(ToolParser):
-    """Parser of flags that raises instead of exiting, so that one rank of many can print the message."""
+    """Parser of flags that raises instead of exiting, so that one rank of many can print the message.
+
+    Args:
+        answers: by name without dashes, what to write in place of flags of other programs; by "NAME
+            VALUE", in place of a value of a switch.
+    """
+
+    def __init__(
+        self,
+        *,
+        description: str | None,
+        usage: str | None = None,
+        answers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(description=description, usage=usage)
+        self._answers = dict(answers or {})
 
     def has_option(self, option: str) -> bool:
         """Whether a flag is spelled `option`."""
@@ -62,11 +82,12 @@ class FlagParser(ToolParser):
         Raises:
             ConfigError: lists every problem of the words.
         """
+        args = [self._spelled(word) for word in args or ()]
         required = [action for action in self._actions if action.required]
         for action in required:
             # Listed below, beside what may be a misspelling of it.
             action.required = False
-        words, problems = self._without_problems(list(args))
+        words, problems = self._without_problems(args)
         try:
             given, unknown = self.parse_known_args(words, namespace)
         except ConfigError as error:
@@ -87,7 +108,7 @@ class FlagParser(ToolParser):
                 *problems,
                 *dict.fromkeys(given.refusals),
                 *self._contradictions(args),
-                *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
+                *self._unknown(unknown, args),
                 *(
                     [f"the following arguments are required: {', '.join(missing)}"]
                     if missing
@@ -97,13 +118,22 @@ class FlagParser(ToolParser):
         )
         return given
 
+    def _spelled(self, word: str) -> str:
+        """Return `word` with its flag as that is declared: underscores and hyphens are the same."""
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or self.has_option(name):
+            return word
+        known = next((o for o in self._option_string_actions if plain(o) == plain(name)), name)
+        spelled = f"{known}{equals}{value}"
+        return FileWord(spelled, word.key, word.location) if isinstance(word, FileWord) else spelled
+
     def _contradictions(self, words: Sequence[str]) -> Iterator[str]:
         """Yield flags given under two spellings with different values; files are overridden."""
         typed = [word for word in words if not isinstance(word, FileWord)]
         for action in self._actions:
             if action.nargs is not None or len(action.option_strings) == 1:
                 continue
-            found = {option: value_in(typed, option) for option in action.option_strings}
+            found = {option: _last_value(typed, option.__eq__) for option in action.option_strings}
             given = {option: value for option, value in found.items() if value is not None}
             if len(set(given.values())) > 1:
                 flags = [f"{option} {value}" for option, value in given.items()]
@@ -143,36 +173,59 @@ class FlagParser(ToolParser):
             given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
         except ConfigError as error:
             wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
-            yield f"{location}: {key}: {wrong}"
+            answer = self._answers.get(f"{plain(key)} VALUE")
+            yield f"{location}: {key}: {wrong}{f'; {answer}' if answer else ''}"
             return
         yield from (f"{location}: {refusal}" for refusal in given.refusals)
         option = entry[0].partition("=")[0]
         if unknown and self.has_option(option):
             yield f"{location}: {key} takes fewer values; {' '.join(unknown)} is too many"
         elif unknown:
-            near = self._nearest(option)
-            hint = f"; did you mean {near.removeprefix('--')}?" if near else ""
-            yield f"{location}: unknown key {key}{hint}"
+            # A key has no dashes.
+            answer = re.sub("^(did you mean |write )--", r"\1", self._answer(option))
+            yield f"{location}: unknown key {key}{answer and f'; {answer}'}"
 
-    def _nearest(self, word: str) -> str | None:
-        known = [option for action in self._actions for option in action.option_strings]
-        near = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
-        return near[0] if near else None
+    def _answer(self, option: str) -> str:
+        known = [
+            name.removeprefix("--")
+            for name in self._option_string_actions
+            if name.removeprefix("--") not in self._answers
+        ]
+        return answer_for(option.removeprefix("--"), self._answers, known)
 
-    def _unknown(self, word: str) -> str:
-        if not word.startswith("--"):
-            flag = "; write it as a flag: --NAME VALUE" if "=" in word else ""
-            return f"{word} is a value without a flag{flag}"
-        near = self._nearest(word)
-        hint = f"; did you mean {near}?" if near else "; --help lists all flags"
-        return f"unknown flag {word}{hint}"
+    def _unknown(self, words: Sequence[str], typed: Sequence[str]) -> Iterator[str]:
+        """Yield a message for each unknown flag, or for the first value that belongs to none.
+
+        Args:
+            typed: all words of the command line.
+        """
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        for flag in flags:
+            yield f"unknown flag {flag}; {self._answer(flag) or '--help lists all flags'}"
+        if words and not flags:
+            yield self._stray(words[0], typed)
+
+    def _stray(self, value: str, typed: Sequence[str]) -> str:
+        """Return the message about a value that belongs to no flag."""
+        if not value.strip():
+            return (
+                "a word is only blanks: take out the space after a backslash at the end of a line"
+            )
+        for switch, following in pairwise(typed):
+            action = self._option_string_actions.get(switch)
+            if following == value and action and action.nargs == 0:
+                answer = self._answers.get(f"{switch.removeprefix('--')} VALUE")
+                return f"{switch} takes no value, not {value}; {answer or _without(switch, value)}"
+        flag = "; write it as a flag: --NAME VALUE" if "=" in value else ""
+        return f"{value} is a value without a flag{flag}"
+
+
+def _without(switch: str, value: str) -> str:
+    """Return what to write in place of a switch with a value."""
+    is_off = value.lower() in ("false", "no", "0", "off")
+    return f"leave {switch if is_off else value} out"
 
 
 def _entry_of(word: str) -> tuple[str, str]:
     """Return the location and the key of `word` in a file of flags; ("", "") without a file."""
     return (word.location, word.key) if isinstance(word, FileWord) else ("", "")
-
-
-def _flags_of(unknown: Sequence[str]) -> list[str]:
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    return flags or list(unknown[:1])

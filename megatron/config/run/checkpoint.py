@@ -8,6 +8,9 @@ from typing import Any
 
 from megatron.config.parsing.declaration import range_problems, resolved, setting
 
+INITIAL = "initial"
+"""Folder in --save of the checkpoints that were there before a run that started anew from them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
@@ -125,12 +128,24 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
     return os.path.realpath(checkpoint.save) == os.path.realpath(checkpoint.load)
 
 
+def starts_in_place(checkpoint: CheckpointConfig) -> bool:
+    """Whether a run starts anew from the checkpoints of the directory that it saves to."""
+    return (checkpoint.finetune or checkpoint.reset_progress) and goes_on(checkpoint)
+
+
 def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:
     """Yield what the user should know about when checkpoints are saved."""
     if checkpoint.save_interval and not checkpoint.save:
         yield (
             f"--save-interval {checkpoint.save_interval} has no effect without --save: nothing is "
             "saved"
+        )
+    if starts_in_place(checkpoint):
+        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
+        yield (
+            f"{flag} with --load and --save on one directory: its checkpoints are moved "
+            f"to {Path(checkpoint.save or '') / INITIAL} and the run starts from the newest; later starts "
+            "continue from what the run saves"
         )
     if checkpoint.save and not checkpoint.save_interval:
         yield (
@@ -173,12 +188,6 @@ def checkpoint_problems(
         yield (
             "--no-save-optim: at ZeRO stage 3 the weights are in the optimizer's files; leave the "
             "flag out, or use a lower stage"
-        )
-    if (checkpoint.finetune or checkpoint.reset_progress) and goes_on(checkpoint):
-        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
-        yield (
-            f"{flag} with --load and --save on one directory: the next start would begin at "
-            "iteration 0 once more; save to another one"
         )
 
 

@@ -16,6 +16,7 @@ from megatron.checkpointing.manifest import (
     read_manifest,
     tag_of,
 )
+from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
 from megatron.checkpointing.publish import other_latest, restore_replaced
 from megatron.checkpointing.resharding.universal import is_universal, with_universal
 from megatron.common.errors import (
@@ -245,6 +246,9 @@ def _newest(
         return chosen
     if tags:
         raise _none_whole(plan)
+    # Without --exit-on-missing-checkpoint too: the run would start from random weights.
+    if foreign := foreign_checkpoint_in(directory):
+        raise WrongCheckpointError(f"{flag} {directory} is {foreign}")
     if plan.checkpoint.must_exist:
         if not directory.exists():
             raise WrongCheckpointError(

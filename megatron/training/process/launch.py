@@ -13,6 +13,7 @@ from zlib import crc32
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ExitCode, MegatronError, PeerLeftError, before_the_first_step
+from megatron.common.installation import in_this_installation
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import is_lost_peer
 from megatron.training.process.launchers import write_root_cause
@@ -42,7 +43,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         _leave("", code)
     except MegatronError as error:
         _heed_the_launcher()
-        lines = str(error).replace("\n", "\n  ")
+        lines = in_this_installation(str(error)).replace("\n", "\n  ")
         if rank == 0 and not isinstance(error, PeerLeftError):
             _report(f"error: {lines}")
         else:

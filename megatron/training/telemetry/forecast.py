@@ -4,10 +4,34 @@ import resource
 
 import torch
 
+from megatron.common.host_memory import available_bytes
 from megatron.config.plan import Plan
-from megatron.planner.devices import known_device
+from megatron.planner.devices import GIB, RESERVED_BYTES, known_device
 from megatron.planner.memory import memory_of_stages
 from megatron.planner.speed import speed_of
+
+
+def memory_warning(plan: Plan, device: torch.device, *, processes: int) -> str:
+    """Return a warning if the run is predicted to need more memory than there is; "" otherwise.
+
+    Args:
+        processes: on this node, which share its memory on CPUs.
+    """
+    totals = [memory.total for memory in memory_of_stages(plan, device=device.type)]
+    if device.type == "cuda":
+        needed, there = max(totals), torch.cuda.get_device_properties(device).total_memory
+        who, free = "a rank is", f"this GPU has {there / GIB:.1f} GiB"
+        there -= RESERVED_BYTES
+    else:
+        needed, there = sum(totals) * processes // len(totals), available_bytes()
+        who, free = "the ranks here are", f"{there / GIB:.1f} GiB of the machine are available"
+    if needed <= there:
+        return ""
+    return (
+        f"memory: {who} predicted to need {needed / GIB:.1f} GiB, and {free}; lower "
+        "--micro-batch-size, recompute activations (--recompute-granularity full), or divide the network "
+        "or its sequences over more ranks"
+    )
 
 
 def forecast_line(plan: Plan, samples_per_second: float) -> str:

@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, write_manifest
-from megatron.checkpointing.saved_run import checkpoint_flags, read_saved_run
+from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, read_saved_run
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
 
@@ -21,7 +21,7 @@ def saved(tmp_path):
         folder = tmp_path / f"global_step{step}"
         folder.mkdir()
         manifest = Manifest(
-            state={"iteration": step},
+            state={"iteration": step, "samples": 8 * step},
             plan={},
             config=asdict(tiny_config(*flags)),
             versions={},
@@ -110,3 +110,12 @@ def test_the_world_size_of_a_run_counts_all_its_axes(saved):
     empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
     write_manifest(folder, Manifest(state=state, plan=asdict(plan), **empty))
     assert read_saved_run(str(saved)).world_size == plan.parallel.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "samples"),
+    [([], 32), (["--ckpt-step", "2"], 16), (["--ckpt-step", "3"], 0), (["--reset-progress"], 0)],
+)
+def test_consumed_samples_are_those_of_the_checkpoint_to_resume_from(saved, flags, samples):
+    assert consumed_samples(tiny_config("--load", str(saved), *flags).checkpoint) == samples
+    assert consumed_samples(tiny_config().checkpoint) == 0

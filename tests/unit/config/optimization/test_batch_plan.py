@@ -6,9 +6,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tiny import tiny_plan
+from tiny import tiny_config, tiny_plan
 
+from megatron.common.errors import ConfigError
 from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.plan import resolve
+from megatron.config.validation import validate
 
 
 def ramp_plan(start, increment, samples, final, unit=1):
@@ -192,3 +195,17 @@ def test_the_samples_before_a_step_are_those_of_the_steps_before(ramp, iteration
     for _ in range(iterations):
         samples += plan.size_at(samples)
     assert plan.samples_before(iterations) == samples
+
+
+def test_a_ramp_is_checked_from_the_consumed_samples_on():
+    flags = ["--global-batch-size", "8", "--rampup-batch-size", "2", "2", "24", "--train-samples"]
+    config = tiny_config(*flags, "80", "--micro-batch-size", "1", without=("--train-iters",))
+    for consumed in (0, 8, 16):
+        with pytest.raises(ConfigError, match="on the way is not a multiple of .* = 4$"):
+            validate(config, world_size=4, device="cpu", consumed_samples=consumed)
+    valid = validate(config, world_size=4, device="cpu", consumed_samples=25)
+    assert valid.steps.batch.sizes_from(25) == range(8, 9, 2)
+    decided = resolve(valid, vocab_size=256)
+    # The first size that the replicas can take: DeepSpeed wants it to be a multiple.
+    assert decided.deepspeed["train_batch_size"] == 4
+    assert decided.deepspeed["gradient_accumulation_steps"] == 1

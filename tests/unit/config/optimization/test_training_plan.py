@@ -135,7 +135,6 @@ def test_without_an_interval_there_is_one_evaluation():
             "--no-save-optim --save a --save-interval 1 --zero-stage 3",
             "--no-save-optim: at ZeRO stage 3 the weights are in the optimizer's files",
         ),
-        ("--finetune --load a --save a --save-interval 1", "would begin at iteration 0 once more"),
         ("--profile", "--profile needs --profile-dir, or --tensorboard-dir"),
         ("--profile --profile-dir a --profile-step-end 9", "--profile-step-end 9 must be more"),
         ("--profile --profile-dir a --profile-ranks 0 4", "--profile-ranks 4: the run has ranks"),
@@ -175,7 +174,7 @@ def test_a_directory_is_the_same_however_it_is_written(tmp_path, monkeypatch):
     for written in ("run", "./run/", "other/../run", str(tmp_path / "run"), "link"):
         plan = tiny_plan(*save, "--load", written).checkpoint
         assert (plan.load, plan.must_exist) == ("run", False)
-        with pytest.raises(ConfigError, match="--finetune with --load and --save on one directory"):
-            tiny_plan(*save, "--load", written, "--finetune")
+        notices = tiny_plan(*save, "--load", written, "--finetune").notices
+        assert "are moved to run/initial and the run starts from the newest" in str(notices)
     plan = tiny_plan(*save, "--load", "run2/").checkpoint
     assert (plan.load, plan.must_exist) == ("run2", True)

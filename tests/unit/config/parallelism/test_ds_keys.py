@@ -50,6 +50,16 @@ def test_all_misspelled_keys_are_reported_at_once_with_the_other_problems(tmp_pa
         assert part in message
 
 
+def test_the_older_name_of_a_key_sets_it_with_a_notice(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"aio": {"thread_count": 4, "queue_depth": 8}}))
+    plan = tiny_plan("--deepspeed_config", str(file))
+    assert plan.deepspeed["aio"] == {"intra_op_parallelism": 4, "queue_depth": 8}
+    assert "aio.thread_count in DeepSpeed's JSON is now aio.intra_op_parallelism" in str(
+        plan.notices
+    )
+
+
 def test_what_stands_under_free_keys_is_not_looked_at():
     content = {
         "optimizer": {"type": "X", "params": {"anything": 1}},

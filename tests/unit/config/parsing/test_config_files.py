@@ -42,7 +42,7 @@ def test_every_kind_of_value_becomes_words(write):
         "--min-lr=1e-05",
         "--bf16",
         "--split=949, 50, 1",
-        "--deepspeed_config=ds.json",
+        "--deepspeed-config=ds.json",
         "--DDP-impl=local",
     ]
 

@@ -1,0 +1,83 @@
+"""A new run in the directory of its first weights: --finetune or --reset-progress, --load equal to --save.
+
+Its first start moves the checkpoints to the folder `initial` of the directory and loads from there; the
+next ones continue from what the run has saved, or begin from `initial` again if it has saved nothing.
+"""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from megatron.checkpointing.manifest import (
+    LATEST,
+    LATEST_UNIVERSAL,
+    STAGING,
+    published_tags,
+    tag_of,
+)
+from megatron.checkpointing.publish import restore_replaced
+from megatron.common.atomic_files import sync_folder
+from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
+from megatron.config.config import Config
+from megatron.config.plan import Plan
+from megatron.config.run.checkpoint import INITIAL, plan_checkpoint
+from megatron.training.loop.collectives import from_rank_0
+
+log = logging.getLogger(__name__)
+
+_TAG = tag_of(0).rstrip("0")  # in names of all folders of checkpoints
+
+
+def with_start_in_place(plan: Plan, config: Config) -> Plan:
+    """Return `plan` with the directory that this start loads from, and what it takes from there.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+        WrongCheckpointError: the weights to start from are in `initial`, and no flag takes them.
+
+    Communication: every rank must call this, in step; rank 0 looks, and moves.
+    """
+    requested = plan.checkpoint
+    if not requested.load or requested.load != requested.save:
+        return plan
+    directory, trains = Path(requested.save), not plan.evaluation.only
+    if requested.loads_progress or not trains:
+        from_rank_0(lambda: _require_saved(directory))
+        return plan
+    if from_rank_0(lambda: _begins(directory)):
+        initial = replace(requested, load=str(directory / INITIAL), must_exist=True)
+        return replace(plan, checkpoint=initial)
+    log.info("%s was started before: the run continues from its newest checkpoint", directory)
+    continued = replace(config.checkpoint, finetune=False, reset_progress=False, ckpt_step=None)
+    return replace(plan, checkpoint=plan_checkpoint(continued, trains=trains))
+
+
+def _begins(directory: Path) -> bool:
+    """Whether the run in `directory` has saved nothing yet; its checkpoints are those in `initial` then."""
+    initial, making = directory / INITIAL, directory / f"{STAGING}{INITIAL}"
+    if initial.exists():
+        return not published_tags(directory)
+    restore_replaced(directory)
+    if not (making.exists() or published_tags(directory)):
+        raise WrongCheckpointError(f"--load {directory} holds no checkpoint to start from")
+    try:
+        making.mkdir(exist_ok=True)  # there already if a start was killed while it moved them
+        for name in sorted(os.listdir(directory)):
+            if _TAG in name or name in (LATEST, LATEST_UNIVERSAL):
+                os.rename(directory / name, making / name)
+        os.rename(making, initial)
+        sync_folder(directory)
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
+    log.info("the checkpoints of %s are in %s now", directory, initial)
+    return True
+
+
+def _require_saved(directory: Path) -> None:
+    if (directory / INITIAL).exists() and not published_tags(directory):
+        raise WrongCheckpointError(
+            f"--load {directory} holds only the checkpoints that a run was to start from, in "
+            f"{directory / INITIAL}: write --finetune or --reset-progress again, or --load "
+            f"{directory / INITIAL}"
+        )

@@ -1,0 +1,61 @@
+"""Messages name programs as they are typed in this installation."""
+
+import sys
+
+import pytest
+
+from megatron.common import installation
+from megatron.common.installation import in_this_installation
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """An installed package, whose megatron-train is running."""
+    monkeypatch.setattr(installation, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin" / "megatron-train")])
+    monkeypatch.setattr(sys, "orig_argv", ["python", str(tmp_path / "bin" / "megatron-train")])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("deepspeed --num_gpus 4 … does", "deepspeed --num_gpus 4 --module pretrain_gpt … does"),
+        (
+            "`deepspeed --num_gpus N pretrain_bert.py --lr …`",
+            "`deepspeed --num_gpus N --module pretrain_bert --lr …`",
+        ),
+        ("tools/preprocess_data.py makes", "megatron-preprocess makes"),
+        ("python tools/why_step.py --load", "python -m megatron_tools.why_step --load"),
+        ("is for pretrain_gpt.py", "is for megatron-train"),
+        (
+            "python -m pip install --requirement requirements-server.txt",
+            'python -m pip install "megatron-deepspeed[server]"',
+        ),
+        ("pip install -r requirements.txt", "pip install megatron-deepspeed"),
+        ("nothing of this", "nothing of this"),
+    ],
+)
+def test_an_installed_package_names_its_commands(installed, text, typed):
+    assert in_this_installation(text) == typed
+
+
+def test_a_module_that_was_started_is_named_as_one(installed, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(installed / "pretrain_t5.py")])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "pretrain_t5"])
+    text = in_this_installation("deepspeed --num_gpus 2 …")
+    assert text == "deepspeed --num_gpus 2 --module pretrain_t5 …"
+
+
+def test_a_checkout_names_its_scripts(monkeypatch):
+    script = str(installation.ROOT / "pretrain_gpt.py")
+    monkeypatch.setattr(sys, "argv", [script])
+    monkeypatch.setattr(sys, "orig_argv", ["python", script])
+    text = "deepspeed --num_gpus 2 … or tools/plan.py"
+    assert in_this_installation(text) == f"deepspeed --num_gpus 2 {script} … or tools/plan.py"
+
+
+def test_another_program_is_not_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "notebook.py")])
+    monkeypatch.setattr(sys, "orig_argv", ["python", str(tmp_path / "notebook.py")])
+    assert in_this_installation("deepspeed --num_gpus 2 …") == "deepspeed --num_gpus 2 …"
