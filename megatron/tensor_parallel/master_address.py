@@ -1,6 +1,7 @@
 """Master address: host and port of the rendezvous store, and this process's rank."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,11 @@ class MasterAddress:
     def hosts(self) -> bool:
         """Whether this process runs the store."""
         return self.rank == 0 and not self.is_hosted
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is written as this one's loopback, which no other host reaches."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False

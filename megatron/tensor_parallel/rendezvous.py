@@ -165,6 +165,7 @@ class _Rendezvous:
             timeout=timedelta(seconds=self.patience.answer_s),
             wait_for_workers=False,
             multi_tenant=True,
+            master_listen_fd=_loopback_listener(master) if master.hosts else None,
         )
         foreign = (
             f"what listens at {master} (MASTER_ADDR:MASTER_PORT) does not answer as rank 0 of this run: "
@@ -296,6 +297,26 @@ class _Rendezvous:
         if not made:
             raise TimeoutError(late)
         return made[0]
+
+
+def _loopback_listener(master: MasterAddress) -> int | None:
+    """Return the descriptor of a socket that listens where only this host reaches it.
+
+    torch's store listens on every interface. None where other hosts may have to reach it, and for a
+    port that is taken, for which torch has the error.
+    """
+    if not master.is_loopback:
+        return None
+    family = socket.AF_INET6 if ":" in master.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((master.host, master.port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        return None
+    return listener.detach()
 
 
 def _readable(limit: timedelta) -> str:

@@ -4,6 +4,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch.distributed as dist
@@ -73,6 +74,27 @@ def test_all_ranks_meet():
         thread.join()
     stores[0].set("word", "x")
     assert [stores[rank].get("word") for rank in (1, 2)] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback", "elsewhere"),
+    [("127.0.0.1", True, False), ("localhost", True, False), ("0.0.0.0", True, True)],
+)
+def test_other_hosts_reach_the_store_only_where_master_addr_is_not_the_loopback(
+    host, loopback, elsewhere
+):
+    port = free_port()
+    meet = partial(meeting.rendezvous, timeout=LATE, patience=SHORT)
+    other = threading.Thread(target=meet, args=(place(port, 1, host=host),))
+    other.start()
+    store = meet(place(port, 0, host=host))
+    other.join()
+    reached = []
+    for address in ("127.0.0.1", "127.0.0.2"):  # the second is another address of this machine
+        with socket.socket() as connection:
+            reached.append(connection.connect_ex((address, port)) == 0)
+    assert reached == [loopback, elsewhere]
+    store.set("key", "x")
 
 
 def test_a_process_alone_needs_no_port():
