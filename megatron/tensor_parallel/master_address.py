@@ -11,6 +11,7 @@ class MasterAddress:
     Args:
         spares: processes behind the last rank that meet the ranks and wait for their end.
         is_hosted: whether the launcher runs the store and rank 0 only connects to it.
+        attempt: number of restarts by that launcher, whose store keeps the keys of dead processes.
     """
 
     host: str
@@ -19,6 +20,7 @@ class MasterAddress:
     world_size: int
     is_hosted: bool = False
     spares: int = 0
+    attempt: int = 0
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

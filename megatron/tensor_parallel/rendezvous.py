@@ -67,7 +67,7 @@ def rendezvous(
     """
     if master.processes == 1:
         return HashStore()
-    return _Rendezvous(master, timeout, look, patience).store()
+    return _of_attempt(master, _Rendezvous(master, timeout, look, patience).store())
 
 
 def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) -> None:
@@ -77,7 +77,17 @@ def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) ->
         timeout=timedelta(seconds=patience.answer_s),
         wait_for_workers=False,
     )
-    store.set(key, "")
+    _of_attempt(master, store).set(key, "")
+
+
+def _of_attempt(master: MasterAddress, store: Store) -> Store:
+    """Return the view of a launcher's store in which no earlier attempt has left keys.
+
+    Source: torch.distributed.rendezvous, which does the same.
+    """
+    if not master.is_hosted:
+        return store
+    return PrefixStore(f"attempt {master.attempt} of {master.processes}", store)
 
 
 class _Rendezvous:
@@ -101,7 +111,7 @@ class _Rendezvous:
             self._wait_for_port()
         store = self._open()
         store.set_timeout(self.timeout)
-        self._check_in(store)
+        self._check_in(_of_attempt(self.master, store))
         return store
 
     def _require_name(self) -> None:

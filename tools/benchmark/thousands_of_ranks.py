@@ -198,6 +198,7 @@ def start(world: World) -> Callable[[], None]:
         posted = post(Peer(rank, node, 1, "1", node))
         (others,) = scattered(by_host(posted.all()) if rank == 0 else None)
         Peers(*others)
+        posted.of(0)
         with patch.object(system_info, "gethostname", lambda: node):
             system_info.system_info()
 
