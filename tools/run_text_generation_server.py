@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
+from megatron.common.standard_streams import keep_writable
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, plan_limits, serving_problems
 from megatron.inference.loading.model_source import read_model_source
@@ -32,7 +33,8 @@ _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 def main(argv: Sequence[str]) -> None:
     """Serve the model of the command line `argv` until a signal."""
-    log.configure(read_launch(None).rank, goes_on_unread=True)
+    keep_writable()
+    log.configure(read_launch(None).rank)
     sections = {"generation": GenerationConfig, "serving": ServingConfig}
     source = read_model_source(argv, sections, description=__doc__)
     generation: GenerationConfig = source.own["generation"]

@@ -146,6 +146,11 @@ def dead_owner(directory: Path) -> str:
     return "" if is_running(owner.pid, owner.started) else _describe(owner)
 
 
+def owner_of(directory: Path) -> Owner | None:
+    """Return the process that holds the lock of `directory`; None if none does, or it is unreadable."""
+    return _owner_in(directory / LOCK)
+
+
 def _describe(owner: Owner | None) -> str:
     if owner is None:
         return "owner unreadable"

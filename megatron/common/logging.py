@@ -29,9 +29,8 @@ class _LineFormatter(logging.Formatter):
 
 
 class _ToStdout(logging.StreamHandler):
-    def __init__(self, *, goes_on_unread: bool):
+    def __init__(self) -> None:
         super().__init__(sys.stdout)
-        self._goes_on_unread = goes_on_unread
 
     def emit(self, record: logging.LogRecord) -> None:
         bars = sys.modules.get("tqdm") if self.stream.isatty() else None
@@ -44,18 +43,16 @@ class _ToStdout(logging.StreamHandler):
             super().handleError(record)
             return
         write_nowhere(self.stream)
-        if not self._goes_on_unread:
-            sys.exit(UNREAD)
+        sys.exit(UNREAD)
 
 
-def configure(rank: int, *, goes_on_unread: bool = False) -> None:
+def configure(rank: int) -> None:
     """Send this package's messages to stdout: all from rank 0, errors from the other ranks.
 
-    Args:
-        goes_on_unread: when stdout is a closed pipe, go on in silence. Otherwise the next
-            message leaves by SystemExit, with `UNREAD` as its code.
+    When stdout is a closed pipe, the next message leaves by SystemExit, with `UNREAD` as its code,
+    unless `keep_writable` of standard_streams.py was called before.
     """
-    handler = _ToStdout(goes_on_unread=goes_on_unread)
+    handler = _ToStdout()
     handler.setFormatter(_LineFormatter(rank))
     logger = logging.getLogger("megatron")
     logger.handlers[:] = [handler]

@@ -7,23 +7,33 @@ roles). Errors are OSErrors, whose messages name the URL without anything secret
 import errno
 import io
 import json
+import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
-ATTEMPTS = 6
+ATTEMPTS = 10
 FIRST_PAUSE_S = 0.25
 MOST_PAUSE_S = 8.0
 """Attempts of one request, and the pause after the first failure, doubled after each further one."""
+
+SILENCE_S = 60.0
+"""Time of one attempt, and attempts, after which a message says that the store is slow or fails."""
+
+_SILENT_ATTEMPTS = 3
 
 PART_BYTES = 8 << 20  # of one request
 _THREADS = 8  # parts of a file on their way at once
@@ -362,7 +372,8 @@ def _request(url: str, work: Callable[[Any, str], T]) -> T:
     while True:
         attempt += 1
         try:
-            return work(files, path)
+            with _reporting(shown):
+                return work(files, path)
         except tuple(_NUMBERS) as error:
             kind = next(kind for kind in _NUMBERS if isinstance(error, kind))
             raise kind(_NUMBERS[kind], os.strerror(_NUMBERS[kind]), shown) from None
@@ -375,8 +386,41 @@ def _request(url: str, work: Callable[[Any, str], T]) -> T:
                 raise RemoteError(
                     errno.ETIMEDOUT, f"{words} (after {ATTEMPTS} attempts)", shown
                 ) from None
+            if attempt == _SILENT_ATTEMPTS:
+                log.warning(
+                    "%s: %d attempts have failed, and others follow: %s", shown, attempt, words
+                )
         time.sleep(pause)
         pause = min(2 * pause, MOST_PAUSE_S)
+
+
+@contextmanager
+def _reporting(shown: str) -> Iterator[None]:
+    """Log a warning when the `with` block takes long: the store may be stalled."""
+    message = "%s has not completed a request for %g s: the store or the network is slow or stalled"
+    timer = threading.Timer(SILENCE_S, log.warning, (message, shown, SILENCE_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _options(scheme: str) -> dict[str, Any]:
+    """Return options of fsspec for file systems of `scheme`.
+
+    Listings are never cached: other processes write meanwhile. S3's library makes one attempt, unless
+    AWS_MAX_ATTEMPTS is set: its pauses are drawn from Python's `random`, a stream that checkpoints save,
+    and `_request` repeats failures itself.
+    """
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme.lower() in ("s3", "s3a") and "AWS_MAX_ATTEMPTS" not in os.environ:
+        from fsspec.config import conf
+
+        set_by_user = conf.get("s3", {}).get("config_kwargs", {})
+        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **set_by_user}
+    return options
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -390,8 +434,7 @@ def _file_system(url: str) -> tuple[Any, str]:
             f"{without_secrets(url)}: URLs need the package fsspec: pip install fsspec"
         ) from error
     try:
-        # Listings are never cached: other processes write meanwhile.
-        files, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        files, path = fsspec.core.url_to_fs(url, **_options(scheme))
     except ImportError as error:
         package = _PACKAGES.get(scheme.lower(), "")
         raise ConfigError(

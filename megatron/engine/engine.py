@@ -9,7 +9,6 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from torch import Tensor, nn
@@ -62,6 +61,7 @@ from megatron.engine.experts import ExpertBalance, reduce_experts, save_experts
 from megatron.engine.loss_terms import LossTerms
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.broadcast import Batch
+from megatron.tensor_parallel.object_collectives import all_gather_objects
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import (
     all_reduce_partial_gradients,
@@ -167,10 +167,9 @@ class Engine(ABC):
         Communication: one all-gather over the ranks of a replica.
         """
         group = self._groups.model
-        everyones: list[Any] = [None] * dist.get_world_size(group)
         parameters = self.module.named_parameters()
         own = {name: shard.dim for name, p in parameters if (shard := shard_of(p))}
-        dist.all_gather_object(everyones, own, group=group)
+        everyones = all_gather_objects(own, group)
         return dict(sorted(pair for dims in everyones for pair in dims.items()))
 
     @property

@@ -1,6 +1,7 @@
 """Master address: host and port of the rendezvous store, and this process's rank."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 
 @dataclass(frozen=True)
@@ -10,6 +11,7 @@ class MasterAddress:
     Args:
         spares: processes behind the last rank that meet the ranks and wait for their end.
         is_hosted: whether the launcher runs the store and rank 0 only connects to it.
+        attempt: number of restarts by that launcher, whose store keeps the keys of dead processes.
     """
 
     host: str
@@ -18,6 +20,7 @@ class MasterAddress:
     world_size: int
     is_hosted: bool = False
     spares: int = 0
+    attempt: int = 0
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -31,3 +34,11 @@ class MasterAddress:
     def hosts(self) -> bool:
         """Whether this process runs the store."""
         return self.rank == 0 and not self.is_hosted
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is written as this one's loopback, which no other host reaches."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -67,7 +67,7 @@ def rendezvous(
     """
     if master.processes == 1:
         return HashStore()
-    return _Rendezvous(master, timeout, look, patience).store()
+    return _of_attempt(master, _Rendezvous(master, timeout, look, patience).store())
 
 
 def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) -> None:
@@ -77,7 +77,17 @@ def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) ->
         timeout=timedelta(seconds=patience.answer_s),
         wait_for_workers=False,
     )
-    store.set(key, "")
+    _of_attempt(master, store).set(key, "")
+
+
+def _of_attempt(master: MasterAddress, store: Store) -> Store:
+    """Return the view of a launcher's store in which no earlier attempt has left keys.
+
+    Source: torch.distributed.rendezvous, which does the same.
+    """
+    if not master.is_hosted:
+        return store
+    return PrefixStore(f"attempt {master.attempt} of {master.processes}", store)
 
 
 class _Rendezvous:
@@ -101,7 +111,7 @@ class _Rendezvous:
             self._wait_for_port()
         store = self._open()
         store.set_timeout(self.timeout)
-        self._check_in(store)
+        self._check_in(_of_attempt(self.master, store))
         return store
 
     def _require_name(self) -> None:
@@ -165,6 +175,7 @@ class _Rendezvous:
             timeout=timedelta(seconds=self.patience.answer_s),
             wait_for_workers=False,
             multi_tenant=True,
+            master_listen_fd=_loopback_listener(master) if master.hosts else None,
         )
         foreign = (
             f"what listens at {master} (MASTER_ADDR:MASTER_PORT) does not answer as rank 0 of this run: "
@@ -296,6 +307,26 @@ class _Rendezvous:
         if not made:
             raise TimeoutError(late)
         return made[0]
+
+
+def _loopback_listener(master: MasterAddress) -> int | None:
+    """Return the descriptor of a socket that listens where only this host reaches it.
+
+    torch's store listens on every interface. None where other hosts may have to reach it, and for a
+    port that is taken, for which torch has the error.
+    """
+    if not master.is_loopback:
+        return None
+    family = socket.AF_INET6 if ":" in master.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((master.host, master.port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        return None
+    return listener.detach()
 
 
 def _readable(limit: timedelta) -> str:

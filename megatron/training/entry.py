@@ -37,10 +37,11 @@ from megatron.data.token_files.pair_files import existing_pair
 from megatron.extensions.retro.flags import retro_objective
 from megatron.extensions.retro.instruct_flags import QUESTIONS
 from megatron.training.loop.loop import Hook
-from megatron.training.process.environment import read_launch, read_launcher
+from megatron.training.process.environment import read_launch, read_launcher, start_name
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
+from megatron.training.process.starting_peers import StartingPeers
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
 from megatron.training.urls import with_local_checkpoints, with_local_data
 
@@ -126,7 +127,12 @@ def train(
 
         config = with_steps_of_epochs(config, world_size=started.world_size)
     watchdog = Watchdog(
-        FailureFile(save), rank=started.rank, launchers=Launchers(is_parent=bool(launcher.name))
+        FailureFile(save),
+        rank=started.rank,
+        launchers=Launchers(is_parent=bool(launcher.name)),
+        starting=StartingPeers(started.rank, start_name(started))
+        if started.processes > 1
+        else None,
     )
     limit_s = config.training.hang_timeout or 0
     # Before the ranks can agree on a folder; both wrong values are refused later.
@@ -144,8 +150,8 @@ def train(
         if launch.rank >= launch.world_size:
             from megatron.training.process.spares import wait_for_end
 
-            watchdog.disarm()
-            return wait_for_end(launch, look=watchdog.raise_if_over)
+            watchdog.starts("meeting the other processes")
+            return wait_for_end(launch, look=watchdog.raise_if_over, met=watchdog.disarm)
         from megatron.training.pretrain import pretrain
 
         if isinstance(objective, str):

@@ -118,7 +118,6 @@ def pretrain(
     watchdog.starts("taking the lock of --save")
     with sole_writer(decided):
         from_rank_0(watchdog.failures.put_stale_away)
-        watchdog.failures.own()
         decided = with_start_in_place(decided, config)
         require_own(decided)
         requested = config.tokenizer.padded_vocab_in_softmax
@@ -157,7 +156,8 @@ def _meet_others(
     posted = post(this_process(launch.rank))
     (others,) = scattered(by_host(posted.all()) if launch.rank == 0 else None)
     watchdog.meets(Peers(*others), world_size=launch.world_size)
-    watchdog.follows_peers = dist.get_backend() == "nccl"
+    watchdog.follows_peers = launch.world_size > 1
+    watchdog.failures.follow(posted.of(0))
     setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
     watchdog.saves_when_lost = plan.training.exits_on_signal
 

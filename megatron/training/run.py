@@ -10,6 +10,7 @@ from pathlib import Path
 from megatron.checkpointing.publish import tidy
 from megatron.common.errors import ExitCode, TrainingError
 from megatron.common.registry import HOOKS, METRICS
+from megatron.common.standard_streams import lost_output
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
@@ -206,7 +207,8 @@ class Run:
         log.info(reason)
         if self.journal:
             ending = {"iteration": self.state.iteration, "reason": reason}
-            self.journal.write(END, {**ending, "exit_code": int(code)})
+            lost = {"lost_output": output} if (output := lost_output()) else {}
+            self.journal.write(END, {**ending, "exit_code": int(code), **lost})
         return code
 
     def _plugin_metrics(self) -> PluginMetrics:

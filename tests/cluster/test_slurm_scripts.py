@@ -221,6 +221,17 @@ def test_an_evaluation_that_is_ended_leaves_its_checkpoint_to_the_run(
     ]
 
 
+def test_a_folder_with_spaces_is_evaluated_oldest_checkpoint_first(tmp_path: Path) -> None:
+    script = REPOSITORY / "slurm" / "evaluate_checkpoints.slurm"
+    save = tmp_path / "ev*l dir"
+    for number in (5, 10):
+        (save / f"global_step{number}").mkdir(parents=True)
+        (save / f"global_step{number}" / "manifest.json").touch()
+    start(script, tmp_path, srun="echo done", SAVE=str(save)).check_returncode()
+    results = sorted((save / "evaluation").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    assert [file.name for file in results] == ["global_step5.txt", "global_step10.txt"]
+
+
 def test_the_page_names_each_script() -> None:
     page = (REPOSITORY / "docs" / "clusters.md").read_text(encoding="utf-8")
     assert set(re.findall(r"`slurm/([\w.]+\.slurm)`", page)) == {s.name for s in SCRIPTS}

@@ -27,7 +27,7 @@ with socket.socket(socket.AF_UNIX) as line:
     socket.send_fds(line, [b"%10d" % len(call)], [0, 1, 2])
     line.sendall(call)
     fork = int(line.recv(10))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, lambda number, frame: os.kill(fork, number))
     code = int(line.recv(10))
 sys.exit(128 - code if code < 0 else code)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from small_job import Job
-from starting import Ended, Start, in_place_of, nothing, run_together, sleep, stop
+from starting import Ended, Start, die, in_place_of, nothing, run_together, sleep, stop
 
 from megatron.common.errors import ExitCode
 from megatron.training.process.failure import failures_of
@@ -81,6 +81,26 @@ def test_a_rank_that_does_not_get_on_ends_all(
     names = {file.name for file in folder.iterdir()}
     assert names == {"groups.txt", "rank-0.json", "rank-1.json"}
     assert (folder.name == "hang-start-1") is ("meet" in name)
+
+
+@pytest.mark.parametrize(
+    ("moment", "struck", "says"),
+    [
+        ("setup:start_processes", 1, "ended before the processes had met"),
+        ("setup:start_processes", 0, "ended before the processes had met"),
+        ("setup:build_process_groups", 1, "ended without a message"),
+    ],
+)
+def test_a_rank_that_dies_before_the_first_step_is_named_without_a_limit_for_hangs(
+    job_of_two: Job, tmp_path: Path, moment: str, struck: int, says: str
+) -> None:
+    setup = partial(in_place_of, f"megatron.training.{moment}", die, struck)
+    (ended,) = run_together([Start(job_of_two.flags, tmp_path / "save", setup)])
+    assert sorted(map(str, ended.codes)) == ["-9", "1"], ended.outputs
+    record = json.loads((tmp_path / "save" / "failure.json").read_text())
+    assert (record["kind"], record["rank"]) == ("lost rank", struck), record
+    assert f"rank {struck} (process {record['pid']} on " in record["message"]
+    assert says in record["message"]
 
 
 def test_a_taken_port_and_an_unknown_address_end_every_rank(

@@ -82,7 +82,7 @@ _TIMES = (
     (re.compile(r"(?<=measured of the process: )\d+\.\d"), "M"),
     (re.compile(r"\d{4}-\d\d-\d\d[T_ ][\d:-]+"), "DATE"),
 )
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _TIMED_TAGS = ("time", "throughput", "second", "flops", "memory")
 
 

@@ -32,13 +32,13 @@ from tiny import tiny_spec
 from megatron.extensions.bert.inference import MaskedLM
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.control_messages import broadcast_object
 from megatron.inference.engine.encoder_decoder import TextToTextRequest
 from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.server.engine_thread import EngineThread
+from megatron.tensor_parallel.object_collectives import broadcast_object
 from megatron.tensor_parallel.process_groups import (
     Groups,
     build_groups,

@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +74,7 @@ class World:
     rank: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     sent: dict[str, bytes] = field(default_factory=dict)
-    broadcasts: list[list[Any]] = field(default_factory=list)
+    broadcasts: list[torch.Tensor] = field(default_factory=list)
     taken: int = 0
 
     # The store.
@@ -118,13 +117,13 @@ class World:
         """Count one message; the others have what this rank has."""
         self._count(bytes(tensor.numel() * tensor.element_size()))
 
-    def broadcast(self, objects: list[Any], src: int = 0) -> None:
+    def broadcast(self, tensor: torch.Tensor, **options: Any) -> None:
         """Give other ranks what rank 0 has."""
         if self.rank == 0:
-            self.broadcasts.append([*objects])
+            self.broadcasts.append(tensor.clone())
         else:
-            objects[:] = self.broadcasts[self.taken]
-        self._count(ForkingPickler.dumps(objects))
+            tensor.copy_(self.broadcasts[self.taken])
+        self._count(tensor.numpy().tobytes())
         self.taken += 1
 
     def _count(self, content: bytes | memoryview) -> None:
@@ -152,7 +151,7 @@ class World:
             "get_world_size": lambda *group: self.size,
             "get_backend": lambda *group: "gloo",
             "all_reduce": self.all_reduce,
-            "broadcast_object_list": self.broadcast,
+            "broadcast": self.broadcast,
         }
         with ExitStack() as stack:
             for name, function in changes.items():
@@ -199,6 +198,7 @@ def start(world: World) -> Callable[[], None]:
         posted = post(Peer(rank, node, 1, "1", node))
         (others,) = scattered(by_host(posted.all()) if rank == 0 else None)
         Peers(*others)
+        posted.of(0)
         with patch.object(system_info, "gethostname", lambda: node):
             system_info.system_info()
 

@@ -48,7 +48,7 @@ class TrainingConfig:
     """Save and exit after the first iteration that ends so many minutes after the start."""
 
     exit_signal_handler: bool = setting(False, plan="training.exits_on_signal")
-    """Exit after the current iteration when any process gets SIGTERM, SIGINT (Ctrl-C) or SIGUSR1. Runs with --save do that without this flag, after a last checkpoint."""
+    """Exit after the current iteration when any process gets SIGTERM, SIGINT (Ctrl-C), SIGUSR1 or SIGHUP (its terminal is closed). Runs with --save do that without this flag, after a last checkpoint."""
 
     kill_switch_path: str | None = setting(
         None, older=("--kill-switch-file",), plan="training.kill_switch"

@@ -4,7 +4,6 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from megatron.diagnostics.doctor.host import compilers_section, host_section
 from megatron.diagnostics.doctor.network import clock_section, join_ranks, network_section
 from megatron.diagnostics.doctor.run import compilers_needed, kernels_section, tokenizer_section
 from megatron.diagnostics.doctor.versions import versions_section
+from megatron.tensor_parallel.object_collectives import all_gather_objects
 from megatron.training.process.device import choose_device
 from megatron.training.process.environment import Launch, compiled_extensions
 
@@ -48,8 +48,7 @@ def examine(
         if launch.local_rank:
             return []
         return [_host(config, options, launch, device, *unavailable, failed, is_example=is_example)]
-    records: list[Any] = [None] * launch.world_size
-    dist.all_gather_object(records, (launch.local_rank == 0, unavailable))
+    records = all_gather_objects((launch.local_rank == 0, unavailable))
     firsts = [rank for rank, (is_first, _) in enumerate(records) if is_first and rank]
     exchanged = [network_section(launch, device), clock_section(firsts)]
     own = None
@@ -58,10 +57,9 @@ def examine(
         of_all_ranks = [section for _, sections in records for section in sections]
         more = [*of_all_ranks, *exchanged] if launch.rank == 0 else []
         own = _host(config, options, launch, device, *more, is_example=is_example)
-    found: list[Examined | None] | None = [None] * launch.world_size if launch.rank == 0 else None
-    dist.gather_object(own, found)
+    found = all_gather_objects(own)
     dist.destroy_process_group()
-    return _with_unique_names([one for one in found or [] if one])
+    return _with_unique_names([one for one in found if one]) if launch.rank == 0 else []
 
 
 def _device(config: Config, launch: Launch) -> tuple[torch.device, list[Section]]:

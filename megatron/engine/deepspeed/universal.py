@@ -20,6 +20,7 @@ from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed.patches.master_weights import copy_to_weights, master_weight
 from megatron.extensions.retro.layers import is_retriever
 from megatron.tensor_parallel.linear import is_adapter
+from megatron.tensor_parallel.object_collectives import all_gather_objects
 from megatron.tensor_parallel.sharding import expert_share_of, shard_of
 
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -145,9 +146,7 @@ def _require_same_names(
     own: set[str], stored: set[str], replica: dist.ProcessGroup, *, may_hold_others: bool
 ) -> None:
     """Refuse a checkpoint that lacks a parameter, or holds one that no rank of a replica has."""
-    everyones: list[Any] = [None] * dist.get_world_size(replica)
-    dist.all_gather_object(everyones, own, group=replica)
-    wanted = set().union(*everyones)
+    wanted = set().union(*all_gather_objects(own, replica))
     if wanted - stored or (stored - wanted and not may_hold_others):
         raise CheckpointError(
             "the checkpoint holds other parameters than this network has: missing "

@@ -12,13 +12,13 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.control_messages import broadcast_object
 from megatron.inference.engine.model_runner import fill_parameters, nonfinite_logits_error
 from megatron.inference.engine.sequence import Event, Request
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
 from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.collectives import all_gather
+from megatron.tensor_parallel.object_collectives import broadcast_object
 from megatron.tensor_parallel.process_groups import Groups
 
 Value = TypeVar("Value")

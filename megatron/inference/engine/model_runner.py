@@ -12,7 +12,6 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fil
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.inference.engine.control_messages import broadcast_object
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
 from megatron.inference.engine.device import to_device, without_cudnn_attention
 from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
@@ -25,6 +24,7 @@ from megatron.model.layers.layer_list import Block, Layer, SequentialModel, Step
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import all_gather
+from megatron.tensor_parallel.object_collectives import broadcast_object
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import exact_quotient, shard_of
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-import torch
 import torch.distributed as dist
 
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.evaluation.scoring import Score, Window, score_windows
+from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _BATCHES = 32
@@ -69,12 +69,9 @@ class DistributedEvaluator:
     def _broadcast(self, work: _Work) -> _Work:
         """Return the first rank's work on every rank.
 
-        Communication: one broadcast to all ranks, from host memory, when there are several.
+        Communication: one broadcast to all ranks when there are several.
         """
-        box = [work]
-        if not self._is_alone:
-            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+        return work if self._is_alone else broadcast_object(work, source=0)
 
     def _score(self, windows: Sequence[Window]) -> list[Score]:
         """Return the scores of all windows on every rank.
@@ -108,8 +105,7 @@ class DistributedEvaluator:
             engine.follow()
         if self._is_alone:
             return own
-        by_rank: list[list[Completion]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(by_rank, own)
+        by_rank = all_gather_objects(own)
         by_replica = [
             by_rank[groups.topology.rank(pipeline=0, data=replica, tensor=0)]
             for replica in range(self.replicas)

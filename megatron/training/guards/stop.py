@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 SAVE_FILE = "save-now"
 """Name of the file in --save that requests a checkpoint."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_STAY_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
 class Request(Protocol):
@@ -93,8 +94,9 @@ class TimeLimit:
 class Signals:
     """A signal to this process; a second SIGINT (Ctrl-C) ends it at once.
 
-    A second SIGTERM does not: launchers send several for one stop. A SIGINT that is ignored stays
-    so: shells start background jobs like that, which the Ctrl-C for another job must not end.
+    A second SIGTERM does not: launchers send several for one stop. A SIGINT or SIGHUP that is
+    ignored stays so: shells start background jobs like that, which the Ctrl-C for another job must not
+    end, and nohup programs that go on when their terminal is closed.
     """
 
     exit_code = ExitCode.RESUMABLE
@@ -102,7 +104,7 @@ class Signals:
     def __init__(self) -> None:
         self._received: str | None = None
         for number in _SIGNALS:
-            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+            if number not in _STAY_IGNORED or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._receive)
 
     def is_made(self) -> bool:

@@ -1,6 +1,5 @@
 """Collectives of Python objects outside the training step; errors are raised on all ranks."""
 
-import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from megatron.common.codeless import decode, encode
 from megatron.common.errors import MegatronError
 from megatron.engine.deepspeed import distributed
+from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
 
 T = TypeVar("T")
 
@@ -22,18 +23,20 @@ _MOST_FOUND = 100
 def from_rank_0(make: Callable[[], T]) -> T:
     """Call `make` on rank 0; return its result, or raise its MegatronError, on every rank.
 
-    Communication: one broadcast of the result.
+    Communication: one broadcast of the result; none for a single rank.
     """
-    result: list[Any] = [None, None]
+    if dist.get_world_size() == 1:
+        return make()
+    result: tuple[Any, MegatronError | None] = None, None
     if dist.get_rank() == 0:
         try:
-            result[0] = make()
+            result = make(), None
         except MegatronError as error:
-            result[1] = error
-    dist.broadcast_object_list(result, src=0)
-    if result[1] is not None:
-        raise result[1]
-    return result[0]
+            result = None, error
+    made, failure = broadcast_object(result, source=0)
+    if failure is not None:
+        raise failure
+    return made
 
 
 def rank_0_first(make: Callable[[], T]) -> T:
@@ -91,7 +94,7 @@ class Posted(Generic[T]):
 
     def _fetch(self, ranks: Sequence[int]) -> list[T]:
         keys = [f"{self._prefix}/{rank}" for rank in ranks]
-        return [pickle.loads(content) for content in distributed.store().multi_get(keys)]
+        return [decode(content) for content in distributed.store().multi_get(keys)]
 
 
 def post(own: T) -> Posted[T]:
@@ -101,7 +104,7 @@ def post(own: T) -> Posted[T]:
     """
     prefix = _next_prefix("posted") if dist.get_world_size() > 1 else ""
     if prefix:
-        distributed.store().set(f"{prefix}/{dist.get_rank()}", pickle.dumps(own))
+        distributed.store().set(f"{prefix}/{dist.get_rank()}", encode(own))
     any_rank([False])
     return Posted(own, prefix)
 
@@ -121,10 +124,10 @@ def scattered(items: Sequence[T] | None) -> list[T]:
     prefix = _next_prefix("scattered")
     if items is not None:
         keys = [f"{prefix}/{of}" for of in range(count)]
-        shares = [pickle.dumps(list(items[of::count])) for of in range(count)]
+        shares = [encode(list(items[of::count])) for of in range(count)]
         distributed.store().multi_set(keys, shares)
     any_rank([False])
-    found: list[T] = pickle.loads(distributed.store().get(f"{prefix}/{rank}"))
+    found: list[T] = decode(distributed.store().get(f"{prefix}/{rank}"))
     return found
 
 
@@ -155,7 +158,5 @@ def all_gather_items(own: list[Any]) -> Iterator[Any]:
 
     Communication: one all-gather of ranks x ranks objects, for results that every rank needs.
     """
-    per_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(per_rank, own)
-    for items in per_rank:
+    for items in all_gather_objects(own):
         yield from items

@@ -43,10 +43,13 @@ class Peers:
     Args:
         everyone: all ranks, or those of this host.
         other_hosts: the others, for messages; default: those of `everyone`.
+        have_met: whether the rendezvous is over.
     """
 
-    def __init__(self, everyone: Sequence[Peer], other_hosts: str | None = None):
-        self._everyone, self._other_hosts = everyone, other_hosts
+    def __init__(
+        self, everyone: Sequence[Peer], other_hosts: str | None = None, *, have_met: bool = True
+    ):
+        self._everyone, self._other_hosts, self.have_met = everyone, other_hosts, have_met
 
     def here(self) -> list[Peer]:
         """Return those whose processes this one sees, itself included."""

@@ -306,7 +306,14 @@ def master_address(launch: Launch) -> MasterAddress:
         world_size=launch.world_size,
         spares=launch.spares,
         is_hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=read_launcher().restarts,
     )
+
+
+def start_name(launch: Launch) -> str:
+    """Return a text that the processes of one start share, and those of another start do not."""
+    port, attempt = os.environ.get("MASTER_PORT", ""), read_launcher().restarts
+    return f"{port} {launch.world_size} {attempt}"
 
 
 def _address_of_rank_0(launch: Launch) -> str:

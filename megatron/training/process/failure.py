@@ -11,12 +11,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from megatron.checkpointing.lock import dead_owner
+from megatron.checkpointing.lock import dead_owner, owner_of
 from megatron.checkpointing.manifest import LOCK
 from megatron.common.atomic_files import open_regular, require_regular
 from megatron.common.errors import WrongCheckpointError
 from megatron.training.loop.journal import time_of
-from megatron.training.process.dead_ranks import Peers
+from megatron.training.process.dead_ranks import Peer, Peers
 
 FAILURE = "failure.json"
 
@@ -103,10 +103,12 @@ def located(failure: Failure, peers: Peers) -> Failure:
     met = f"rank {failure.rank} then failed with: {failure.message}"
     if gone := peers.gone():
         names = " and ".join(map(str, gone))
-        message = (
-            f"{names} ended without a message, as after kill -9, a crash of compiled code, or when "
-            f"memory runs out; {met}"
+        how = (
+            "without a message, as after kill -9, a crash of compiled code, or when memory runs out"
+            if peers.have_met
+            else "before the processes had met: its output has the cause, unless it was killed"
         )
+        message = f"{names} ended {how}; {met}"
         first = gone[0]
         return replace(
             failure,
@@ -139,16 +141,16 @@ class FailureFile:
     def __init__(self, directory: str):
         self._directory = Path(directory) if directory else None
         self._stale = self._identity()
-        self._owns = False
+        self._leader: Peer | None = None
 
     @property
     def file(self) -> Path:
         """Path of failure.json, whether it exists or not."""
         return self._directory / FAILURE if self._directory else Path(FAILURE)
 
-    def own(self) -> None:
-        """Record that this run alone writes to the directory."""
-        self._owns = True
+    def follow(self, leader: Peer) -> None:
+        """Write also while `leader`, rank 0 of this run, has the lock of the directory."""
+        self._leader = leader
 
     def put_stale_away(self) -> None:
         """Rename the file of an earlier attempt; one process of a run does that.
@@ -173,7 +175,7 @@ class FailureFile:
 
         A directory that cannot be written to, or that another run writes to, is left alone.
         """
-        if self._directory is None or not (self._owns or _is_free(self._directory)):
+        if self._directory is None or not self._may_write(self._directory):
             return False
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -188,6 +190,18 @@ class FailureFile:
             finally:
                 made.unlink(missing_ok=True)
         return False
+
+    def _may_write(self, directory: Path) -> bool:
+        """Whether no other run writes to `directory`, as far as its lock says."""
+        if not (directory / LOCK).exists() or dead_owner(directory):
+            return True
+        owner, leader = owner_of(directory), self._leader
+        if owner is None or leader is None:
+            return False
+        return (owner.pid, owner.started, owner.numbers) == (
+            *(leader.pid, leader.started),
+            leader.numbers,
+        )
 
     def is_written(self) -> bool:
         """Whether a cause of this attempt is there."""
@@ -226,11 +240,6 @@ def failures_of(directory: Path) -> list[Failure]:
     numbered = sorted(_numbered(directory).items())
     files = [*(file for _, file in numbered), directory / FAILURE]
     return [failure for file in files if (failure := _read(file))]
-
-
-def _is_free(directory: Path) -> bool:
-    """Whether no other run writes to `directory`, as far as its lock says."""
-    return not (directory / LOCK).exists() or bool(dead_owner(directory))
 
 
 def _read(file: Path) -> Failure | None:

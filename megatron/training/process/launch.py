@@ -8,12 +8,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from zlib import crc32
 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ExitCode, MegatronError, PeerLeftError, before_the_first_step
 from megatron.common.installation import in_this_installation
+from megatron.common.standard_streams import keep_writable
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import is_lost_peer
 from megatron.training.process.launchers import write_root_cause
@@ -31,11 +33,12 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
     No rank waits for another's answer: a process that failed leaves hard, and the launcher ends
     the rest.
     """
+    keep_writable()
     try:
         rank = read_launch(None).rank
     except MegatronError:
         rank = 0
-    log.configure(rank, goes_on_unread=True)
+    log.configure(rank)
     try:
         code = code_for(main(argv) or ExitCode.FINISHED, read_launcher())
         if code == ExitCode.RESUMABLE:
@@ -96,8 +99,11 @@ def _report(message: str) -> None:
 
 
 def _leave(message: str, code: int) -> None:
-    _report(message)
-    sys.stdout.flush()
+    # A stream that a program has replaced may fail; the exit code is not lost with the message.
+    with suppress(OSError, ValueError):
+        _report(message)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
     # Not sys.exit: destructors of process groups can wait for ranks that never answer, and the
     # interpreter takes seconds to take torch and DeepSpeed down.
     os._exit(code)

@@ -24,13 +24,16 @@ _PAUSE_S = 0.5
 _CONNECT_S = 30.0
 
 
-def wait_for_end(launch: Launch, look: Callable[[], None]) -> ExitCode:
+def wait_for_end(
+    launch: Launch, look: Callable[[], None], met: Callable[[], None] = lambda: None
+) -> ExitCode:
     """Meet the ranks as one of them would, and wait until their run ends; return the exit code.
 
     If a spare process left earlier, its launcher would end the others, or take the run for finished.
 
     Args:
         look: called about twice a second while this process waits for the rendezvous; may raise.
+        met: called after the rendezvous.
 
     Raises:
         TrainingError: the processes do not meet, or the launcher that hosts their store is gone.
@@ -39,6 +42,7 @@ def wait_for_end(launch: Launch, look: Callable[[], None]) -> ExitCode:
     """
     signals, master = Signals(), master_address(launch)
     store = rendezvous(master, rendezvous_timeout(), look=look)
+    met()
     if launch.rank == launch.world_size or launch.local_rank == 0:  # the first on its host
         host = socket.gethostname()
         print(f"[rank {launch.rank}] a spare: waits on {host} for the end of the run", flush=True)

@@ -26,6 +26,7 @@ from megatron.training.process.stack_dump import (
     write_report,
     write_stacks,
 )
+from megatron.training.process.starting_peers import StartingPeers
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ SAVING_GRACE_S = 120.0
 """Time that a run has to save and exit after its launcher has died."""
 
 PEER_GRACE_S = 30.0
-"""Time after the end of another rank in which NCCL's own error may end this one."""
+"""Time after the end of another rank in which an error of its own may end this one."""
 
 _LOOK_S = 1.0
 """Least interval at which a rank looks for news of others."""
@@ -77,6 +78,7 @@ class Watchdog:
     Args:
         failures: where causes are written.
         launchers: whose end this run follows.
+        starting: the ranks of this host before they meet, whose end this run follows.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Watchdog:
         *,
         rank: int,
         launchers: Launchers | None = None,
+        starting: StartingPeers | None = None,
         peer_grace_s: float = PEER_GRACE_S,
     ):
         self.failures = failures
@@ -92,10 +95,12 @@ class Watchdog:
         self.iteration = 0
         # Whether the run itself leaves, after a save, when a launcher has ended.
         self.saves_when_lost = False
-        # Who else there is, as soon as that is known.
+        # Who else there is, once the ranks have met.
         self.peers = Peers(())
-        # Whether to leave when another rank has ended: NCCL would wait for it without an error.
-        self.follows_peers = False
+        # Whether to leave when another rank has ended: NCCL, and whoever waits for a rank in the
+        # store, would wait for it without an error.
+        self.follows_peers = starting is not None
+        self._starting = starting
         # What a hung run still does, beside the main thread.
         self.before_leaving: Callable[[], None] = lambda: None
         self._rank = rank
@@ -144,7 +149,11 @@ class Watchdog:
         if error is not self._written_down:
             self._written_down = error
             failure = failure_of(
-                error, rank=self._rank, iteration=self.iteration, stage=self.stage, peers=self.peers
+                error,
+                rank=self._rank,
+                iteration=self.iteration,
+                stage=self.stage,
+                peers=self._peers(),
             )
             is_news = self.failures.record(failure) or not self.failures.is_written()
             # A rank that recorded its failure has printed it too.
@@ -161,6 +170,7 @@ class Watchdog:
     def meets(self, peers: Peers, *, world_size: int) -> None:
         """Record who the other ranks are, and share the looks at the disk with those of this host."""
         self.peers = peers
+        self._forget_start()
         here = peers.here()
         own = next((peer for peer in here if peer.rank == self._rank), None)
         if own:
@@ -174,8 +184,18 @@ class Watchdog:
         self._looks_at = time.monotonic() + turn * interval_s if interval_s > _LOOK_S else 0.0
 
     def disarm(self) -> None:
-        """Look for hangs no more: this process waits for others."""
-        self._hangs = None
+        """Look for hangs and ended ranks no more: this process waits for others."""
+        self._hangs, self.follows_peers = None, False
+        self._forget_start()
+
+    def _forget_start(self) -> None:
+        starting, self._starting = self._starting, None
+        if starting:
+            starting.close()
+
+    def _peers(self) -> Peers:
+        starting = self._starting
+        return starting.look() if starting else self.peers
 
     def starts(self, stage: str) -> None:
         """Record that this part of the start begins, before the first step."""
@@ -284,7 +304,8 @@ class Watchdog:
         self._leave(message)
 
     def _follow_peers(self) -> None:
-        if not (self._others_failed.is_set() or self.peers.ended()):
+        if not (self._others_failed.is_set() or self._peers().ended()):
+            self._peer_lost_at = None
             return
         self._peer_lost_at = self._peer_lost_at or time.monotonic()
         if time.monotonic() < self._peer_lost_at + self._peer_grace_s:
@@ -294,7 +315,7 @@ class Watchdog:
         last = threading.Thread(target=self._report_lost_rank, name="report", daemon=True)
         last.start()
         last.join(LONGER * self._hangs.timeout_s if self._hangs else SAVING_GRACE_S)
-        self._leave("another rank has ended, for which NCCL would wait")
+        self._leave("another rank has ended, for which this one would wait")
 
     def _report_lost_rank(self) -> None:
         """Write the cause to disk and stderr, and finish a save in progress."""
@@ -305,7 +326,7 @@ class Watchdog:
             stage=self.stage,
             message=f"no progress in {self.stage} for {self._peer_grace_s:g} s",
         )
-        failure = located(failure, self.peers)
+        failure = located(failure, self._peers())
         if self.failures.record(failure) or not self.failures.is_written():
             self._write_message(failure.message)
         else:

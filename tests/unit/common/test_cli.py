@@ -150,7 +150,9 @@ def test_an_error_is_reported_though_no_process_reads_stdout():
 
 def test_what_shall_go_on_unread_goes_on_without_a_word():
     ended = run_with_closed_pipe(
-        "log.configure(0, goes_on_unread=True)\n"
+        "from megatron.common.standard_streams import keep_writable\n"
+        "keep_writable()\n"
+        "log.configure(0)\n"
         "for _ in range(3): logging.getLogger('megatron.x').info('line')\n"
         "raise SystemExit(7)"
     )

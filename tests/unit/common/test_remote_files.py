@@ -3,10 +3,15 @@
 import errno
 import io
 import os
+import random
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from object_store import BUCKET, SECRET, object_store
+from s3fs import S3FileSystem
 from web_server import web_server
 
 from megatron.checkpointing.remote import local_checkpoint
@@ -107,6 +112,54 @@ def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tm
         file.seek(PART_BYTES - 10)
         assert file.read(20) == content[PART_BYTES - 10 : PART_BYTES + 10]
     assert store.proxy.cut == 2
+
+
+class Unavailable(BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *words):
+        """Print nothing."""
+
+
+def test_repeated_requests_to_s3_leave_the_stream_of_random_alone(monkeypatch, caplog):
+    S3FileSystem.clear_instance_cache()
+    monkeypatch.setattr(remote_files, "ATTEMPTS", 4)
+    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "key",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        before = random.getstate()
+        with pytest.raises(remote_files.RemoteError, match="after 4 attempts"):
+            remote_files.read_bytes(f"s3://bucket-{server.server_port}/file")
+        server.shutdown()
+    S3FileSystem.clear_instance_cache()
+    assert random.getstate() == before
+    assert "3 attempts have failed, and others follow" in caplog.text
+
+
+def test_a_request_that_stalls_is_reported(monkeypatch, caplog):
+    monkeypatch.setattr(remote_files, "SILENCE_S", 0.05)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", wait_and_fail)
+    with pytest.raises(FileNotFoundError):
+        read_bytes("memory://slow")
+    assert "has not completed a request for 0.05 s" in caplog.text
+
+
+def wait_and_fail(files, path, **options):
+    time.sleep(0.5)
+    raise FileNotFoundError
 
 
 def test_attempts_are_bounded_and_the_message_has_no_secrets(store, monkeypatch, tmp_path):

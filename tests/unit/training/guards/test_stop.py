@@ -67,7 +67,7 @@ def test_the_time_limit_counts_from_the_start(group):
     assert first_reason([over]) == "exiting program after 2.0 minutes"
 
 
-NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
 
 
 @pytest.fixture
@@ -87,11 +87,12 @@ def test_a_signal_ends_the_run(group, usual_signals, number):
     assert first_reason([signals]) == f"exiting program after receiving {number.name}"
 
 
-def test_an_interrupt_that_is_ignored_stays_so(group, usual_signals):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_a_shell_or_nohup_ignores_stays_ignored(group, usual_signals, number):
     # As in a background job of a script, whose SIGTERM counts all the same.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(number, signal.SIG_IGN)
     signals = Signals()
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), number)
     assert first_reason([signals]) is None
     os.kill(os.getpid(), signal.SIGTERM)
     assert first_reason([signals]) == "exiting program after receiving SIGTERM"

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from megatron.checkpointing.lock import locked
 from megatron.common.errors import DataError
 from megatron.common.process_identity import start_of
 from megatron.training.process import dead_ranks as peers_module
@@ -109,8 +110,12 @@ def test_a_directory_of_another_run_is_left_alone(tmp_path):
     file = FailureFile(str(tmp_path))
     assert not file.record(failure())
     file.put_stale_away()
-    file.own()
-    assert file.record(failure())
+    file.follow(this_process(0))
+    assert not file.record(failure())
+    (tmp_path / "lock.json").unlink()
+    with locked(tmp_path):
+        assert not FailureFile(str(tmp_path)).record(failure())
+        assert file.record(failure())
 
 
 def test_nothing_is_written_without_a_directory_or_where_that_is_not_allowed(tmp_path):

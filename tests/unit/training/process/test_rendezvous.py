@@ -4,6 +4,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch.distributed as dist
@@ -75,6 +76,27 @@ def test_all_ranks_meet():
     assert [stores[rank].get("word") for rank in (1, 2)] == [b"x", b"x"]
 
 
+@pytest.mark.parametrize(
+    ("host", "loopback", "elsewhere"),
+    [("127.0.0.1", True, False), ("localhost", True, False), ("0.0.0.0", True, True)],
+)
+def test_other_hosts_reach_the_store_only_where_master_addr_is_not_the_loopback(
+    host, loopback, elsewhere
+):
+    port = free_port()
+    meet = partial(meeting.rendezvous, timeout=LATE, patience=SHORT)
+    other = threading.Thread(target=meet, args=(place(port, 1, host=host),))
+    other.start()
+    store = meet(place(port, 0, host=host))
+    other.join()
+    reached = []
+    for address in ("127.0.0.1", "127.0.0.2"):  # the second is another address of this machine
+        with socket.socket() as connection:
+            reached.append(connection.connect_ex((address, port)) == 0)
+    assert reached == [loopback, elsewhere]
+    store.set("key", "x")
+
+
 def test_a_process_alone_needs_no_port():
     with program(lambda connection: None) as port:
         store = meeting.rendezvous(place(port, 0, world_size=1), LATE, patience=SHORT)
@@ -113,8 +135,29 @@ def test_the_store_of_another_run_ends_a_rank():
         theirs.add("rank 1", 1)
         assert "another process has come to" in refused(place(store.port))
         # A launcher's own store is of this run, however often its ranks have come.
-        theirs.add("come", 1)
+        hosted = dist.PrefixStore("attempt 0 of 2", store)
+        hosted = dist.PrefixStore("meeting", hosted)
+        hosted.set("size", "2")
+        hosted.add("rank 1", 1)
+        hosted.add("come", 1)
         meeting.rendezvous(place(store.port, is_hosted=True), LATE, patience=SHORT)
+
+
+def test_a_restarted_run_sees_no_key_of_the_attempt_before_in_its_launchers_store():
+    with store_of_rank_0() as launchers:
+        stores = []
+        for attempt in (0, 1):
+            meet = partial(meeting.rendezvous, timeout=LATE, patience=SHORT)
+            where = partial(place, launchers.port, is_hosted=True, attempt=attempt)
+            other = threading.Thread(target=meet, args=(where(1),))
+            other.start()
+            stores.append(meet(where(0)))
+            other.join()
+            stores[-1].add("address of a dead rank", 1)
+        assert stores[1].add("address of a dead rank", 0) == 1
+        # So does the key that spares wait for.
+        meeting.set_key(where(0), "end")
+        assert [store.check(["end"]) for store in stores] == [False, True]
 
 
 def test_a_name_that_does_not_resolve_ends_a_rank_soon():

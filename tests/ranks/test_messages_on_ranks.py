@@ -1,0 +1,97 @@
+"""Objects between ranks: what comes back, and that a stranger's bytes never run."""
+
+import os
+import pickle
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+from ranks import outcomes_on_ranks, require_passed
+
+from megatron.common.codeless import MessageError
+from megatron.common.errors import WrongDataError
+from megatron.engine.deepspeed import distributed
+from megatron.tensor_parallel import object_collectives
+from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
+from megatron.training.loop import collectives
+from megatron.training.loop.collectives import found_on_ranks, from_rank_0, post, scattered
+from megatron.training.process.dead_ranks import Peer
+
+RANKS = 2
+OWNED = f"/tmp/owned-by-a-message-{os.getppid()}"
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, (OWNED,)
+
+
+def other(rank):
+    return 1 - rank
+
+
+def objects_come_back(rank):
+    own = [Peer(rank, "host", 1, "x", "y"), ("é", {rank: None}), b"\0" * 50_000 * rank]
+    both = all_gather_objects(own)
+    assert both[rank] == own
+    assert len(both[other(rank)][2]) == 50_000 * other(rank)
+    assert post(own[:2]).all() == [each[:2] for each in both]
+    assert scattered([Path("a"), Path("b"), Path("c")] if rank == 0 else None) == (
+        [Path("a"), Path("c")] if rank == 0 else [Path("b")]
+    )
+    assert found_on_ranks([("found", rank)]) == [("found", 0), ("found", 1)]
+
+
+def an_error_of_rank_0_is_raised_on_all(rank):
+    def fail():
+        raise WrongDataError("no such file")
+
+    with pytest.raises(WrongDataError, match="no such file"):
+        from_rank_0(fail)
+
+
+def a_pickle_in_the_store_does_not_run(rank):
+    posted = post("own")
+    distributed.store().set(f"{posted._prefix}/{rank}", pickle.dumps(Trap()))
+    collectives.any_rank([False])
+    with pytest.raises(MessageError, match="another program writes to MASTER_ADDR:MASTER_PORT"):
+        posted.of(other(rank))
+    # A stranger is faster than the ranks that read.
+    with patch.object(collectives, "encode", lambda value: pickle.dumps(Trap())):
+        items = [1, 2] if rank == 0 else None
+        with pytest.raises(MessageError):
+            scattered(items)
+    dist.barrier()
+    assert not Path(OWNED).exists()
+
+
+def a_pickle_from_another_rank_does_not_run(rank):
+    with patch.object(object_collectives, "encode", lambda value: pickle.dumps(Trap())):
+        with pytest.raises(MessageError):
+            all_gather_objects(1)
+        if rank == 0:
+            broadcast_object(1, source=0)
+        else:
+            with pytest.raises(MessageError):
+                broadcast_object(1, source=0)
+    dist.barrier()
+    assert not Path(OWNED).exists()
+
+
+CHECKS = [
+    objects_come_back,
+    an_error_of_rank_0_is_raised_on_all,
+    a_pickle_in_the_store_does_not_run,
+    a_pickle_from_another_rank_does_not_run,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(RANKS, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_two_ranks(check, outcomes):
+    require_passed(check, outcomes)
