@@ -39,6 +39,7 @@ from megatron.config.network.experts import plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.network.retro import plan_retro
+from megatron.config.networks.partition import stage_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan
@@ -165,6 +166,13 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         config, vocab_size=vocab_size, tensor=parallel.tensor, objective=valid.objective
     )
     raise_if_any(size_problems(config.training, model.num_parameters))
+    entries = valid.network.entries(model, tensor=parallel.tensor, expert=parallel.expert)
+    layers_only = {
+        "--lora-rank": model.lora_rank > 0,
+        "--bitfit": optimizer.biases_only,
+        "--optimizer muon": optimizer.name == "muon",
+    }
+    raise_if_any(stage_problems(parallel, entries, layers_only))
     raise_if_any(fp8_size_problems(config.precision, model, tensor=parallel.tensor))
     objective = _plan_objective(config, valid.objective)
     own_flags = config.extensions
