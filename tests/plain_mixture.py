@@ -12,16 +12,19 @@ from torch import nn
 
 from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
+from megatron.tensor_parallel.sharding import mark_initial
 
 
 class Stack(nn.Module):
     """A matrix and perhaps a bias for each expert."""
 
-    def __init__(self, experts, inner, outer, bias):
+    def __init__(self, experts, inner, outer, bias, values="matrix"):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, inner, outer))
+        mark_initial(self.weight, values)
         if bias:
-            self.bias = nn.Parameter(torch.zeros(experts, bias))
+            bias = nn.Parameter(torch.zeros(experts, bias))
+            self.bias = mark_initial(bias, "constructed")
 
 
 class PlainMixture(nn.Module):
@@ -47,7 +50,7 @@ class PlainMixture(nn.Module):
         self.experts = nn.ModuleDict(
             {
                 "dense_h_to_4h": Stack(self.count, gated, h, gated * spec.linear_bias),
-                "dense_4h_to_h": Stack(self.count, f, h, h * spec.linear_bias),
+                "dense_4h_to_h": Stack(self.count, f, h, h * spec.linear_bias, "residual"),
             }
         )
         self.activate = activation_of(spec.activation, parts.kernels, ())

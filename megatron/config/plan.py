@@ -29,6 +29,7 @@ from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.partition import stage_problems
 from megatron.config.objectives import (
     declaration_of,
     objective_notices,
@@ -164,6 +165,13 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         config, vocab_size=vocab_size, tensor=parallel.tensor, objective=valid.objective
     )
     raise_if_any(size_problems(config.training, model.num_parameters))
+    entries = valid.network.entries(model, tensor=parallel.tensor, expert=parallel.expert)
+    layers_only = {
+        "--lora-rank": model.lora_rank > 0,
+        "--bitfit": optimizer.biases_only,
+        "--optimizer muon": optimizer.name == "muon",
+    }
+    raise_if_any(stage_problems(parallel, entries, layers_only))
     raise_if_any(fp8_size_problems(config.precision, model, tensor=parallel.tensor))
     objective = _plan_objective(config, valid.objective)
     own_flags = config.extensions

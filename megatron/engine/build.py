@@ -32,6 +32,7 @@ from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.compiled_blocks import Compiler
+from megatron.model.initialization import nan_in_empty_tensors
 from megatron.model.layers.attention_kernels import Attend, CoreAttention, attention_of
 from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.layer_input import INTEGERS, LayerInput
@@ -106,17 +107,18 @@ def build_engine(
     }
     model: nn.Module
     if parallel.pipeline > 1:
-        model = pipeline_module(
-            steps,
-            topology=groups.topology,
-            loss=terms,
-            partition_method=parallel.partition_method,
-            recompute=recompute,
-            batch_fields=batch_fields,
-            split_rank=parallel.split_rank,
-            chunks=parallel.chunks,
-            splits_backward=parallel.splits_backward,
-        )
+        with nan_in_empty_tensors():
+            model = pipeline_module(
+                steps,
+                topology=groups.topology,
+                loss=terms,
+                partition_method=parallel.partition_method,
+                recompute=recompute,
+                batch_fields=batch_fields,
+                split_rank=parallel.split_rank,
+                chunks=parallel.chunks,
+                splits_backward=parallel.splits_backward,
+            )
         _prepare(model, groups, parallel, compiler)
         config = _with_full_activations(config, steps, always=parallel.has_own_schedule)
         # Here DeepSpeed counts the ranks that divide a sample as replicas.
@@ -124,7 +126,8 @@ def build_engine(
         with pipeline_engine(ProgramEngine) if parallel.has_own_schedule else nullcontext():
             engine = _deepspeed(model, None, initialise, build_optimizer, config)
         return PipelineEngine(engine, groups, terms=terms, **watching)
-    with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
+    divided = zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext()
+    with nan_in_empty_tensors(), divided:
         model = SequentialModel(steps, recomputation=recomputation(recompute))
     _prepare(model, groups, parallel, compiler)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -16,14 +15,15 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from megatron.common.errors import ConfigError
+from megatron.config.networks.architecture import Entry
+from megatron.config.networks.partition import split_bounds, stage_bounds
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.deepspeed.patches.pipeline import ChunkedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
-from megatron.pipeline.schedule import Grid
-from megatron.pipeline.stages import split_bounds
+from megatron.planner.pipeline_schedule import Grid
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
@@ -72,11 +72,16 @@ def pipeline_module(
         splits_backward: whether weight gradients of linear layers are computed in passes of their own.
 
     Raises:
-        ConfigError: the partition leaves a stage without a transformer layer.
+        ConfigError: the partition leaves a stage without a transformer layer, or matches none.
 
     Communication: creates process groups; every rank must call this, in step.
     """
-    _require_match(steps, partition_method)
+    entries = [_entry(step) for step in steps]
+    bounds: Sequence[int] = ()
+    if split_rank:
+        bounds = split_bounds(entries, topology.pipeline, split_rank)
+    elif partition_method.startswith("type:"):
+        bounds = stage_bounds(partition_method, entries, topology.pipeline * chunks)
     # DeepSpeed prints the partition to stdout; ours is a line of the log.
     with contextlib.redirect_stdout(io.StringIO()):
         module = Stage(
@@ -85,7 +90,7 @@ def pipeline_module(
             batch_fields,
             splits_backward=splits_backward,
             chunks=chunks,
-            bounds=split_bounds(_names(steps), topology.pipeline, split_rank) if split_rank else (),
+            bounds=bounds,
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
                 num_pp=topology.pipeline,
@@ -207,18 +212,6 @@ def timed_instruction(
     return timed
 
 
-def _require_match(steps: Sequence[Step], method: str) -> None:
-    """Refuse a pattern that no layer's name matches; DeepSpeed looks case-insensitively."""
-    if not method.startswith("type:"):
-        return
-    pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
-    names = [step.cls.__name__ for step in steps if isinstance(step, Layer)]
-    if not any(map(pattern.search, names)):
-        raise ConfigError(
-            f"--pp-partition-method {method} matches no layer; there are {', '.join(sorted(set(names)))}"
-        )
-
-
 def _require_whole_ties(stage: PipelineModule) -> None:
     """Refuse a tied layer with a weight of its own: each stage would train another copy of it."""
     for key, module in stage.tied_modules.items():
@@ -233,23 +226,31 @@ def _require_whole_ties(stage: PipelineModule) -> None:
 
 
 def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> None:
-    """Refuse a stage without a transformer layer: DeepSpeed's gradient norm would wait forever.
+    """Refuse a stage without all parameter groups: DeepSpeed's gradient norm would wait forever.
 
-    It takes one collective per parameter group, and such a stage has fewer groups.
+    It takes one collective per parameter group; matrices are one, biases and norms another. Stages
+    exchange a `LayerInput`, so none begins farther behind the last transformer layer.
     """
-    for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        layers = [step.cls for step in steps[start:stop] if isinstance(step, Layer)]
-        if not any(issubclass(cls, Block) for cls in layers):
+    head = max(i for i, step in enumerate(steps) if _entry(step).kind == "block") + 1
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        layers = [step for step in steps[start:stop] if isinstance(step, Layer)]
+        if any(issubclass(layer.cls, Block) for layer in layers):
+            continue
+        with torch.device("meta"):
+            weights = [weight for layer in layers for weight in layer.build().parameters()]
+        if start > head or {weight.dim() > 1 for weight in weights} != {True, False}:
             raise ConfigError(
                 f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
-                f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages "
-                "or chunks"
+                f"{stop - 1}) without a transformer layer, or a matrix and a norm; write "
+                "type:transformer, or fewer stages or chunks"
             )
 
 
-def _names(steps: Sequence[Step]) -> list[str]:
-    """Return the names of the entries of a list of layers."""
-    return [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
+def _entry(step: Step) -> Entry:
+    """Return an entry of the list of layers as the partition sees it."""
+    if not isinstance(step, Layer):
+        return Entry(name=step.__name__)
+    return Entry(name=step.cls.__name__, kind="block" if issubclass(step.cls, Block) else "")
 
 
 def _spec(step: Step) -> Any:

@@ -3,20 +3,37 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from megatron.tensor_parallel.linear import DOWN, UP
-from megatron.tensor_parallel.sharding import Shard, expert_share_of, shard_of
+from megatron.common.errors import ConfigError
+from megatron.tensor_parallel.sharding import (
+    Shard,
+    expert_share_of,
+    initial_of,
+    mark_initial,
+    shard_of,
+)
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard
-_TABLE = "word_embeddings.weight"
-_RESIDUAL = (
-    "self_attention.dense.weight",
-    "inter_attention.dense.weight",
-    ".dense_4h_to_h.weight",
-)
+
+
+@contextmanager
+def nan_in_empty_tensors() -> Iterator[None]:
+    """Fill tensors of `torch.empty` with NaN, so that `initialise` finds parameters without values."""
+    deterministic: Any = torch.utils.deterministic  # whose type leaves its setting out
+    fills = deterministic.fill_uninitialized_memory
+    mode = torch.get_deterministic_debug_mode()
+    deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        deterministic.fill_uninitialized_memory = fills
 
 
 def initialise(
@@ -28,55 +45,72 @@ def initialise(
     xavier: bool = False,
     vocab_size: int | None = None,
 ) -> None:
-    """Draw every matrix of `model` from a normal distribution; biases and norms are left alone.
+    """Draw the initial weights of `model`, by the marks of its parameters: see `Initial`.
 
-    The first matrix of an adapter is drawn evenly from +-1 / sqrt(columns), as PEFT does, and the
-    second stays 0. Matrices in front of the residual stream get std / sqrt(2 * num_layers). The
+    Matrices are drawn from a normal distribution; in front of the residual stream with
+    std / sqrt(2 * num_layers). The first matrix of an adapter is drawn evenly from
+    +-1 / sqrt(columns), as PEFT does. Biases, norms and the second matrix stay as they are. The
     numbers depend on the seed, the parameter's name and the row, so every shard, every stage and
-    every holder of experts gets its part of the same whole.
+    every holder of experts gets its part of the same full matrix.
 
     Args:
-        model: a stage or the whole; its parameter names carry the layers' numbers.
-        xavier: draw evenly from +-sqrt(6 / (rows + columns)) of the whole matrix instead, whatever
+        model: a stage or the full model; its parameter names carry the layers' numbers.
+        xavier: draw evenly from +-sqrt(6 / (rows + columns)) of the full matrix instead, whatever
             `std` is and wherever the matrix stands.
         vocab_size: rows of a token table that are no padding; further ones stay 0 and count for no
             matrix's size. All are drawn if None.
+
+    Raises:
+        ConfigError: a parameter has no initial value; names each. Those built within
+            `nan_in_empty_tensors` are found.
 
     Source: Radford et al. 2019, section 2.3, for the scale of the residual matrices; Glorot and
     Bengio 2010, equation 16, for xavier.
     """
     residual_std = std / math.sqrt(2 * num_layers)
-    matrices = (each for named in model.named_parameters() for each in _matrices(*named))
-    for name, number, parameter in matrices:
-        if parameter.dim() == 2:
-            key = f"{seed}:{name}{number}"
-            rows, columns = _whole_shape(parameter)
-            drawn = vocab_size if vocab_size and name.endswith(_TABLE) else rows
-            if name.endswith(UP):
-                continue
-            if name.endswith(DOWN):
-                _fill(parameter, key, columns**-0.5, _evenly)
+    empty = []
+    for name, parameter in model.named_parameters():
+        for key, matrix in _matrices(name, parameter):
+            values = initial_of(matrix)
+            rows, columns = _whole_shape(matrix)
+            drawn = vocab_size if vocab_size and values == "vocabulary" else rows
+            if values == "adapter":
+                scale, draw = columns**-0.5, _evenly
             elif xavier:
-                _fill(parameter, key, math.sqrt(6 / (drawn + columns)), _evenly)
+                scale, draw = math.sqrt(6 / (drawn + columns)), _evenly
             else:
-                _fill(parameter, key, residual_std if name.endswith(_RESIDUAL) else std, _normal)
+                scale, draw = residual_std if values == "residual" else std, _normal
+            _fill(matrix, f"{seed}:{key}", scale, draw)
             if drawn < rows:
-                _clear_rows(parameter, drawn)
+                _clear_rows(matrix, drawn)
+        if parameter.isnan().any():
+            empty.append(name)
+    if empty:
+        raise ConfigError(
+            f"no initial values: {', '.join(empty)}; only matrices are drawn (see mark_initial in "
+            "megatron.tensor_parallel.sharding): set the values of other parameters in the "
+            "constructor of their layer, for instance with torch.zeros instead of torch.empty"
+        )
 
 
-def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, str, nn.Parameter]]:
-    """Yield a matrix, or those of all experts of this rank with their numbers among all experts."""
-    if parameter.dim() < 3:
-        # Biases of experts are one tensor with a row for each.
-        if not (parameter.dim() == 2 and name.endswith(".bias")):
-            yield name, "", parameter
+def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a matrix that is drawn with its key, or those of all experts of this rank.
+
+    The key of an expert's has its number among all experts.
+    """
+    values = initial_of(parameter)
+    if values == "constructed":
+        return
+    if parameter.dim() == 2:
+        yield name, parameter
+    if parameter.dim() != 3:
         return
     shard, first = shard_of(parameter), expert_share_of(parameter).index * len(parameter)
     for number, matrix in enumerate(parameter.detach().unbind(0)):
-        own = nn.Parameter(matrix, requires_grad=False)
+        own = mark_initial(nn.Parameter(matrix, requires_grad=False), values)
         if shard:
             own.shard = Shard(shard.dim - 1, shard.index, shard.count)  # type: ignore[attr-defined]
-        yield name, f":{first + number}", own
+        yield f"{name}:{first + number}", own
 
 
 @torch.no_grad()

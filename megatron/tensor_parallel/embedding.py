@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel, scatter_sequence
-from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
+from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_initial, mark_sharded
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -36,9 +36,8 @@ class VocabParallelEmbedding(nn.Module):
         self.group, self.sequence_parallel = group, sequence_parallel
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.local_rows = exact_quotient(num_embeddings, group.size(), "num_embeddings")
-        self.weight = mark_sharded(
-            nn.Parameter(torch.empty(self.local_rows, embedding_dim)), 0, group
-        )
+        weight = nn.Parameter(torch.empty(self.local_rows, embedding_dim))
+        self.weight = mark_initial(mark_sharded(weight, 0, group), "vocabulary")
 
     def forward(self, ids_bs: Tensor) -> Tensor:
         if self.group.size() == 1:

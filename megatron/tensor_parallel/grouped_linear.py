@@ -12,7 +12,9 @@ from megatron.tensor_parallel.sharding import (
     ExpertShare,
     exact_quotient,
     mark_expert,
+    mark_initial,
     mark_partial_gradient,
+    mark_residual,
     mark_sharded,
 )
 
@@ -96,7 +98,10 @@ class GroupedLinear(nn.Module):
         local = exact_quotient(inner, group.size(), "inner features")
         weight = nn.Parameter(torch.empty(num_experts, local, outer))
         self.weight = mark_sharded(weight, 1, group)
+        if narrows:
+            mark_residual(weight)
         bias = nn.Parameter(torch.zeros(num_experts, outer if narrows else local))
+        mark_initial(bias, "constructed")
         if not has_bias:
             self.register_parameter("bias", None)
         elif narrows:

@@ -27,7 +27,13 @@ from megatron.tensor_parallel.collectives import (
     start_reduce_scatter,
 )
 from megatron.tensor_parallel.rng import RngTracker
-from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
+from megatron.tensor_parallel.sharding import (
+    exact_quotient,
+    layout_of,
+    mark_initial,
+    mark_residual,
+    mark_sharded,
+)
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """Computes x W^T of x [..., in] and W [out, in], with its gradients, in place of torch's product."""
@@ -113,9 +119,8 @@ class ColumnParallelLinear(nn.Module):
         )
         self.register_parameter("bias", bias)
         if adapter:
-            self.lora_A = nn.Parameter(torch.empty(adapter.rank, in_features))
-            up = torch.zeros(local_features, adapter.rank)
-            self.lora_B = mark_sharded(nn.Parameter(up), 0, group)
+            down, up = _adapter_matrices(in_features, local_features, adapter)
+            self.lora_A, self.lora_B = down, mark_sharded(up, 0, group)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.adds_bias else None
@@ -151,8 +156,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = x W^T with the input features divided over the tensor-parallel ranks.
 
-    The bias is replicated and left to the caller, which adds it together with dropout and the
-    residual.
+    It ends a sublayer: y is added to the residual stream, which decides its initial weights. The
+    bias is replicated and left to the caller, which adds it together with dropout and the residual.
 
     Args:
         in_features: width of x over all ranks; a multiple of the group's size.
@@ -191,15 +196,13 @@ class RowParallelLinear(nn.Module):
         self.group, self.sequence_parallel = group, sequence_parallel
         self.adapter, self.product = adapter, product
         local_features = exact_quotient(in_features, group.size(), "in_features")
-        self.weight = mark_sharded(
-            nn.Parameter(torch.empty(out_features, local_features)), 1, group
-        )
+        weight = nn.Parameter(torch.empty(out_features, local_features))
+        self.weight = mark_residual(mark_sharded(weight, 1, group))
         bias = nn.Parameter(torch.zeros(out_features)) if has_bias else None
         self.register_parameter("bias", bias)
         if adapter:
-            down = torch.empty(adapter.rank, local_features)
-            self.lora_A = mark_sharded(nn.Parameter(down), 1, group)
-            self.lora_B = nn.Parameter(torch.zeros(out_features, adapter.rank))
+            down, up = _adapter_matrices(local_features, out_features, adapter)
+            self.lora_A, self.lora_B = mark_sharded(down, 1, group), up
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.adapter:
@@ -227,6 +230,15 @@ class RowParallelLinear(nn.Module):
         """Return the sizes over all ranks, and the parallel layout."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
+
+
+def _adapter_matrices(
+    in_features: int, out_features: int, adapter: Adapter
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return the matrices A, which is drawn, and B, which stays 0."""
+    down = nn.Parameter(torch.empty(adapter.rank, in_features))
+    up = nn.Parameter(torch.zeros(out_features, adapter.rank))
+    return mark_initial(down, "adapter"), mark_initial(up, "constructed")
 
 
 def _deferring(

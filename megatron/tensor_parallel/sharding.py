@@ -1,9 +1,9 @@
-"""Marks on parameters: tensor-parallel shard, expert, partial gradient; exact division."""
+"""Marks on parameters: tensor-parallel shard, expert, partial gradient, initial values; exact division."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -132,6 +132,33 @@ def replicas_that_differ(parameter: nn.Parameter) -> int:
 def is_expert(parameter: nn.Parameter) -> bool:
     """Whether `parameter` is that of experts which expert-parallel ranks divide."""
     return hasattr(parameter, "expert_share")
+
+
+Initial = Literal["matrix", "residual", "vocabulary", "adapter", "constructed"]
+"""Initial values of a parameter; `megatron.model.initialization.initialise` draws them.
+
+"matrix": normal, with the standard deviation of the network; "residual": the same divided by
+sqrt(2 * num_layers), in front of the residual stream; "vocabulary": as "matrix", rows of padding are 0;
+"adapter": evenly distributed; "constructed": those that the constructor has set.
+"""
+
+
+def mark_initial(parameter: nn.Parameter, values: Initial) -> nn.Parameter:
+    """Mark how `parameter` is initialized; unmarked matrices are "matrix", others "constructed"."""
+    parameter.initial = values  # type: ignore[attr-defined]
+    return parameter
+
+
+def mark_residual(parameter: nn.Parameter) -> nn.Parameter:
+    """Mark `parameter` as a matrix whose product is added to the residual stream."""
+    return mark_initial(parameter, "residual")
+
+
+def initial_of(parameter: nn.Parameter) -> Initial:
+    """Return how `parameter` is initialized."""
+    default: Initial = "matrix" if parameter.dim() > 1 else "constructed"
+    values: Initial = getattr(parameter, "initial", default)
+    return values
 
 
 def layout_of(layer: Any) -> str:

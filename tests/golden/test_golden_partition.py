@@ -1,4 +1,4 @@
-"""Where DeepSpeed's own partitioner cuts our list: the bounds that BLOOM's runs had."""
+"""Where stages begin, by DeepSpeed's partitioner and by ours: the bounds that BLOOM's runs had."""
 
 import os
 
@@ -12,7 +12,8 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from test_golden_model import steps_of
 
-from megatron.engine.pipeline_module import _spec
+from megatron.config.networks.partition import stage_bounds
+from megatron.engine.pipeline_module import _entry, _spec
 
 
 def bounds(num_layers, stages, method):
@@ -49,3 +50,5 @@ def bounds(num_layers, stages, method):
 )
 def test_stages_are_those_of_bloom(num_layers, stages, method, expected):
     assert bounds(num_layers, stages, method) == expected
+    entries = [_entry(step) for step in steps_of(1, mixed=True, num_layers=num_layers)]
+    assert stage_bounds(method, entries, stages) == expected

@@ -25,9 +25,6 @@ from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.sharding import shard_of
 
-_TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers", "labels", "retro_layers")
-"""Fields that are lists in JSON."""
-
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     """Parse the ModelSpec in a manifest's plan.
@@ -36,7 +33,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
         CheckpointError: a version with other fields wrote it.
     """
     try:
-        lists = {name: tuple(model.get(name, ())) for name in _TUPLES}
+        lists = {name: tuple(value) for name, value in model.items() if isinstance(value, list)}
         lists["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
         return ModelSpec(**{**model, **lists})
     except TypeError as error:

@@ -3,6 +3,7 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.expressed import (
+    Allowed,
+    flag_setting,
+    not_expressed,
+    plain_values,
+)
+from megatron.checkpointing.hugging_face.network import spec_of
+from megatron.checkpointing.hugging_face.peft import without_adapters
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
@@ -19,6 +28,7 @@ from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
+from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.retro.checkpoints import core_name, retro_problems
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
@@ -33,20 +43,12 @@ _SAME_FLAGS = (
     *("use_rope_scaling", "rope_scaling_factor", "window_size", "init_method_std"),
 )
 """Arguments with the same name as a flag of the network."""
-_ONLY_HERE = (
-    ("--scale-embedding", "scaled_embedding", False),
-    ("--attention-bias", "attention_bias_apart", False),
-    ("--sandwich-norm", "sandwich_norm", False),
-    ("--query-pre-attn-scalar", "query_scalar", 0.0),
-    ("--attn-logit-softcapping", "attention_softcap", 0.0),
-    ("--final-logit-softcapping", "logit_softcap", 0.0),
-    ("--rotary-local-base", "rotary_local_base", 0.0),
-    ("--rope-scaling-type", "rope_rule", "llama3"),
-    ("--rope-low-freq-factor", "rope_low_freq_factor", 1.0),
-    ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),
-    ("--rope-original-max-position-embeddings", "rope_original_length", 8192),
+_BY_ARGUMENT = (
+    *("num_query_groups", "head_dim", "window", "embed_layernorm", "qk_layernorm"),
+    *("residual_after_norm", "linear_bias", "qkv_bias", "rotary_interpolation"),
 )
-"""Flags that Megatron-LM does not have, their fields in the plan, and the value it computes with."""
+"""Fields that other arguments express."""
+_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "liglu", "reglu")
 _TOKENIZER_FLAGS = (
     *("tokenizer_type", "vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"),
     "make_vocab_size_divisible_by",
@@ -172,15 +174,9 @@ def _problems(
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
     if model.get("retro_layers"):
         yield from retro_problems(model, pipeline=pipeline, flag=flags[1])
-    if model.get("parallel_residual"):
-        yield "Megatron-LM does not have --parallel-residual"
-    for flag, field, theirs in _ONLY_HERE:
-        if model.get(field, theirs) != theirs:
-            yield f"Megatron-LM has no {flag}: its files cannot express {field} {model[field]}"
-    if model["activation"] in ("relu", "geglu_tanh"):
-        yield f"Megatron-LM's files cannot express the activation {model['activation']}"
-    if model.get("relative_buckets"):
-        yield "Megatron-LM's files cannot express relative positions"
+    spec = without_adapters(spec_of({**model, "num_experts": ()}))
+    for field, value, _ in not_expressed(spec, _expressed(spec)):
+        yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
     has_decoder = model.get("num_decoder_layers", 0) > 0
     if has_decoder and pipeline > 1 and not first_decoder_stage(model, pipeline):
         yield (
@@ -201,6 +197,21 @@ def _problems(
         for size in sizes:
             if model[size] % parts:
                 yield f"{flag} {parts} does not divide {size} {model[size]}"
+
+
+def _expressed(spec: ModelSpec) -> Allowed:
+    """Return the values of fields that the arguments or weights of these files express."""
+    return {
+        **plain_values(spec),
+        "architecture": None,
+        "position_embedding": ("learned", "rotary", "alibi", "none"),
+        "normalization": ("LayerNorm", "RMSNorm"),
+        "activation": _ACTIVATIONS,
+        "attention_output_bias": None,
+        "attention_bias_apart": (False,),
+        **dict.fromkeys(_BY_ARGUMENT),
+        **dict.fromkeys(_form_of(asdict(spec)).expresses),
+    }
 
 
 def _keys(

@@ -9,6 +9,7 @@ from megatron.common.registry import NETWORKS, imported
 from megatron.config.networks.architecture import network_named
 from megatron.extensions.retro.checkpoints import (
     CROSS_ATTENTION,
+    EXPRESSED,
     RENAMED,
     retro_arguments,
     retro_flags,
@@ -23,6 +24,9 @@ class Form:
 
     renamed: ClassVar[Renamed] = ((r"^(encoder|transformer|decoder)\.", ""),)
     """From prefixes of parameter names there to those of version 3, in which an only stack has none."""
+
+    expresses: ClassVar[tuple[str, ...]] = ()
+    """Fields of ModelSpec that its files express beside those of a GPT."""
 
     def recognises(self, names: Collection[str]) -> bool:
         """Whether parameters of these names are those of this network and of no other."""
@@ -57,6 +61,8 @@ class GPTForm(Form):
 class BERTForm(Form):
     """BERT's heads."""
 
+    expresses = ("num_token_types", "binary_head", "head_activation")
+
     def recognises(self, names: Collection[str]) -> bool:
         """Whether there is a masked-LM head, or that of a task."""
         return any(name.startswith(("lm_head.dense.", "classification_head.")) for name in names)
@@ -82,6 +88,7 @@ class T5Form(Form):
     """T5's two stacks."""
 
     renamed: ClassVar[Renamed] = ((r"^(encoder|transformer)\.", ""),)
+    expresses = ("num_decoder_layers", "decoder_seq_length")
 
     def recognises(self, names: Collection[str]) -> bool:
         """Whether there is cross-attention of a decoder."""
@@ -115,6 +122,7 @@ class RetroForm(Form):
     """Retro, in the names of Megatron core."""
 
     renamed: ClassVar[Renamed] = RENAMED
+    expresses = EXPRESSED
 
     def recognises(self, names: Collection[str]) -> bool:
         """Whether there is chunked cross-attention."""

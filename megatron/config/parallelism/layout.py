@@ -60,8 +60,9 @@ class ParallelConfig:
     they would wait for others, which makes the bubble a third as long."""
 
     pp_partition_method: str = setting("type:transformer", plan="parallel.partition_method")
-    """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
-    matches, uniform balances their number, parameters their weights."""
+    """How the layers are divided into stages: type:REGEX balances the layers whose class name
+    matches, and type:transformer all transformer layers, whatever their class; uniform balances the
+    number of layers, parameters their weights."""
 
     pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
     """First stage of the decoder (pretrain_t5.py): the stages before it divide the encoder's layers
@@ -228,7 +229,7 @@ def parallel_problems(
             f"start a multiple of {replica}, as `deepspeed --num_gpus {replica} …` does, or lower "
             "one of them"
         )
-    if pipeline > num_layers:
+    if pipeline > num_layers and parallel.pp_partition_method in _COUNT_LAYERS:
         yield (
             f"--pipeline-model-parallel-size {pipeline} is more than --num-layers {num_layers}: "
             "a stage would have no layer"
@@ -426,6 +427,10 @@ def _context_problems(parallel: ParallelConfig) -> Iterator[str]:
             f"--ds-sequence-parallel-size {parallel.ds_sequence_parallel_size} both divide the "
             "sequence: take one of them out"
         )
+
+
+_COUNT_LAYERS = ("uniform", "parameters", "type:transformer")
+"""Partition methods that cannot make more stages than there are transformer layers."""
 
 
 def _partition_problems(method: str) -> Iterator[str]:

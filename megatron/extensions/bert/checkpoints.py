@@ -6,8 +6,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
-    Allowed,
     Family,
     HuggingFaceConfig,
     Modules,
@@ -16,12 +16,7 @@ from megatron.checkpointing.hugging_face.families.family import (
 )
 from megatron.checkpointing.hugging_face.tensor_mapping import QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
-from megatron.extensions.tasks.checkpoints import (
-    CLASS_KEYS,
-    LABEL_KEYS,
-    class_flags,
-    label_flags,
-)
+from megatron.extensions.tasks.checkpoints import CLASS_KEYS, LABEL_KEYS, class_flags, label_flags
 
 
 def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
@@ -35,7 +30,9 @@ def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 def _needs(_: ModelSpec) -> Allowed:
     return {
         "architecture": ("bert",),
+        "num_token_types": None,
         "binary_head": (True,),
+        "head_activation": None,  # see `computes`
         "activation": ("gelu_tanh", "gelu_erf"),
     }
 
@@ -153,7 +150,8 @@ def _downstream(
             "num_token_types": (2,),
             "num_outputs": (spec.num_outputs or 1,),
             "num_choices": (1,),
-            "first_token_head": (False,),
+            "labels": None,
+            "head_dropout": None,
             **needs(spec),
         },
         network={**_ENCODER, **network},

@@ -12,6 +12,7 @@ import yaml
 from torch import Tensor
 
 from megatron.checkpointing.export import Export
+from megatron.checkpointing.expressed import flag_setting, not_expressed, plain_values
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
@@ -44,6 +45,7 @@ def export_to_nemo(job: Export, folder: Path) -> str:
         WrongCheckpointError: NeMo has no such head.
     """
     spec, task = job.spec, _task_of(job.spec)
+    _require_expressed(spec)
     buffer = io.BytesIO()
     torch.save(_weights(job), buffer)
     vocabulary = {token: number for number, token in enumerate(job.tokenizer.vocabulary().tokens)}
@@ -83,6 +85,7 @@ def export_to_autoresume(job: Export, folder: Path) -> str:
         WrongCheckpointError: NeMo has no such head.
     """
     _task_of(job.spec)
+    _require_expressed(job.spec)
     state = job.manifest.state
     config = _model_config(job.spec, _pretrained_name(job))
     file = folder / _RANK / LAST
@@ -122,6 +125,27 @@ def _task_of(spec: ModelSpec) -> str:
     if spec.first_token_head:
         return "text-classification"
     return "token-classification" if spec.labels else "question-answering"
+
+
+def _require_expressed(spec: ModelSpec) -> None:
+    """Refuse a network that is not the Megatron BERT whose sizes NeMo's files have.
+
+    Raises:
+        WrongCheckpointError: lists the options that NeMo does not have.
+    """
+    allowed = {
+        **plain_values(spec),
+        **dict.fromkeys(("num_token_types", "num_outputs", "labels", "head_layers")),
+        **dict.fromkeys(("head_dropout", "first_token_head", "head_activation")),
+        "architecture": ("bert",),
+        "ffn_hidden_size": (4 * spec.hidden_size,),
+        "norm_epsilon": (1e-5,),
+        "layernorm_1p": (False,),
+    }
+    if problems := [
+        f"{name} {value} ({flag_setting(name)})" for name, value, _ in not_expressed(spec, allowed)
+    ]:
+        raise WrongCheckpointError(f"NeMo's files cannot express {', '.join(problems)}")
 
 
 def _weights(job: Export) -> dict[str, Tensor]:

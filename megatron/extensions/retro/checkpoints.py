@@ -44,6 +44,15 @@ _ARGUMENTS = {
 """Names of Megatron-LM's arguments by fields of ours."""
 
 
+EXPRESSED = (
+    *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
+    *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
+    # Of which `retro_problems` allows one value each.
+    *("retro_retrieved_length", "retro_attention_gate", "retro_normed_residual", "final_norm"),
+)
+"""Fields of ModelSpec in the arguments and weights of Megatron core."""
+
+
 def core_name(module: str) -> str:
     """Return the name of a parameter in Megatron core, in its layers without Transformer Engine.
 

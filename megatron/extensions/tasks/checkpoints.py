@@ -53,7 +53,7 @@ def decoder_classifier(family: Family) -> Family:
         needs=lambda spec: {
             **family.needs(spec),
             "num_outputs": (spec.num_outputs or 1,),
-            "num_choices": (1,),
+            "labels": None,
         },
         network={**decoder, "classification_head": "score"},
         objective="gpt-classification",

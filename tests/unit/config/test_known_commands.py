@@ -78,6 +78,23 @@ TR11_176B = """
     --data-impl mmap --distributed-backend nccl --num-workers 2 --valid-num-workers 0
     --deepspeed --deepspeed_config JSON --zero-stage 0 --deepspeed-activation-checkpointing
 """
+# 72 stages of 70 layers: the two embeddings count as well.
+TR13_176B_MTF = """
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size 72
+    --pp-partition-method type:transformer|embedding --num-layers 70 --hidden-size 14336
+    --num-attention-heads 112 --seq-length 2048 --max-position-embeddings 2048
+    --micro-batch-size 1 --global-batch-size 2048 --train-samples 6_348_800
+    --init-method-std 0.0048 --embed-layernorm --bf16 --seed 42
+    --position-embedding-type alibi --checkpoint-activations --pad-vocab-size-to 250880
+    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path bigscience/tokenizer
+    --optimizer adam --adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-8 --lr 2e-5
+    --lr-decay-style constant --lr-warmup-samples 0 --clip-grad 1.0 --weight-decay 1e-4
+    --log-interval 1 --save-interval 249 --save C --eval-interval 125 --eval-iters 10
+    --train-weighted-split-paths-path train.txt --valid-weighted-split-paths-path valid.txt
+    --deepspeed --deepspeed_config JSON --zero-stage 0
+"""
+TR13_176B_MTF_JSON = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 2048}
+
 TR11_176B_JSON = {
     "train_micro_batch_size_per_gpu": 2,
     "train_batch_size": 2048,
@@ -116,6 +133,7 @@ COMMANDS = {
     "CodeParrot": (CODEPARROT, {}, 16, 150_000),
     "tr1-13B": (TR1_13B, PIPELINE_AND_ZERO_JSON | {"train_batch_size": 1024}, 128, 311_541),
     "tr11-176B": (TR11_176B, TR11_176B_JSON, 384, 115_311),
+    "tr13-176B-mtf": (TR13_176B_MTF, TR13_176B_MTF_JSON, 288, 3_100),
     "ZeRO-3 of DeepSpeed's fork": (ZERO_3_OF_DEEPSPEED_FORK, ZERO_3_JSON, 16, 15_625),
 }
 """Each with its JSON, the number of its GPUs, and the steps that it takes."""

@@ -70,25 +70,26 @@ def with_small_buckets(config):
 def build(alone):
     """Return a function from flags to an engine with layers of some spread."""
 
-    def build_from(*flags, without=(), device="cpu", kernels=REFERENCE, optimizer=True):
+    def build_from(*flags, without=(), device="cpu", kernels=REFERENCE, optimizer=True, head=()):
         flags = ["--attention-dropout", "0", "--hidden-dropout", "0", *flags]
         plan = tiny_plan("--init-method-std", "0.3", *flags, without=without, device=device)
         rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
-        return build_engine(
-            gpt_steps(
+        steps = gpt_steps(
+            plan.model,
+            group=alone.tensor,
+            rng=rng,
+            mixed=plan.precision.is_mixed,
+            kernels=kernels,
+            core_attention=core_attention(
                 plan.model,
-                group=alone.tensor,
-                rng=rng,
-                mixed=plan.precision.is_mixed,
-                kernels=kernels,
-                core_attention=core_attention(
-                    plan.model,
-                    kernels,
-                    groups=alone,
-                    parallel=plan.parallel,
-                    recompute=plan.recompute,
-                ),
+                kernels,
+                groups=alone,
+                parallel=plan.parallel,
+                recompute=plan.recompute,
             ),
+        )
+        return build_engine(
+            [*steps, *head],
             loss=next_token_loss(alone.tensor),
             groups=alone,
             parallel=plan.parallel,

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError, ConfigError
+from megatron.model.layers.layer_list import Layer
 from megatron.model.loss import next_token_loss
 
 
@@ -228,3 +229,17 @@ def test_a_damaged_file_is_told(build, tmp_path, name, content):
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match="here"):
         build().load(tmp_path, "here", read=read_state)
+
+
+class Gate(torch.nn.Module):
+    """A head whose factor has no initial value."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.empty(1))
+
+
+@pytest.mark.parametrize("stage", ["0", "3"])
+def test_an_uninitialized_parameter_is_named_before_a_step_is_taken(build, stage):
+    with pytest.raises(ConfigError, match=r"no initial values: 8\.factor;"):
+        build("--global-batch-size", "2", "--zero-stage", stage, head=[Layer(Gate)])

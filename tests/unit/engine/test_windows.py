@@ -68,11 +68,15 @@ def test_every_stage_with_a_transformer_layer_is_accepted():
     _require_work(steps(), [0, 4, 9], "type:transformer")
 
 
+def test_embeddings_with_a_norm_are_enough_for_a_stage():
+    _require_work(steps(embed_layernorm=True), [0, 3, 5, 9], "type:transformer|embedding")
+
+
 @pytest.mark.parametrize(
     ("bounds", "output"),
     [
         ([0, 3, 9], "type:x leaves stage 0 \\(layers 0 to 2\\) without a transformer layer"),
-        ([0, 5, 9], "type:x leaves stage 1 \\(layers 5 to 8\\) without a transformer layer"),
+        ([0, 6, 9], "type:x leaves stage 1 \\(layers 6 to 8\\) without a transformer layer"),
         ([0, 4, 4, 9], "type:x leaves stage 1 "),
     ],
 )

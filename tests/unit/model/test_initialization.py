@@ -7,10 +7,11 @@ import torch
 from networks import gpt_steps
 from tiny import Shards, tiny_spec
 
-from megatron.model.initialization import initialise
+from megatron.common.errors import ConfigError
+from megatron.model.initialization import initialise, nan_in_empty_tensors
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import mark_initial, mark_residual, shard_of
 
 SIZES = {
     "num_layers": 2,
@@ -168,3 +169,32 @@ def test_16_bit_weights_are_the_rounded_32_bit_ones():
     initialise(half, seed=3, std=0.05, num_layers=2)
     for name, p in model.named_parameters():
         assert torch.equal(half.state_dict()[name], p.detach().bfloat16()), name
+
+
+class Marked(torch.nn.Module):
+    """Parameters with names that say nothing."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.out = mark_residual(torch.nn.Parameter(torch.empty(80, 80)))
+        self.inner = torch.nn.Parameter(torch.empty(80, 80))
+        self.table = mark_initial(torch.nn.Parameter(torch.ones(4, 2)), "constructed")
+        self.gate = torch.nn.Parameter(gate(3))
+
+
+def test_marks_decide_not_names():
+    with nan_in_empty_tensors():
+        model = Marked(torch.ones)
+    initialise(model, seed=1, std=1.0, num_layers=8)
+    assert float(model.out.std()) == pytest.approx(0.25, rel=0.1)
+    assert float(model.inner.std()) == pytest.approx(1, rel=0.1)
+    assert (model.table == 1).all() and (model.gate == 1).all()
+
+
+def test_a_parameter_without_initial_values_is_named():
+    assert not torch.are_deterministic_algorithms_enabled()
+    with nan_in_empty_tensors():
+        model = torch.nn.ModuleList([Marked(torch.ones), Marked(torch.empty)])
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(ConfigError, match=r"no initial values: 1\.gate; only matrices are drawn"):
+        initialise(model, seed=1, std=1.0, num_layers=8)

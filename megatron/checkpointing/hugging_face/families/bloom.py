@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from operator import attrgetter
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
-    Allowed,
     Family,
     HuggingFaceConfig,
 )

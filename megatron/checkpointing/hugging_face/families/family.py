@@ -6,19 +6,21 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from megatron.checkpointing.expressed import (
+    Allowed,
+    flag_setting,
+    not_expressed,
+    plain_values,
+)
 from megatron.checkpointing.hugging_face.network import parameters_of
 from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne, TensorMapping
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.flag_names import flag_of
 from megatron.config.network.model_spec import ModelSpec
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
-
-Allowed = Mapping[str, tuple[Any, ...] | None]
-"""Values of ModelSpec fields that an architecture has; None for all."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,10 @@ class Family:
 
     def problems(self, spec: ModelSpec) -> Iterator[str]:
         """Yield a message for each field of `spec` that this architecture cannot express."""
-        for name, allowed in {**plain_values(spec), **self.needs(spec)}.items():
-            value = getattr(spec, name)
-            if allowed is not None and value not in allowed:
-                known = " or ".join(str(one) for one in allowed)
-                yield f"{name} is {value}, and it has {known} ({_flag(name)})"
+        allowed = {**plain_values(spec), "activation": PLAIN_ACTIVATIONS, **self.needs(spec)}
+        for name, value, others in not_expressed(spec, allowed):
+            known = " or ".join(map(str, others))
+            yield f"{name} is {value}, and it has {known} ({flag_setting(name)})"
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
@@ -113,7 +114,7 @@ class Family:
         for key, entry in self.keys.items():
             value = config.get(key) if isinstance(entry, str) else None
             if value is not None and value is not False:
-                yield _flag(str(entry))
+                yield flag_setting(str(entry))
                 yield from () if value is True else (str(value),)
         yield from self.flags_of(config)
 
@@ -165,66 +166,6 @@ def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> A
     if isinstance(entry, str):
         return getattr(spec, entry)
     return entry(spec) if callable(entry) else entry
-
-
-def plain_values(spec: ModelSpec) -> Allowed:
-    """Return the values of ModelSpec fields in an architecture that lists no others."""
-    return {
-        "architecture": ("gpt",),
-        "attention": ("",),
-        "position_embedding": ("learned",),
-        "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
-        "rotary_local_base": (0.0,),
-        "window": (0,),
-        "normalization": ("LayerNorm",),
-        "embed_layernorm": (False,),
-        "scaled_embedding": (False,),
-        "qk_layernorm": (False,),
-        "sandwich_norm": (False,),
-        "residual_after_norm": (False,),
-        "parallel_residual": (False,),
-        "activation": PLAIN_ACTIVATIONS,
-        "linear_bias": (True,),
-        "attention_output_bias": (True,),
-        "qkv_bias": (spec.attention_output_bias,),
-        "num_query_groups": (spec.num_attention_heads,),
-        "head_dim": (spec.hidden_size / spec.num_attention_heads,),
-        "query_scalar": (0.0,),
-        "attention_softcap": (0.0,),
-        "logit_softcap": (0.0,),
-        "num_experts": ((),),
-        "residual_experts": (False,),
-        "shared_expert_ffn_hidden_size": (0,),
-        "shared_expert_gate": (False,),
-        "router_score": ("softmax",),
-        "router_normalises": (False,),
-        "router_scale": (1.0,),
-        "router_bias": (False,),
-        "router_groups": (0,),
-        "router_groups_per_token": (0,),
-        "num_outputs": (0,),
-        "num_choices": (1,),
-    }
-
-
-_SET_BY = {
-    "architecture": "the script that trained it",
-    "rotary_dim": "--rotary-percent",
-    "window": "--window-size",
-    "activation": "--gelu, --glu-activation, --relu, --squared-relu",
-    "qkv_bias": "--add-qkv-bias, --attention-bias",
-    "attention_output_bias": "--attention-bias",
-    "num_experts": "--num-experts",
-    "residual_experts": "--mlp-type",
-    "router_normalises": "--moe-router-pre-softmax, --topk",
-    "num_token_types": "--bert-no-binary-head",
-}
-"""What sets the fields of which no flag has the value."""
-
-
-def _flag(name: str) -> str:
-    """Return the flag that sets a field of ModelSpec."""
-    return _SET_BY.get(name) or flag_of(f"model.{name}") or name
 
 
 ACTIVATIONS = {

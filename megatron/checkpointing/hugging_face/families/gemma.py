@@ -8,8 +8,8 @@ other rotary positions in the layers with a window.
 from collections.abc import Iterator
 from typing import Any
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
-    Allowed,
     Family,
     HuggingFaceConfig,
     bias_flags,

@@ -3,20 +3,25 @@
 from collections.abc import Iterator
 from operator import attrgetter
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
-    Allowed,
     Family,
     HuggingFaceConfig,
     activation_flags,
     activation_name,
     bias_flags,
 )
-from megatron.checkpointing.hugging_face.families.rotary import rope_scaling_config, rotary_flags
+from megatron.checkpointing.hugging_face.families.rotary import (
+    EXPRESSED,
+    rope_scaling_config,
+    rotary_flags,
+)
 from megatron.config.network.model_spec import ModelSpec
 
 
 def _needs(spec: ModelSpec) -> Allowed:
     return {
+        **EXPRESSED,
         "position_embedding": ("rotary",),
         "attention_output_bias": None,
         "parallel_residual": None,

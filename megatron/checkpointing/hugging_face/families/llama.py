@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
-    Allowed,
     Family,
     HuggingFaceConfig,
     Modules,
@@ -18,7 +18,11 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_name,
     bias_flags,
 )
-from megatron.checkpointing.hugging_face.families.rotary import rope_scaling_config, rotary_flags
+from megatron.checkpointing.hugging_face.families.rotary import (
+    EXPRESSED,
+    rope_scaling_config,
+    rotary_flags,
+)
 from megatron.checkpointing.hugging_face.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
 
@@ -28,6 +32,7 @@ _WINDOW, _FULL = "sliding_attention", "full_attention"
 def common_needs(spec: ModelSpec) -> Allowed:
     """Return the values that all of these architectures have."""
     return {
+        **EXPRESSED,
         "position_embedding": ("rotary",),
         "rotary_dim": (spec.head_dim,),
         "normalization": ("RMSNorm",),

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
-    Allowed,
     Family,
     HuggingFaceConfig,
     Modules,

@@ -3,9 +3,18 @@
 import math
 from typing import Any
 
+from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import HuggingFaceConfig
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
+
+EXPRESSED: Allowed = dict.fromkeys(
+    (
+        *("rope_rule", "rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length"),
+        *("rope_attention_factor", "rope_truncation"),
+    )
+)
+"""Fields of any value, because `rope_scaling_config` has them."""
 
 _LLAMA_3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 

@@ -1,0 +1,83 @@
+"""What another program's files express of a network: every other option is refused, by default."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from megatron.config.flag_names import flag_of
+from megatron.config.network.model_spec import ModelSpec
+
+Allowed = Mapping[str, tuple[Any, ...] | None]
+"""Values of ModelSpec fields that files express; None for all."""
+
+_EVERYWHERE = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length"),
+    *("max_position_embeddings", "vocab_size", "padded_vocab_size", "norm_epsilon", "layernorm_1p"),
+    *("tied_embeddings", "attention_dropout", "hidden_dropout"),
+    # What only training computes with, and fields that others decide.
+    *("query_key_layer_scaling", "fp32_residual", "init", "init_std", "padded_vocab_in_softmax"),
+    *("attention_bias_apart", "full_attention_layers", "expert_ffn_hidden_size"),
+    "experts_per_token",
+    # Zero or neutral without rotary positions.
+    *("rotary_dim", "rotary_base", "rope_scaling"),
+)
+"""Fields of any value, unless a format says otherwise."""
+
+
+def plain_values(spec: ModelSpec) -> Allowed:
+    """Return the values of a plain network's fields, for a format that names no others.
+
+    A field that is not mentioned here has its default, so that a new one is refused until a format
+    names it.
+    """
+    defaults = {each.name: (each.default,) for each in fields(spec) if each.default is not MISSING}
+    return {
+        **defaults,
+        **dict.fromkeys(_EVERYWHERE),
+        "position_embedding": ("learned",),
+        "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
+        "window": (0,),
+        "normalization": ("LayerNorm",),
+        "embed_layernorm": (False,),
+        "qk_layernorm": (False,),
+        "residual_after_norm": (False,),
+        "activation": ("gelu_tanh", "gelu_erf"),
+        "linear_bias": (True,),
+        "attention_output_bias": (True,),
+        "qkv_bias": (spec.attention_output_bias,),
+        "num_query_groups": (spec.num_attention_heads,),
+        "head_dim": (spec.hidden_size / spec.num_attention_heads,),
+    }
+
+
+def not_expressed(spec: ModelSpec, allowed: Allowed) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Yield each field with a value that files do not express, with it and those that they do.
+
+    Args:
+        allowed: a value for each field of `spec`: `plain_values` and changes of it.
+    """
+    for name, values in allowed.items():
+        value = getattr(spec, name)
+        if values is not None and value not in values:
+            yield name, value, values
+
+
+_SET_BY = {
+    "architecture": "the script that trained it",
+    "rotary_dim": "--rotary-percent",
+    "window": "--window-size",
+    "activation": "--gelu, --glu-activation, --relu, --squared-relu",
+    "qkv_bias": "--add-qkv-bias, --attention-bias",
+    "attention_output_bias": "--attention-bias",
+    "attention_bias_apart": "--attention-bias",
+    "num_experts": "--num-experts",
+    "residual_experts": "--mlp-type",
+    "router_normalises": "--moe-router-pre-softmax, --topk",
+    "num_token_types": "--bert-no-binary-head",
+}
+"""What sets the fields of which no flag has the value."""
+
+
+def flag_setting(name: str) -> str:
+    """Return the flag that sets a field of ModelSpec, or the field if there is none."""
+    return _SET_BY.get(name) or flag_of(f"model.{name}") or name

@@ -1,0 +1,143 @@
+"""Partition of a network's list of layers into pipeline stages."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+
+from megatron.common.errors import ConfigError
+from megatron.config.networks.architecture import Entry
+from megatron.config.parallelism.layout import ParallelPlan
+
+LAYER = "transformer"
+"""What --pp-partition-method type:REGEX matches for every transformer layer, whatever its class."""
+
+_ENCODER_NORM = "EncoderNormPipe"
+
+
+def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]:
+    """Return the index of the first entry of each part, and the number of entries.
+
+    With type:REGEX, the entries behind the last transformer layer stay together, so that the final
+    norm is on the stage of the head.
+
+    Args:
+        method: as --pp-partition-method.
+        entries: for the method "parameters" with their weights.
+        parts: pipeline stages, or chunks of all.
+
+    Raises:
+        ConfigError: no entry matches type:REGEX; lists their names.
+    """
+    weights = tuple(unit_weights(method, entries))
+    if set(weights) == {1}:
+        return _even(len(weights), parts)
+    bounds = balanced(weights, parts)
+    if not method.startswith("type:"):
+        return bounds
+    head = max((i for i, entry in enumerate(entries) if entry.kind == "block"), default=0) + 1
+    return [*(min(bound, head) for bound in bounds[:-1]), bounds[-1]]
+
+
+def unit_weights(method: str, entries: Sequence[Entry]) -> list[int]:
+    """Return what a partition method counts of each entry.
+
+    Raises:
+        ConfigError: no entry matches type:REGEX; lists their names.
+    """
+    if method == "uniform":
+        return [1] * len(entries)
+    if not method.startswith("type:"):
+        return [entry.weights.total for entry in entries]
+    pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+    weights = [int(any(map(pattern.search, _names(entry)))) for entry in entries]
+    if not any(weights):
+        names = sorted({entry.name for entry in entries})
+        raise ConfigError(
+            f"--pp-partition-method {method} matches no layer; there are {', '.join(names)}; "
+            f"type:{LAYER} matches all transformer layers"
+        )
+    return weights
+
+
+def _names(entry: Entry) -> tuple[str, ...]:
+    return (entry.name, LAYER) if entry.kind == "block" else (entry.name,)
+
+
+def stage_problems(
+    parallel: ParallelPlan, entries: Sequence[Entry], layers_only: Mapping[str, bool]
+) -> Iterator[str]:
+    """Yield why type:REGEX cannot divide a network into the stages of a pipeline.
+
+    Args:
+        layers_only: by flag, whether it trains some weights of transformer layers in a way of their
+            own, so that each stage needs one.
+    """
+    method, parts = parallel.partition_method, parallel.pipeline * parallel.chunks
+    if parallel.pipeline == 1 or parallel.split_rank or not method.startswith("type:"):
+        return
+    units = sum(unit_weights(method, entries))
+    if parts > units:
+        yield (
+            f"--pipeline-model-parallel-size {parallel.pipeline} makes {parts} stages or chunks, and "
+            f"--pp-partition-method {method} counts {units} layers: one would be empty"
+        )
+        return
+    bounds = stage_bounds(method, entries, parts)
+    kinds = [{each.kind for each in entries[start:stop]} for start, stop in pairwise(bounds)]
+    if empty := [number for number, found in enumerate(kinds) if "block" not in found]:
+        for flag in (flag for flag, is_given in layers_only.items() if is_given):
+            yield (
+                f"{flag} needs a transformer layer on each stage, and --pp-partition-method {method} "
+                f"leaves stage {empty[0]} without one: write type:{LAYER}, or fewer stages"
+            )
+
+
+def split_bounds(entries: Sequence[Entry], stages: int, split: int) -> list[int]:
+    """Return the bounds of stages where the decoder begins at the stage `split`.
+
+    Stages of the encoder have as many of its layers each, and so have those of the decoder.
+    """
+    blocks = [index for index, entry in enumerate(entries) if entry.kind == "block"]
+    decoder = [entry.name for entry in entries].index(_ENCODER_NORM) + 1
+    front, rear = ([i for i in blocks if (i < decoder) is first] for first in (True, False))
+    front, rear = front[:: len(front) // split], rear[:: len(rear) // (stages - split)]
+    return [0, *front[1:], decoder, *rear[1:], len(entries)]
+
+
+def _even(items: int, parts: int) -> list[int]:
+    """Return bounds of parts of equal length; the first ones take what is left over."""
+    size, rest = divmod(items, parts)
+    return [part * size + min(part, rest) for part in range(parts + 1)]
+
+
+@cache
+def balanced(weights: tuple[int, ...], parts: int) -> list[int]:
+    """Return the bounds that make the heaviest part least heavier than the lightest.
+
+    Ties fall as in DeepSpeed, whose stages these have to be: to the latest cut.
+
+    Source: DeepSpeed's `partition_balanced`.
+    """
+    count = len(weights)
+    if count <= parts:
+        return [min(part, count) for part in range(parts + 1)]
+    sums = [0, *accumulate(weights)]
+    # By number of parts: {end: (heaviest, lightest, where the last part begins)}.
+    best: list[dict[int, tuple[float, float, int]]] = [{0: (0, float("inf"), 0)}]
+    for _ in range(parts):
+        before = best[-1]
+        found: dict[int, tuple[float, float, int]] = {}
+        for end in range(len(best), count + 1):
+            for cut, (heaviest, lightest, _) in before.items():
+                if cut >= end:
+                    break
+                last = sums[end] - sums[cut]
+                high, low = max(heaviest, last), min(lightest, last)
+                if end not in found or found[end][0] - found[end][1] >= high - low:
+                    found[end] = high, low, cut
+        best.append(found)
+    bounds = [count]
+    for choices in reversed(best[1:]):
+        bounds.append(choices[bounds[-1]][2])
+    return bounds[::-1]

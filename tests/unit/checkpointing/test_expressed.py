@@ -1,0 +1,165 @@
+"""An option of a network that an exporter does not name is refused, whatever the option is."""
+
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any
+
+import pytest
+from golden_files import require_golden
+from tiny import tiny_spec
+
+from megatron.checkpointing.expressed import not_expressed, plain_values
+from megatron.checkpointing.hugging_face.families.registry import FAMILIES
+from megatron.checkpointing.megatron_lm import megatron_files
+from megatron.checkpointing.megatron_lm.networks import form_of
+from megatron.common.errors import WrongCheckpointError
+from megatron.common.registry import EXPORTERS
+from megatron.config.data.objective import declaration_of
+from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.nemo.checkpoints_export import _require_expressed
+
+TRAINING = {
+    *("attention_dropout", "hidden_dropout", "fp32_residual", "init", "init_std"),
+    *("query_key_layer_scaling", "padded_vocab_in_softmax", "seq_length"),
+}
+"""Fields that the logits of a trained network do not depend on."""
+PLAIN = {"num_layers": 3, "ffn_hidden_size": 32, "query_key_layer_scaling": True}
+OF_BERT = {
+    "architecture": "bert",
+    "num_token_types": 2,
+    "num_outputs": 3,
+    "labels": ("a", "b", "c"),
+    "head_layers": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extended(ModelSpec):
+    """A network with an option that is added later."""
+
+    embedding_multiplier: float = 1.0
+
+
+def refused(problems: Any, name: str) -> bool:
+    return any(name in problem for problem in problems)
+
+
+def of_megatron(spec: ModelSpec) -> list[str]:
+    allowed = megatron_files._expressed(spec)
+    return [name for name, *_ in not_expressed(spec, allowed)]
+
+
+def of_nemo(spec: ModelSpec) -> list[str]:
+    try:
+        _require_expressed(spec)
+    except WrongCheckpointError as error:
+        return [str(error)]
+    return []
+
+
+EXPORTED = {each.architecture: each for each in FAMILIES} | {"Megatron-LM": None, "NeMo": None}
+
+
+def problems_of(exporter: str, made: Any = ModelSpec, **changes: Any) -> list[str]:
+    """Return what an exporter says of a network that is plain but for `changes`."""
+    family, own = EXPORTED[exporter], OF_BERT if exporter == "NeMo" else {}
+    if family:
+        own = {"architecture": declaration_of(family.objective).network}
+    spec = made(**{**asdict(tiny_spec(**PLAIN)), **own, **changes})
+    if family:
+        return [*family.problems(spec)]
+    return of_nemo(spec) if exporter == "NeMo" else of_megatron(spec)
+
+
+@pytest.mark.parametrize("exporter", EXPORTED)
+def test_a_later_option_is_refused_unless_it_has_its_default(exporter):
+    assert problems_of(exporter, Extended) == problems_of(exporter)
+    changed = problems_of(exporter, Extended, embedding_multiplier=12.0)
+    assert refused(changed, "embedding_multiplier")
+
+
+def other_value(each: Any) -> Any:
+    """Return a value that a field does not have by default."""
+    match each.default:
+        case bool() as value:
+            return not value
+        case int() | float() as value:
+            return value + 4
+        case str():
+            return "another"
+        case ():
+            return (("flag", 1),) if each.name == "own_flags" else (2, 2, 2)
+
+
+WITH_DEFAULTS = [each for each in fields(ModelSpec) if each.default is not MISSING]
+
+
+@pytest.mark.parametrize("each", WITH_DEFAULTS, ids=lambda each: each.name)
+def test_every_field_is_refused_by_the_plain_exporter(each):
+    """A format that names nothing refuses all but what training alone or another field decides."""
+    spec = replace(tiny_spec(), **{each.name: other_value(each)})
+    decided_by = {
+        "attention_bias_apart": "attention_output_bias",
+        "full_attention_layers": None,  # of layers with a window
+        "experts_per_token": None,  # of layers with experts
+        "expert_ffn_hidden_size": None,
+        **dict.fromkeys(TRAINING),
+    }
+    names = [name for name, *_ in not_expressed(spec, plain_values(spec))]
+    expected = decided_by.get(each.name, each.name)
+    assert (expected in names) if expected else names == []
+
+
+def test_which_options_each_exporter_accepts():
+    """Of each field with a default, whether another value passes."""
+    lines = []
+    for exporter in EXPORTED:
+        accepted = [
+            each.name
+            for each in WITH_DEFAULTS
+            if each.name != "architecture"
+            and not refused(problems_of(exporter, **{each.name: other_value(each)}), each.name)
+        ]
+        lines.append(f"{exporter}: {' '.join(accepted)}")
+    require_golden("exported_options.txt", "\n".join(lines) + "\n")
+
+
+def test_every_field_has_values_in_a_plain_network():
+    spec = tiny_spec()
+    assert {each.name for each in fields(ModelSpec)} <= {*plain_values(spec)}
+    assert [*not_expressed(spec, plain_values(spec))] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"attention": "mine"}, "attention"),
+        ({"activation": "mine"}, "activation"),
+        ({"position_embedding": "mine"}, "position_embedding"),
+        ({"normalization": "mine"}, "normalization"),
+        ({"own_flags": (("f", 1),)}, "own_flags"),
+        ({"scaled_embedding": True}, "scaled_embedding"),
+        ({"attention_bias_apart": True}, "attention_bias_apart"),
+        ({"rope_attention_factor": 2.0}, "rope_attention_factor"),
+        ({"num_outputs": 2}, "num_outputs"),
+    ],
+)
+def test_parts_of_plugins_and_what_megatron_lacks_are_refused_there(changes, name):
+    assert of_megatron(tiny_spec()) == []
+    assert of_megatron(tiny_spec(**changes)) == [name]
+
+
+def test_megatron_s_forms_name_fields_of_their_networks():
+    names = {each.name for each in fields(ModelSpec)}
+    for network in ("gpt", "bert", "t5", "retro"):
+        assert {*form_of(network).expresses} <= names
+
+
+def test_nemo_has_a_bert_of_fixed_form():
+    spec = tiny_spec(**OF_BERT, norm_epsilon=1e-5)
+    assert of_nemo(spec) == []
+    for changes in ({"ffn_hidden_size": 16}, {"activation": "swiglu"}, {"qk_layernorm": True}):
+        assert refused(of_nemo(replace(spec, **changes)), next(iter(changes)))
+
+
+def test_these_exporters_are_the_ones_tested():
+    assert {*EXPORTERS} == {"transformers", "nemo", "nemo-autoresume", "safetensors"}
