@@ -36,7 +36,6 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import (
     Architecture,
     Service,
-    imported,
     network_named,
     network_of,
 )
@@ -122,7 +121,7 @@ def load_model(
     groups = _inference_groups(parallel, replicas, device, master_address(launch))
     graphs = options.decode_graphs and not network.retrieves
     with source.weights() as full:
-        runner: ModelRunner = imported(network.runner_in)(
+        runner = ModelRunner(
             _with_equal_shards(spec, groups),
             full.parameters,
             groups=groups,
@@ -171,7 +170,7 @@ class PreparedProcess:
         """
         with source.weights() as full:
             return runner(
-                self.spec,
+                _with_equal_shards(self.spec, self.groups),
                 full.parameters,
                 groups=self.groups,
                 dtype=self.dtype,

@@ -1,6 +1,6 @@
 """Interfaces of BERT (POST /fill-mask, POST /embeddings) and T5 (POST /text-to-text)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -9,8 +9,9 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from megatron.common.errors import raise_if_any
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.encoder_decoder import Generated
+from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.masked_lm import Assessment, MaskedLM, MaskedLMRequest, mask_notice
 from megatron.inference.loading.text_to_text import TextToText
 from megatron.inference.server.app import Interface
@@ -129,17 +130,26 @@ def text_to_text_interface(model: TextToText) -> Interface:
         async def text_to_text(body: TextToTextBody, http: HTTPRequest) -> JSONResponse:
             most = body.max_new_tokens or _usual_new_tokens(model, served)
             raise_if_any(_text_to_text_problems(served, model, body, most))
-            request = model.request(
+            requests = model.requests(
                 body.texts,
                 seeds=served.seeds(body.seed, len(body.texts)),
                 max_new_tokens=most,
                 sampling=served.sampling_of(body.temperature, body.top_k, body.top_p),
-                beam_width=body.beam_width,
-                length_penalty=body.length_penalty,
             )
-            raise_if_any(served.limit_problems(request.sources, most, body.beam_width or 1))
-            found: list[Generated] = await _results(http, served, request)
-            outputs = [model.output(*pair) for pair in zip(request.sources, found, strict=True)]
+            sources = [source for request in requests for source in request.contexts]
+            raise_if_any(served.limit_problems(sources, most, body.beam_width or 1))
+            found: Sequence[Completion | Beam]
+            if body.beam_width is None:
+                found = await _completions(http, served, requests)
+            else:
+                found = [
+                    (await _results(http, served, search))[0]
+                    for search in (
+                        BeamSearchRequest.of(request, body.beam_width, body.length_penalty)
+                        for request in requests
+                    )
+                ]
+            outputs = map(model.output, requests, found)
             results = [
                 {"text": one.text, "filled": one.filled, "finished": one.is_finished}
                 for one in outputs
@@ -159,6 +169,16 @@ async def _results(
     return await while_connected(http, run)
 
 
+async def _completions(
+    http: HTTPRequest, served: ServedModel, requests: Sequence[Request]
+) -> list[Completion]:
+    async def run() -> list[Completion]:
+        with PendingRequests(served.engine_thread, requests) as pending:
+            return await pending.completions()
+
+    return await while_connected(http, run)
+
+
 def _fill_mask_result(text: str, found: Assessment) -> Record:
     is_scored = found.log_likelihood is not None
     return {
@@ -174,7 +194,7 @@ def _fill_mask_result(text: str, found: Assessment) -> Record:
 
 
 def _usual_new_tokens(model: TextToText, served: ServedModel) -> int:
-    return min(model.runner.spec.decoder_seq_length, served.limits.new_tokens)
+    return min(model.spec.decoder_seq_length, served.limits.new_tokens)
 
 
 def _text_to_text_problems(
@@ -189,8 +209,8 @@ def _text_to_text_problems(
         if body.length_penalty != 1:
             yield "length_penalty: is for beam_width"
         return
-    if body.beam_width > model.rows:
-        yield f"beam_width: {body.beam_width} is more than --micro-batch-size {model.rows}"
+    if body.beam_width > model.engine.rows:
+        yield f"beam_width: {body.beam_width} is more than --micro-batch-size {model.engine.rows}"
     sampled = {"temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
     if given := [name for name, value in sampled.items() if value is not None]:
         yield f"beam_width: does not go with {', '.join(given)}"
