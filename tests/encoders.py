@@ -75,7 +75,9 @@ def random_weights(spec: ModelSpec, *, std: float = 0.7) -> dict[str, ParameterS
 
 
 def t5_engine(spec: ModelSpec = T5_SPEC, *, rows: int = 1, groups: Groups | None = None) -> Engine:
-    runner = ModelRunner(spec, random_weights(spec), rows=rows, **_parts(groups))
+    runner = ModelRunner(
+        spec, random_weights(spec), rows=rows, packs_weights=False, **_parts(groups)
+    )
     return Engine(runner, rows=rows)
 
 

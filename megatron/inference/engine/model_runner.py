@@ -65,6 +65,7 @@ class ModelRunner:
             CPUs, which compute what they read).
         capture: captures decode steps of rounded shapes, to replay them (default: steps run as
             they are).
+        packs_weights: whether weights on CPUs are packed for decode steps, see `pack_weights`.
 
     Raises:
         CheckpointError: the weights are not those of `spec`.
@@ -85,6 +86,7 @@ class ModelRunner:
         control: dist.ProcessGroup | None = None,
         key_rounding: int | None = None,
         capture: Capture | None = None,
+        packs_weights: bool = True,
     ):
         self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
         self.rows, self.sees_prefix = rows, sees_prefix
@@ -110,7 +112,8 @@ class ModelRunner:
         if self.states and limit:
             self.states.reserve(limit)
         fill_parameters(model, weights)
-        pack_weights(model)
+        if packs_weights:
+            pack_weights(model)
         self.model = model.eval()
         end = steps.index(to_batch_first)
         self._body, self._head = model.calls[:end], model.calls[end + 1 :]

@@ -172,7 +172,8 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
     """
     process = prepare_encoder(source, "texts", options)
     rows = max(source.config.training.micro_batch_size, options.beam_width or 0)
-    runner = process.build(partial(ModelRunner, rows=rows), source)
+    # Packed weights make single texts slower.
+    runner = process.build(partial(ModelRunner, rows=rows, packs_weights=False), source)
     engine = Engine(runner, rows=rows, tokenizer=process.tokenizer)
     return TextToText(engine, process.tokenizer), process.is_first
 
