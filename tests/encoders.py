@@ -11,11 +11,10 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, uns
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.bert.inference import MaskedLM
 from megatron.extensions.bert.layers import bert_layers
-from megatron.extensions.retro.inference import RetroRunner
 from megatron.extensions.t5.inference import TextToText
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.encoder_decoder import EncoderDecoderRunner
 from megatron.inference.engine.encoder_runner import EncoderRunner
+from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
@@ -51,7 +50,7 @@ RETRO_PROMPTS = [
 RETRO_REQUESTS = [
     Request(
         prompt=tuple(prompt),
-        neighbors=tuple(map(tuple, neighbors)),
+        contexts=tuple(map(tuple, neighbors)),
         max_new_tokens=5 - number % 2,
         sampling=SamplingParams(greedy=True),
         logprobs=True,
@@ -75,8 +74,11 @@ def random_weights(spec: ModelSpec, *, std: float = 0.7) -> dict[str, ParameterS
     }
 
 
-def t5_runner(spec: ModelSpec = T5_SPEC, groups: Groups | None = None) -> EncoderDecoderRunner:
-    return EncoderDecoderRunner(spec, random_weights(spec), **_parts(groups))
+def t5_engine(spec: ModelSpec = T5_SPEC, *, rows: int = 1, groups: Groups | None = None) -> Engine:
+    runner = ModelRunner(
+        spec, random_weights(spec), rows=rows, packs_weights=False, **_parts(groups)
+    )
+    return Engine(runner, rows=rows)
 
 
 def bert_runner(spec: ModelSpec = BERT_SPEC, groups: Groups | None = None) -> EncoderRunner:
@@ -92,7 +94,7 @@ def retro_engine(
     groups: Groups | None = None,
 ) -> Engine:
     cache = 0 if recompute else rows
-    runner = RetroRunner(spec, random_weights(spec), rows=cache, **_parts(groups))
+    runner = ModelRunner(spec, random_weights(spec), rows=cache, **_parts(groups))
     return Engine(runner, rows=rows, recompute=recompute)
 
 
@@ -111,7 +113,7 @@ def _parts(groups: Groups | None) -> dict[str, Any]:
 
 
 def text_to_text(folder: Path, spec: ModelSpec = T5_SPEC, *, rows: int = 1) -> TextToText:
-    return TextToText(t5_runner(spec), tokenizer_in(folder, extra_ids=3), rows=rows)
+    return TextToText(t5_engine(spec, rows=rows), tokenizer_in(folder, extra_ids=3))
 
 
 def masked_lm(folder: Path) -> MaskedLM:

@@ -29,14 +29,18 @@ def main(argv: Sequence[str]) -> None:
     from megatron.extensions.t5.inference import generate_texts, load_text_to_text
 
     model, is_first = load_text_to_text(source, options)
-    outputs = generate_texts(model, texts, options, seed=source.config.training.seed)
-    for text, generated in zip(texts, outputs, strict=True):  # by all ranks, in step
-        if not is_first:
-            continue
-        print(text)
-        print(f"  output: {generated.text}{'' if generated.is_finished else ' ...'}")
-        if generated.filled is not None:
-            print(f"  filled: {generated.filled}")
+    if not is_first:
+        model.engine.follow()
+        return
+    try:
+        outputs = generate_texts(model, texts, options, seed=source.config.training.seed)
+        for text, generated in zip(texts, outputs, strict=True):
+            print(text)
+            print(f"  output: {generated.text}{'' if generated.is_finished else ' ...'}")
+            if generated.filled is not None:
+                print(f"  filled: {generated.filled}")
+    finally:
+        model.engine.close()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
-from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_input import LayerInput, PassInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.parts import LayerParts
@@ -57,6 +57,14 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         to_batch_first,
         norm_layer(spec, kernels=parts.kernels),
     ]
+
+
+def gpt_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
+    """Return the batch of a pass of generation."""
+    batch = {"tokens": tokens.tokens, "positions": tokens.positions}
+    if tokens.attention_span is not None:
+        batch["attention_span"] = tokens.attention_span
+    return batch
 
 
 def _head(spec: ModelSpec, parts: LayerParts) -> Layer:

@@ -22,18 +22,17 @@ from encoders import (
     answers_of,
     bert_runner,
     retro_engine,
-    t5_runner,
+    t5_engine,
     tokenizer_in,
 )
 from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.extensions.bert.inference import MaskedLM
+from megatron.extensions.bert.inference import MaskedLM, MaskedLMRequest
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.encoder_decoder import TextToTextRequest
-from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
+from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
 from megatron.inference.loading.loaded_model import lone_groups
@@ -187,26 +186,35 @@ RELATIVE = replace(
     **{"position_embedding": "relative", "relative_buckets": 4, "relative_max_distance": 5},
     **{"padded_vocab_size": 14, "num_query_groups": 2},
 )
-T5_REQUEST = TextToTextRequest(
-    sources=((A, B, C), (D,), (C, SENTINEL)),
-    **{"bos": BOS, "eos": EOS, "max_new_tokens": 5, "seeds": ("1", "2", "3"), "rows": 2},
-)
 T5_REQUESTS = [
-    replace(T5_REQUEST, sampling=SamplingParams(greedy=True)),
-    replace(T5_REQUEST, sampling=SamplingParams(temperature=2.0)),
-    replace(T5_REQUEST, beam_width=3),
+    Request(
+        prompt=(BOS,),
+        contexts=(source,),
+        max_new_tokens=5,
+        sampling=sampling,
+        seed=seed,
+        stop_tokens=frozenset({EOS}),
+    )
+    for sampling in (SamplingParams(greedy=True), SamplingParams(temperature=2.0))
+    for source, seed in (((A, B, C), "1"), ((D,), "2"), ((C, SENTINEL), "3"))
 ]
+
+
+def texts_of(engine: Engine) -> list[tuple[int, ...]]:
+    """Return what a T5 generates, the texts of beam searches last."""
+    sampled = [done.tokens for done in engine.generate(T5_REQUESTS)]
+    searches = [BeamSearchRequest.of(request, 3, 1.0) for request in T5_REQUESTS[:3]]
+    return sampled + [engine.run_alone(search)[0].tokens for search in searches]
 
 
 def inferred(folder: Path, groups: Groups) -> tuple[list[Any], list[float]]:
     """Return texts and numbers that one process, or all of `groups` in step, infer."""
-    t5, odd = t5_runner(RELATIVE, groups), replace(BERT_SPEC, padded_vocab_size=11)
+    odd = replace(BERT_SPEC, padded_vocab_size=11)
     model = MaskedLM(bert_runner(odd, groups), tokenizer_in(folder))
     (filled,) = model.fill("a b [MASK] c", 3)
-    texts = [run_to_end(request.run(t5)) for request in T5_REQUESTS]
     numbers = [each.probability for each in filled]
     numbers += [*model.score("a b c"), model.in_order("a\tb c") or 0.0]
-    return [*texts, *(each.token for each in filled)], numbers
+    return [each.token for each in filled], numbers
 
 
 def infer_together(rank: int, expected: dict[str, Any]) -> None:
@@ -218,18 +226,27 @@ def infer_together(rank: int, expected: dict[str, Any]) -> None:
     )
     assert own_texts == texts
     assert own_numbers == pytest.approx(numbers, rel=1e-4)
-    engine, retro = SerialEngine(t5_runner(RELATIVE, groups)), retro_engine(groups=groups)
+    t5, retro = t5_engine(RELATIVE, rows=3, groups=groups), retro_engine(groups=groups)
+    masked = MaskedLM(bert_runner(groups=groups), tokenizer_in(expected["folder"]))
+    bert = SerialEngine(masked.runner, masked)
     if rank:
         retro.follow()
-        engine.follow()
+        t5.follow()
+        bert.follow()
         return
     for own, alone in zip(answers_of(retro), expected["retro"], strict=True):
         assert own == (alone[0], pytest.approx(alone[1], abs=1e-4))
     retro.close()
-    engine.step()
-    assert engine.run_alone(T5_REQUESTS[0], lambda: False) == []
-    assert [engine.run_alone(each) for each in T5_REQUESTS] == texts[:3]
-    engine.close()
+    t5.step()
+    search = BeamSearchRequest.of(T5_REQUESTS[0], 3, 1.0)
+    assert t5.run_alone(search, lambda: False) == []
+    assert texts_of(t5) == expected["t5"]
+    t5.close()
+    bert.step()
+    request = MaskedLMRequest(prompt=(), texts=("a [MASK]", "b [MASK]"), top=2)
+    assert bert.run_alone(request, lambda: False) == []
+    assert len(bert.run_alone(request)) == 2
+    bert.close()
 
 
 def messages_of(engine: Engine) -> int:
@@ -286,5 +303,6 @@ def test_tensor_and_pipeline_ranks_write_what_one_process_writes(
     }
     expected["folder"] = tmp_path
     expected["retro"] = answers_of(retro_engine())
+    expected["t5"] = texts_of(t5_engine(RELATIVE, rows=3))
     expected["encoders"] = inferred(tmp_path, lone_groups())
     run_on_ranks(2, write_together, tmp_path, expected)

@@ -96,11 +96,12 @@ class Architecture:
     layers_in: str = ""
     """Dotted name of the function of its layers; see `layers`."""
 
-    runner_in: str = "megatron.inference.engine.model_runner.ModelRunner"
-    """Dotted name of the class that continues prompts with it, if that is its service."""
+    batch_in: str = "megatron.model.gpt.gpt_batch"
+    """Dotted name of the function of its batch in generation; see `batch`."""
 
-    caches: bool = True
-    """Whether its runner keeps what layers need of earlier tokens; else each token recomputes them."""
+    caches: bool = False
+    """Whether its layers keep what they need of earlier tokens, by the contract of
+    `megatron.model.layers.parts`; else generation recomputes the sequence for each new token."""
 
     not_in_transformers: str = ""
     """Why no architecture of transformers is this network; "" where one may be."""
@@ -114,6 +115,22 @@ class Architecture:
         """Return the network as a list of layers that are not built yet: see megatron.model.layers."""
         layers: list[Any] = imported(self.layers_in)(spec, parts)
         return layers
+
+    def batch(self, spec: ModelSpec, tokens: Any) -> Any:
+        """Return what the first layer reads in a pass of generation.
+
+        Args:
+            tokens: a `megatron.model.layers.layer_input.PassInput`.
+        """
+        return imported(self.batch_in)(spec, tokens)
+
+    def num_contexts(self, spec: ModelSpec) -> int:
+        """Return the number of texts that a sequence attends to beside its own in generation."""
+        return 0
+
+    def max_length(self, spec: ModelSpec) -> int | None:
+        """Return the most tokens of a sequence in generation; None for no limit."""
+        return spec.max_position_embeddings
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return what `layers` returns, with the weights of one rank.

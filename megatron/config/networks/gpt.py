@@ -14,6 +14,7 @@ class GPT(Network):
     use = "tools/generate_samples_gpt.py continues texts with it"
     usage = "generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
     layers_in = "megatron.model.gpt.gpt_layers"
+    caches = True
     megatron_in = "megatron.checkpointing.megatron_lm.networks.GPTForm"
 
     def classifier(self) -> Network:

@@ -1,6 +1,6 @@
 """Interfaces of BERT (POST /fill-mask, POST /embeddings) and T5 (POST /text-to-text)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -11,8 +11,9 @@ from pydantic import Field
 from megatron.common.errors import raise_if_any
 from megatron.extensions.bert.inference import Assessment, MaskedLM, MaskedLMRequest, mask_notice
 from megatron.extensions.t5.inference import TextToText
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.encoder_decoder import Generated, TextToTextRequest
+from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.server.app import Interface
 from megatron.inference.server.engine_thread import PendingRequests, while_connected
 from megatron.inference.server.errors import megatron_responses
@@ -128,22 +129,34 @@ def text_to_text_interface(model: TextToText) -> Interface:
     """Return the interface of a T5: POST /text-to-text."""
 
     def add(app: FastAPI, served: ServedModel) -> None:
-        def request_for(body: TextToTextBody) -> TextToTextRequest:
+        def requests_for(body: TextToTextBody) -> list[Request]:
             most = body.max_new_tokens or _usual_new_tokens(model, served)
             raise_if_any(_text_to_text_problems(served, model, body, most))
-            request = model.request(
+            requests = model.requests(
                 body.texts,
                 seeds=served.seeds(body.seed, len(body.texts)),
                 max_new_tokens=most,
                 sampling=served.sampling_of(body.temperature, body.top_k, body.top_p),
-                beam_width=body.beam_width,
-                length_penalty=body.length_penalty,
             )
-            raise_if_any(served.limit_problems(request.sources, most, body.beam_width or 1))
-            return request
+            sources = [source for request in requests for source in request.contexts]
+            raise_if_any(served.limit_problems(sources, most, body.beam_width or 1))
+            return requests
 
-        def results_of(request: TextToTextRequest, found: list[Generated]) -> list[Record]:
-            outputs = [model.output(*pair) for pair in zip(request.sources, found, strict=True)]
+        async def generated(
+            body: TextToTextBody, http: HTTPRequest, requests: Sequence[Request]
+        ) -> Sequence[Completion | Beam]:
+            if body.beam_width is None:
+                return await _completions(http, served, requests)
+            searches = (
+                BeamSearchRequest.of(request, body.beam_width, body.length_penalty)
+                for request in requests
+            )
+            return [(await _results(http, served, search))[0] for search in searches]
+
+        def results_of(
+            requests: Sequence[Request], found: Sequence[Completion | Beam]
+        ) -> list[Record]:
+            outputs = map(model.output, requests, found)
             return [
                 {"text": one.text, "filled": one.filled, "finished": one.is_finished}
                 for one in outputs
@@ -151,9 +164,9 @@ def text_to_text_interface(model: TextToText) -> Interface:
 
         @app.post("/text-to-text", responses=megatron_responses(TextToTextAnswer))
         async def text_to_text(body: TextToTextBody, http: HTTPRequest) -> JSONResponse:
-            request = await served.in_thread(request_for, body)
-            found: list[Generated] = await _results(http, served, request)
-            results = await served.in_thread(results_of, request, found)
+            requests = await served.in_thread(requests_for, body)
+            found = await generated(body, http, requests)
+            results = await served.in_thread(results_of, requests, found)
             return JSONResponse({"model": served.name, "results": results})
 
     return add
@@ -165,6 +178,16 @@ async def _results(
     async def run() -> list[Any]:
         with PendingRequests(served.engine_thread, [request]) as pending:
             return await pending.results()
+
+    return await while_connected(http, run)
+
+
+async def _completions(
+    http: HTTPRequest, served: ServedModel, requests: Sequence[Request]
+) -> list[Completion]:
+    async def run() -> list[Completion]:
+        with PendingRequests(served.engine_thread, requests) as pending:
+            return await pending.completions()
 
     return await while_connected(http, run)
 
@@ -184,7 +207,7 @@ def _fill_mask_result(text: str, found: Assessment) -> Record:
 
 
 def _usual_new_tokens(model: TextToText, served: ServedModel) -> int:
-    return min(model.runner.spec.decoder_seq_length, served.limits.new_tokens)
+    return min(model.spec.decoder_seq_length, served.limits.new_tokens)
 
 
 def _text_to_text_problems(
@@ -199,8 +222,8 @@ def _text_to_text_problems(
         if body.length_penalty != 1:
             yield "length_penalty: is for beam_width"
         return
-    if body.beam_width > model.rows:
-        yield f"beam_width: {body.beam_width} is more than --micro-batch-size {model.rows}"
+    if body.beam_width > model.engine.rows:
+        yield f"beam_width: {body.beam_width} is more than --micro-batch-size {model.engine.rows}"
     sampled = {"temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
     if given := [name for name, value in sampled.items() if value is not None]:
         yield f"beam_width: does not go with {', '.join(given)}"

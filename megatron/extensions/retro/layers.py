@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.gpt import gpt_layers
+from megatron.model.gpt import gpt_batch, gpt_layers
 from megatron.model.layers.attention import ParallelCrossAttention, Regrouping, keep
 from megatron.model.layers.embedding import EmbeddingPipe
-from megatron.model.layers.layer_input import LayerInput, Shared, once
+from megatron.model.layers.layer_input import LayerInput, PassInput, Shared, once
 from megatron.model.layers.layer_list import Layer, Step
 from megatron.model.layers.norms import norm_layer, residual_and_norm
-from megatron.model.layers.parts import LayerParts
+from megatron.model.layers.parts import LayerParts, once_per_sequence
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.broadcast import Batch
 
@@ -65,6 +65,23 @@ def retro_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     return steps
 
 
+def retro_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
+    """Return the batch of a pass of generation: each prompt is one chunk, which has neighbors."""
+    batch = gpt_batch(spec, tokens)
+    if tokens.contexts is None or tokens.context_lengths is None or tokens.prompt_lengths is None:
+        # Every token of a decode step is behind its prompt.
+        return {**batch, PROMPT_LENGTHS: tokens.tokens.new_zeros(len(tokens.tokens))}
+    length = spec.retro_retrieved_length
+    neighbors_bkr = tokens.contexts[..., :length]
+    padded_bkr = F.pad(neighbors_bkr, (0, length - neighbors_bkr.size(2)))
+    return {
+        **batch,
+        "neighbor_tokens": padded_bkr[:, None],
+        "neighbor_lengths": tokens.context_lengths.clamp(max=length)[:, None],
+        PROMPT_LENGTHS: tokens.prompt_lengths,
+    }
+
+
 def is_retriever(name: str) -> bool:
     """Whether a parameter name belongs to cross-attention to neighbors or to their encoder."""
     return not _RETRIEVER.isdisjoint(name.split("."))
@@ -84,15 +101,25 @@ def no_final_norm(x_bsh: Tensor) -> Tensor:
 class RetroEmbeddingPipe(EmbeddingPipe):
     """Embedding of tokens and of retrieved neighbors, whose positions begin at 0 in each neighbor.
 
+    In generation the lengths of neighbors are kept for decode steps, where neighbors have no tokens.
+
     Shapes: tokens, positions [b, s], neighbor_tokens [b, c, k, r], neighbor_lengths [b, c, k] int64,
         perhaps prompt_lengths [b] int64, which stay
         -> hidden [b, s, h], encoder_hidden [r, e, h], encoder_span [e, 1, 2].
     Communication: two all-reduces, of [b, s, h] and of [e, r, h], over `group` forward.
     """
 
+    def __init__(self, spec: ModelSpec, parts: LayerParts):
+        super().__init__(spec, parts)
+        self.lengths = parts.state(spec.retro_num_neighbors, dtype=torch.int64)
+
     def forward(self, batch: Batch) -> LayerInput:
-        tokens_er = batch["neighbor_tokens"].flatten(0, 2)
-        lengths_e = batch["neighbor_lengths"].flatten()
+        lengths_bk = once_per_sequence(self.lengths, lambda: batch["neighbor_lengths"].flatten(1))
+        lengths_e = lengths_bk.flatten()
+        none_er = lengths_e.new_zeros(len(lengths_e), 0)
+        tokens_er = (
+            batch["neighbor_tokens"].flatten(0, 2) if "neighbor_tokens" in batch else none_er
+        )
         inputs = super().forward(batch)
         positions_er = torch.arange(tokens_er.size(1), device=tokens_er.device).expand_as(tokens_er)
         neighbors = super().forward({"tokens": tokens_er, "positions": positions_er})
@@ -111,7 +138,8 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__(spec, parts, number=number)
-        self.inter_attention = ParallelCrossAttention(spec, parts, number=number)
+        contexts = spec.retro_num_neighbors, spec.retro_retrieved_length
+        self.inter_attention = ParallelCrossAttention(spec, parts, number=number, contexts=contexts)
         self.pre_inter_attention_layernorm = norm_layer(spec, kernels=parts.kernels).build()
         divided = parts.sequence_parallel
         self.parts, self.part = (parts.group.size(), parts.group.rank()) if divided else (1, 0)
@@ -139,6 +167,8 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     does not divide the sequence, the first chunk is the short one. A chunk without neighbors gets
     zeros, the bias included. The gate multiplies what cross-attention adds to the residual stream.
 
+    In decode steps neighbors have no tokens: their keys and values are kept.
+
     If a batch has the lengths of prompts, each prompt is the one chunk of its sample (c = 1): its
     last token and all tokens behind it attend to its neighbors.
 
@@ -158,7 +188,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         super().__init__(spec, parts, number=number)
         self.encoder = None
         if number == spec.retro_layers[0]:
-            self.encoder = RetroEncoder(spec, parts)
+            self.encoder = RetroEncoder(spec, parts.without_states)
             self.replaces = ("hidden", "encoder_hidden")
         if number == spec.retro_layers[-1]:
             self.drops = ("encoder_hidden", "encoder_span", "batch")
@@ -168,7 +198,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         if context is None or span_e12 is None:
             raise ValueError("a Retro layer needs retrieved neighbors")
         x_sbh, normed_sbh = self.self_attended(inputs)
-        if self.encoder is not None:
+        if self.encoder is not None and len(context):  # decode steps have the keys of its output
             context = self.encoder(context, span_e12, normed_sbh, inputs)
         y_sbh = self.attend_neighbors(normed_sbh, context, span_e12, inputs)
         hidden = self.to_mlp(y_sbh, None, x_sbh)

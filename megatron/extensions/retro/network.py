@@ -32,7 +32,8 @@ class Retro(Network):
     use = "tools/retro/text_generation/retro_text_generation.py answers questions with it"
     usage = "evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ..."
     layers_in = "megatron.extensions.retro.layers.retro_layers"
-    runner_in = "megatron.extensions.retro.inference.RetroRunner"
+    batch_in = "megatron.extensions.retro.layers.retro_batch"
+    caches = True
     megatron_in = "megatron.checkpointing.megatron_lm.networks.RetroForm"
     not_in_transformers = "transformers has no Retro"
 
@@ -50,6 +51,10 @@ class Retro(Network):
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return a GPT with chunked cross-attention to neighbors."""
         return with_retriever(super().spec(plain, config), config.retro, config.model)
+
+    def num_contexts(self, spec: ModelSpec) -> int:
+        """Return the number of neighbors of a prompt."""
+        return spec.retro_num_neighbors
 
     def body(self, spec: ModelSpec, *, tensor: int, expert: int) -> list[Entry]:
         """Return the entries of a GPT with others in some of its places."""

@@ -2,20 +2,19 @@
 
 import re
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.inference.generation import DecodingConfig, candidate_problems
+from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.t5.data import t5_vocabulary
 from megatron.extensions.t5.inference_flags import TextToTextConfig
-from megatron.inference.engine.encoder_decoder import (
-    EncoderDecoderRunner,
-    Generated,
-    TextToTextRequest,
-)
-from megatron.inference.engine.encoder_runner import run_to_end
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -41,51 +40,69 @@ class Output:
 class TextToText:
     """A T5 that generates text from text.
 
+    The decoder's text is a sequence of the engine, which begins with the BOS token; the encoder's
+    text is its context.
+
     Args:
-        runner: the network.
-        rows: most texts at once.
+        engine: runs the network.
 
     Raises:
         DataError: the tokenizer lacks special tokens or sentinels.
     """
 
-    def __init__(self, runner: EncoderDecoderRunner, tokenizer: Tokenizer, *, rows: int = 1):
-        self.runner, self.tokenizer, self.rows = runner, tokenizer, rows
+    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+        self.engine, self.tokenizer = engine, tokenizer
         vocabulary = t5_vocabulary(tokenizer)
         self._bos, self._eos = vocabulary.special["bos"], vocabulary.special["eos"]
         self._sentinels = vocabulary.sentinels
 
     @property
+    def spec(self) -> ModelSpec:
+        """The network."""
+        return self.engine.runner.spec
+
+    @property
     def max_length(self) -> int | None:
         """Most tokens of a text; None if the network has no limit."""
-        spec = self.runner.spec
+        spec = self.spec
         return None if spec.relative_buckets else spec.max_position_embeddings
 
-    def request(
-        self, texts: Sequence[str], *, seeds: Sequence[str], **options: Any
-    ) -> TextToTextRequest:
-        """Return the request to generate the decoder's texts for `texts`.
+    def requests(
+        self,
+        texts: Sequence[str],
+        *,
+        seeds: Sequence[str],
+        max_new_tokens: int,
+        sampling: SamplingParams | None = None,
+    ) -> list[Request]:
+        """Return the requests to generate the decoder's texts for `texts`.
 
         Args:
             seeds: of the random draws of each text.
-            options: further fields of the request.
 
         Raises:
             DataError: a text has no tokens, too many, or a sentinel that the tokenizer lacks.
         """
-        return TextToTextRequest(
-            sources=tuple(tuple(self._source(text)) for text in texts),
-            seeds=tuple(seeds),
-            bos=self._bos,
-            eos=self._eos,
-            rows=self.rows,
-            **options,
-        )
+        return [
+            Request(
+                prompt=(self._bos,),
+                contexts=(tuple(self._source(text)),),
+                max_new_tokens=max_new_tokens,
+                sampling=sampling or SamplingParams(),
+                seed=seed,
+                stop_tokens=frozenset({self._eos}),
+            )
+            for text, seed in zip(texts, seeds, strict=True)
+        ]
 
-    def output(self, source: Sequence[int], generated: Generated) -> Output:
-        """Return the text that was generated for the tokens `source`."""
-        text, filled = self._text(generated.tokens), self._filled(source, generated.tokens)
-        return Output(text=text, filled=filled, is_finished=generated.is_finished)
+    def output(self, request: Request, generated: Completion | Beam) -> Output:
+        """Return the text that was generated for a request."""
+        tokens, (source,) = generated.tokens, request.contexts
+        is_finished = tokens[-1:] == (self._eos,)
+        tokens = tokens[: len(tokens) - is_finished]
+        return Output(
+            text=self._text(tokens), filled=self._filled(source, tokens), is_finished=is_finished
+        )
 
     def _source(self, text: str) -> list[int]:
         """Return the tokens of the encoder."""
@@ -154,9 +171,11 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
     Communication: every rank must call this, in step.
     """
     process = prepare_encoder(source, "texts", options)
-    runner = process.build(EncoderDecoderRunner, source)
-    rows = source.config.training.micro_batch_size
-    return TextToText(runner, process.tokenizer, rows=rows), process.is_first
+    rows = max(source.config.training.micro_batch_size, options.beam_width or 0)
+    # Packed weights make single texts slower.
+    runner = process.build(partial(ModelRunner, rows=rows, packs_weights=False), source)
+    engine = Engine(runner, rows=rows, tokenizer=process.tokenizer)
+    return TextToText(engine, process.tokenizer), process.is_first
 
 
 def generate_texts(
@@ -167,12 +186,10 @@ def generate_texts(
     Raises:
         ConfigError: the flags do not fit the network.
         DataError: the network cannot take a text.
-
-    Communication: every rank must call this, in step.
     """
-    most = options.out_seq_length or model.runner.spec.decoder_seq_length
+    most = options.out_seq_length or model.spec.decoder_seq_length
     raise_if_any(_problems(model, options, most))
-    request = model.request(
+    requests = model.requests(
         texts,
         seeds=[f"{seed}:{number}" for number in range(1, len(texts) + 1)],
         max_new_tokens=most,
@@ -182,14 +199,13 @@ def generate_texts(
             top_k=options.top_k,
             top_p=options.top_p,
         ),
-        beam_width=options.beam_width,
-        length_penalty=options.length_penalty,
     )
-    for first in range(0, len(texts), model.rows):
-        rows = slice(first, first + model.rows)
-        part = replace(request, sources=request.sources[rows], seeds=request.seeds[rows])
-        found = run_to_end(part.run(model.runner))
-        yield from map(model.output, part.sources, found)
+    if options.beam_width is None:
+        yield from map(model.output, requests, model.engine.generate(requests))
+        return
+    for request in requests:
+        search = BeamSearchRequest.of(request, options.beam_width, options.length_penalty)
+        yield model.output(request, model.engine.run_alone(search)[0])
 
 
 def _problems(model: TextToText, options: TextToTextConfig, most: int) -> Iterator[str]:

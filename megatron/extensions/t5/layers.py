@@ -1,20 +1,20 @@
 """T5: encoder and decoder, front to back, as a list of layers that are not built yet."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
 from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
-from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_input import LayerInput, PassInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
-from megatron.model.layers.parts import LayerParts
+from megatron.model.layers.parts import LayerParts, once_per_sequence
 from megatron.model.layers.transformer_block import (
     ParallelTransformerDecoderLayerPipe,
     ParallelTransformerLayerPipe,
@@ -25,6 +25,9 @@ from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 DECODER_TOKENS = "decoder_tokens"
 """The field of a batch that the decoder's embedding reads."""
+
+DECODER_POSITIONS = "decoder_positions"
+"""Field of a batch with the positions of the decoder's tokens; without it they begin at 0."""
 
 _WORDS = "word_embeddings.weight"
 
@@ -40,30 +43,58 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """
     own: dict[str, Any] = {"spec": spec, "parts": parts}
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    words = partial(Layer, WordEmbeddingPipe, {**sizes, **parts.division})
+    words = partial(Layer, WordEmbeddingPipe, {**sizes, "parts": parts})
+    encoder = partial(Layer, prefill_only=True)
     table = ("relative_table",) if spec.relative_buckets else ()
-
-    def stack(layer: type[nn.Module], count: int) -> list[Step]:
-        return [Layer(layer, {**own, "number": number}) for number in range(1, count + 1)]
+    numbers = range(1, spec.num_layers + 1), range(1, spec.num_decoder_layers + 1)
 
     return [
         take_tokens,
-        words(tie=Tie("embed", _WORDS), carried=("hidden", "attention_span", DECODER_TOKENS)),
-        _positions(spec, parts, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
-        *stack(ParallelTransformerLayerPipe, spec.num_layers),
-        Layer(EncoderNormPipe, own, carried=("hidden", "attention_span", DECODER_TOKENS)),
+        words(
+            tie=Tie("embed", _WORDS),
+            carried=("hidden", "attention_span", DECODER_TOKENS),
+            prefill_only=True,
+        ),
+        replace(
+            _positions(spec, parts, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
+            prefill_only=True,
+        ),
+        *(
+            encoder(
+                ParallelTransformerLayerPipe,
+                {"spec": spec, "parts": parts.without_states, "number": number},
+            )
+            for number in numbers[0]
+        ),
+        encoder(EncoderNormPipe, own, carried=("hidden", "attention_span", DECODER_TOKENS)),
         words(
             tie=Tie("embed", _WORDS, embed_decoder),
             carried=("hidden", "encoder_hidden", "encoder_span"),
         ),
         _positions(spec, parts, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
-        *stack(ParallelTransformerDecoderLayerPipe, spec.num_decoder_layers),
+        *(
+            Layer(ParallelTransformerDecoderLayerPipe, {**own, "number": number})
+            for number in numbers[1]
+        ),
         to_batch_first,
         norm_layer(spec, kernels=parts.kernels),
         _logits(spec, {**sizes, **parts.division}, parts.loss_chunk_tokens),
         Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}),
         *end_of(to_float32, parts),
     ]
+
+
+def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
+    """Return the batch of a pass of generation; of a decode step, what the decoder begins with."""
+    decoder = {DECODER_TOKENS: tokens.tokens, DECODER_POSITIONS: tokens.positions}
+    if tokens.contexts is None or tokens.context_lengths is None:
+        nothing = tokens.tokens.new_empty(0)  # kept: keys and values of the encoder's output
+        return LayerInput(nothing, batch=decoder)
+    return {
+        "tokens": tokens.contexts[:, 0],
+        "lengths": tokens.context_lengths[:, 0],
+        **decoder,
+    }
 
 
 def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
@@ -89,7 +120,11 @@ def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) 
 class WordEmbeddingPipe(nn.Module):
     """Token embedding of an encoder, without positions; of a decoder as `embed_decoder`.
 
-    The result has the span of real tokens beside the activations, and the decoder's tokens.
+    The result has the span of real tokens beside the activations, and the decoder's tokens. In
+    generation the span is kept for decode steps.
+
+    Args:
+        parts: what the network's layers are built with.
 
     Shapes: tokens [b, s], lengths [b] -> hidden [b, s, h], attention_span [b, 1, 2].
     Communication: one all-reduce of [b, s, h] over `group` forward.
@@ -100,22 +135,23 @@ class WordEmbeddingPipe(nn.Module):
         *,
         padded_vocab_size: int,
         hidden_size: int,
-        group: dist.ProcessGroup,
-        sequence_parallel: bool = False,
+        parts: LayerParts,
     ):
         super().__init__()
         self.word_embeddings = VocabParallelEmbedding(
-            padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
+            padded_vocab_size, hidden_size, **parts.division
         )
+        self.span = parts.state(1, 2, dtype=torch.int64)
 
     # A method: of tied layers DeepSpeed saves those alone that are called without a function.
     def forward(self, batch: Batch) -> LayerInput:
         lengths_b = batch["lengths"]
         span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
+        decoder = (DECODER_TOKENS, DECODER_POSITIONS)
         return LayerInput(
             self.word_embeddings(batch["tokens"]),
-            attention_span=span_b12,
-            batch={DECODER_TOKENS: batch[DECODER_TOKENS]},
+            attention_span=once_per_sequence(self.span, lambda: span_b12),
+            batch={name: batch[name] for name in decoder if name in batch},
         )
 
 
@@ -124,13 +160,17 @@ def embed_decoder(layer: WordEmbeddingPipe, inputs: LayerInput) -> LayerInput:
 
     Padding is at the end of the decoder's tokens, where no real token sees it: attention is causal.
 
-    Shapes: decoder_tokens [b, d] -> hidden [b, d, h]; encoder_hidden [s, b, h].
+    Shapes: decoder_tokens [b, d] -> hidden [b, d, h]; encoder_hidden [s, b, h], in decode steps empty.
     """
-    tokens_bd = (inputs.batch or {})[DECODER_TOKENS]
+    batch = inputs.batch or {}
+    span_b12 = inputs.attention_span
+    if span_b12 is None and layer.span:
+        span_b12 = layer.span.read()
     return LayerInput(
-        layer.word_embeddings(tokens_bd),
+        layer.word_embeddings(batch[DECODER_TOKENS]),
+        positions=batch.get(DECODER_POSITIONS),
         encoder_hidden=inputs.hidden,
-        encoder_span=inputs.attention_span,
+        encoder_span=span_b12,
     )
 
 
@@ -157,7 +197,8 @@ class PositionsPipe(nn.Module):
         if torch.is_grad_enabled() and not x_bsh.requires_grad:
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
-        return inputs._replace(hidden=x_bsh.transpose(0, 1).contiguous(), shared={})
+        x_sbh = x_bsh.transpose(0, 1).contiguous()
+        return inputs._replace(hidden=x_sbh, positions=None, shared={})
 
 
 class PositionEmbeddingPipe(PositionsPipe):
@@ -169,6 +210,8 @@ class PositionEmbeddingPipe(PositionsPipe):
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_bsh = inputs.hidden
+        if inputs.positions is not None:
+            return self.to_layers(inputs, x_bsh + self.shared_positions(inputs.positions))
         first = self.parts.group.rank() * x_bsh.size(1) if self.parts.sequence_parallel else 0
         positions_s = torch.arange(first, first + x_bsh.size(1), device=x_bsh.device)
         return self.to_layers(inputs, x_bsh + self.shared_positions(positions_s))

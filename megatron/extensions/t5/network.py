@@ -48,6 +48,8 @@ class T5(Network):
     use = "tools/text_to_text.py generates text from text with it"
     usage = "generate with: tools/text_to_text.py --load {directory} --text TEXT"
     layers_in = "megatron.extensions.t5.layers.t5_layers"
+    batch_in = "megatron.extensions.t5.layers.t5_batch"
+    caches = True
     megatron_in = "megatron.checkpointing.megatron_lm.networks.T5Form"
     not_in_transformers = (
         "T5 of transformers is another network than Megatron's T5, which has LayerNorm with biases, "
@@ -80,6 +82,14 @@ class T5(Network):
             config.model,
             decoder_seq_length=config.section(MaskedLMConfig).decoder_seq_length or 0,
         )
+
+    def num_contexts(self, spec: ModelSpec) -> int:
+        """Return that of the encoder."""
+        return 1
+
+    def max_length(self, spec: ModelSpec) -> int | None:
+        """Return the positions of the decoder, and the last token, which has none."""
+        return None if spec.relative_buckets else spec.max_position_embeddings + 1
 
     def num_layers(self, config: Config) -> int:
         """Return the layers of both stacks."""

@@ -26,6 +26,7 @@ class BeamSearchRequest(ExclusiveRequest[Beam]):
 
     Args:
         prompt: token ids, at least one.
+        contexts: as of a `Request`.
         width: number of beams.
         max_new_tokens: most tokens to generate, at least one.
         stop_tokens: a beam is finished after one of these.
@@ -33,16 +34,30 @@ class BeamSearchRequest(ExclusiveRequest[Beam]):
     """
 
     prompt: tuple[int, ...]
+    contexts: tuple[tuple[int, ...], ...] = ()
     width: int
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
     length_penalty: float = 1.0
 
+    @classmethod
+    def of(cls, request: Request, width: int, length_penalty: float) -> "BeamSearchRequest":
+        """Return the search for the likeliest continuation of a request."""
+        return cls(
+            prompt=request.prompt,
+            contexts=request.contexts,
+            width=width,
+            max_new_tokens=request.max_new_tokens,
+            stop_tokens=request.stop_tokens,
+            length_penalty=length_penalty,
+        )
+
     def problems(self, engine: Engine) -> Iterator[str]:
         """Yield every reason to refuse the search."""
         new_tokens = max(1, self.max_new_tokens)
-        yield from engine.problems(Request(prompt=self.prompt, max_new_tokens=new_tokens))
-        if not 1 <= self.width <= engine.rows or not engine.runner.cache:
+        request = Request(prompt=self.prompt, contexts=self.contexts, max_new_tokens=new_tokens)
+        yield from engine.problems(request)
+        if not 1 <= self.width <= engine.rows or not engine.runner.states:
             yield (
                 f"a beam width of {self.width} must be between 1 and the {engine.rows} rows of the "
                 "KV cache (--micro-batch-size, without --recompute)"
@@ -62,13 +77,15 @@ def beam_search(
     A finished beam counts if it is among the first `width` candidates. The search ends when
     `width` beams are finished and no running beam scores better than the worst of them.
 
-    Communication: every rank must call this, in step. Uses the first `width` rows of the KV cache.
+    Communication: every rank must call this, in step. Uses the first `width` rows of the states.
     Source: Megatron-LM's description of its beam search.
     """
-    assert runner.cache, "beam search needs a KV cache"
+    assert runner.states, "beam search needs states"
     width, num_prompt = request.width, len(request.prompt)
     limit = min(request.max_new_tokens, runner.max_length - num_prompt)
-    features = runner.prefill([request.prompt], [num_prompt])[:, -1]
+    features = runner.prefill(
+        [request.prompt], [num_prompt], contexts=[request.contexts], room=num_prompt + limit
+    )[:, -1]
     beams = [Beam(tokens=(), score=0.0)]
     finished: list[Beam] = []
     for length in range(1, limit + 1):
@@ -92,7 +109,7 @@ def beam_search(
             break
         yield
         position = num_prompt + length - 1
-        runner.cache.reorder([row for row, _ in running], position)
+        runner.states.reorder([row for row, _ in running], position)
         beams = [beam for _, beam in running]
         features = runner.decode([beam.tokens[-1] for beam in beams], [position] * len(beams))[:, 0]
     return sorted(finished, key=lambda beam: -beam.score)[:width]

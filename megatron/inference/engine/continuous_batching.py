@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
+from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device
-from megatron.inference.engine.kv_cache import KVCache
 from megatron.inference.engine.logits_processor import process_logits
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import (
@@ -53,6 +53,7 @@ class ExclusiveRequest(ABC, Generic[Found]):
     """A request that runs alone, outside continuous batching, such as a beam search."""
 
     prompt: tuple[int, ...]
+    contexts: tuple[tuple[int, ...], ...] = ()
 
     @abstractmethod
     def problems(self, engine: "Engine") -> Iterator[str]:
@@ -72,16 +73,16 @@ class ExclusiveRequest(ABC, Generic[Found]):
 class Scheduler:
     """Admits waiting sequences to the running batch, and removes finished ones.
 
-    The index of a sequence in `running` is its row in the KV cache.
+    The index of a sequence in `running` is its row in the states of layers.
 
     Args:
-        cache: None without a KV cache.
+        states: what layers keep of sequences; None if they are recomputed.
         rows: most running sequences.
         prompt_tokens: most tokens of one prefill, padding included, unless one prompt has more.
     """
 
-    def __init__(self, cache: KVCache | None, *, rows: int, prompt_tokens: int):
-        self.cache, self.rows, self.prompt_tokens = cache, rows, prompt_tokens
+    def __init__(self, states: DecodeStates | None, *, rows: int, prompt_tokens: int):
+        self.states, self.rows, self.prompt_tokens = states, rows, prompt_tokens
         self.waiting: deque[ActiveSequence] = deque()
         self.running: list[ActiveSequence] = []
 
@@ -110,23 +111,23 @@ class Scheduler:
         self.running += admitted
         return admitted
 
-    def remove(self, sequence: ActiveSequence, *, clear_cache: bool = False) -> None:
+    def remove(self, sequence: ActiveSequence, *, clear_state: bool = False) -> None:
         """Remove a sequence; the last running one moves into its row.
 
         Args:
-            clear_cache: zero its row first, which may have NaN.
+            clear_state: zero its row first, which may have NaN.
         """
         if sequence not in self.running:
             self.waiting.remove(sequence)
             return
         row = self.running.index(sequence)
-        if self.cache and clear_cache:
-            self.cache.clear(slice(row, row + 1))
+        if self.states and clear_state:
+            self.states.clear(slice(row, row + 1))
         last = self.running.pop()
         if last is not sequence:
             self.running[row] = last
-            if self.cache:
-                self.cache.copy(len(self.running), row, len(last.tokens))
+            if self.states:
+                self.states.copy(len(self.running), row, len(last.tokens))
 
 
 class Engine:
@@ -139,7 +140,7 @@ class Engine:
         runner: runs this rank's part of the model.
         rows: most running sequences.
         tokenizer: decodes tokens, for requests with stop strings.
-        recompute: prefill all tokens again for each new one instead of using a KV cache.
+        recompute: prefill all tokens again for each new one instead of keeping states.
         prompt_tokens: most tokens of one prefill, padding included.
     """
 
@@ -154,7 +155,7 @@ class Engine:
     ):
         self.runner, self.rows, self.tokenizer = runner, rows, tokenizer
         self.recompute, self.max_length = recompute, runner.max_length
-        self._scheduler = Scheduler(runner.cache, rows=rows, prompt_tokens=prompt_tokens)
+        self._scheduler = Scheduler(runner.states, rows=rows, prompt_tokens=prompt_tokens)
         self._last_id = 0
         self._changes: list[tuple[int, Request | ExclusiveRequest[Any] | None]] = []
         self._exclusive: Generator[None, None, list[Any]] | None = None
@@ -187,7 +188,7 @@ class Engine:
             yield "every token of the vocabulary is a stop token: no text can be generated"
         if request.max_new_tokens < 0:
             yield f"{request.max_new_tokens} new tokens: give 0 or more"
-        if request.neighbors and not self.runner.spec.retro_layers:
+        if request.contexts and not self.runner.network.num_contexts(self.runner.spec):
             yield "a prompt has retrieved neighbors, and the network attends to none"
         if request.prompt_logprobs and self.runner.sees_prefix:
             yield (
@@ -337,13 +338,18 @@ class Engine:
             self._exclusive, self._found = None, end.value
         except MegatronError as error:  # on all ranks alike; the engine can run other requests
             self._exclusive, self._found = None, error
-            if self.runner.cache:
-                self.runner.cache.clear(slice(None))
+            if self.runner.states:
+                self.runner.states.clear(slice(None))
 
     def _prefill(self, sequences: Sequence[ActiveSequence], first: int) -> Tensor:
         prefixes = [len(one.request.prompt) for one in sequences]
-        neighbors = [one.request.neighbors for one in sequences]
-        return self.runner.prefill([one.tokens for one in sequences], prefixes, first, neighbors)
+        return self.runner.prefill(
+            [one.tokens for one in sequences],
+            prefixes,
+            first,
+            contexts=[one.request.contexts for one in sequences],
+            room=max(len(one.request.prompt) + one.request.max_new_tokens for one in sequences),
+        )
 
     def _sample(
         self,
@@ -409,7 +415,7 @@ class Engine:
             )
         for sequence, event in reversed([*zip(sequences, events, strict=True)]):
             if event.finish_reason:
-                self._scheduler.remove(sequence, clear_cache=event.finish_reason == "failed")
+                self._scheduler.remove(sequence, clear_state=event.finish_reason == "failed")
         return events
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -75,6 +76,8 @@ class DecodeGraphs:
             nothing else that changes but device memory.
         rows: of the KV cache.
         capture: captures a step. If that fails, steps run uncaptured from then on.
+        keeping: context in which a step is captured, which runs it several times: restores what
+            layers keep of their sequences.
     """
 
     def __init__(
@@ -84,8 +87,9 @@ class DecodeGraphs:
         rows: int,
         device: torch.device,
         capture: Capture,
+        keeping: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        self._step = step
+        self._step, self._keeping = step, keeping
         self._capture: Capture | None = capture
         self._inputs_2r = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._replays: dict[StepShape, Replay] = {}
@@ -101,7 +105,8 @@ class DecodeGraphs:
     def _captured(self, step: Replay) -> Replay:
         if self._capture:
             try:
-                return self._capture(step)
+                with self._keeping():
+                    return self._capture(step)
             except RuntimeError as error:
                 self._capture = None
                 log.warning("decode steps run without CUDA graphs: %s", error)

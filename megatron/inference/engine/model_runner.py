@@ -1,6 +1,7 @@
-"""Model runner: prefill, decode steps and log-probabilities with this rank's layers of a GPT."""
+"""Model runner: prefill, decode steps and log-probabilities with this rank's layers of a network."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -13,43 +14,49 @@ from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
+from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device, without_cudnn_attention
-from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
+from megatron.inference.engine.kv_cache import Decode, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
 from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, read_logprobs
 from megatron.model.gpt import to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
-from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_input import LayerInput, PassInput
 from megatron.model.layers.layer_list import Block, Layer, SequentialModel, Step, in_turn
 from megatron.model.layers.parts import LayerParts
-from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.object_collectives import broadcast_object
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import exact_quotient, shard_of
+from megatron.tensor_parallel.sharding import shard_of
 
 Value = TypeVar("Value")
 
-Neighbors = Sequence[Sequence[int]]
-"""Tokens of each of the texts that were retrieved for one prompt."""
+Contexts = Sequence[Sequence[int]]
+"""Tokens of each of the texts that one sequence attends to beside its own."""
 
 _HEAD_POSITIONS = 256
 """Positions whose logits are in memory at once when full texts are scored."""
+
+_NO_LIMIT = 2**31
+"""Most tokens of a sequence of a network without a limit."""
 
 _KEY_ROUNDING = 256
 """Of the cached positions that a decode step reads on a GPU."""
 
 
 class ModelRunner:
-    """Runs this rank's pipeline stage and tensor-parallel shard of the model, with its KV cache.
+    """Runs this rank's pipeline stage and tensor-parallel shard of a network, with its states.
+
+    Its layers are built with `DecodeStates`, in which they keep what they need of earlier tokens:
+    see `megatron.model.layers.parts`. What the first layer reads is the network's `batch`.
 
     Args:
         spec: the network; its padded vocabulary is a multiple of the tensor-parallel ranks.
         weights: unsharded, by name.
         groups: this rank's process groups; replicas do not communicate.
         dtype: of weights and activations.
-        rows: rows of the KV cache, most sequences at once; 0 for no cache.
-        max_length: most tokens of a sequence (default: max_position_embeddings).
+        rows: rows of the states, most sequences at once; 0 to keep nothing.
+        max_length: most tokens of a sequence (default: those of the network).
         sees_prefix: whether the tokens of a prompt attend to each other in both directions, as in
             a prefix language model.
         control: the ranks of `groups.model` over gloo, for messages (default: `groups.model`).
@@ -58,13 +65,12 @@ class ModelRunner:
             CPUs, which compute what they read).
         capture: captures decode steps of rounded shapes, to replay them (default: steps run as
             they are).
+        packs_weights: whether weights on CPUs are packed for decode steps, see `pack_weights`.
 
     Raises:
         CheckpointError: the weights are not those of `spec`.
         ConfigError: the KV cache does not fit into memory.
     """
-
-    batch_fields: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class ModelRunner:
         control: dist.ProcessGroup | None = None,
         key_rounding: int | None = None,
         capture: Capture | None = None,
+        packs_weights: bool = True,
     ):
         self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
         self.rows, self.sees_prefix = rows, sees_prefix
@@ -87,48 +94,39 @@ class ModelRunner:
         default = _KEY_ROUNDING if device.type == "cuda" else 1
         # A plugin's attention gets the keys of each row, without padding.
         self._rounding = 1 if spec.attention else key_rounding or default
-        self.max_length = max_length or spec.max_position_embeddings
-        plain = core_attention_of(spec)
+        self.network = network_of(spec)
+        limit = max_length or self.network.max_length(spec)
+        self.max_length = limit or _NO_LIMIT
+        self.states = DecodeStates(rows=rows, dtype=dtype, device=device) if rows else None
         parts = LayerParts(
             group=groups.tensor,
-            core_attention=plain,
+            core_attention=core_attention_of(spec),
             mixed=dtype != torch.float32,
-            batch_fields=self.batch_fields,
+            states=self.states,
         )
-        steps: list[Step] = network_of(spec).layers(spec, parts)
+        steps: list[Step] = self.network.layers(spec, parts)
         is_block = [isinstance(step, Layer) and issubclass(step.cls, Block) for step in steps]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
-        self.cache = None
-        if rows:
-            first = 1 + sum(is_block[:start])
-            self.cache = self._empty_cache(range(first, first + sum(is_block[start:stop])))
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
+        if self.states and limit:
+            self.states.reserve(limit)
         fill_parameters(model, weights)
-        pack_weights(model)
-        if self.cache:
-            cached = self.cache.core_attention(plain(first))
-            for block in model.calls:
-                if isinstance(block, ParallelTransformerLayerPipe):
-                    block.self_attention.core_attention = cached(block.number)
+        if packs_weights:
+            pack_weights(model)
         self.model = model.eval()
         end = steps.index(to_batch_first)
         self._body, self._head = model.calls[:end], model.calls[end + 1 :]
+        self._decode_body = [
+            call
+            for step, call in zip(steps, self._body, strict=False)
+            if not (isinstance(step, Layer) and step.prefill_only)
+        ]
         self._graphs = None
         if capture and rows and self._rounding > 1:
-            self._graphs = DecodeGraphs(self._decode, rows=rows, device=device, capture=capture)
-
-    def _empty_cache(self, layers: range) -> KVCache:
-        heads = self.spec.num_query_groups
-        return KVCache(
-            layers,
-            groups=exact_quotient(heads, self.groups.tensor.size(), "num_query_groups"),
-            head_dim=self.spec.head_dim,
-            rows=self.rows,
-            max_length=self.max_length,
-            dtype=self.dtype,
-            device=self.device,
-        )
+            self._graphs = DecodeGraphs(
+                self._decode, rows=rows, device=device, capture=capture, keeping=self._keeping
+            )
 
     @property
     def has_logits(self) -> bool:
@@ -141,56 +139,71 @@ class ModelRunner:
         sequences: Sequence[Sequence[int]],
         prefixes: Sequence[int],
         first: int = 0,
-        neighbors: Sequence[Neighbors] = (),
+        *,
+        contexts: Sequence[Contexts] = (),
+        room: int = 0,
     ) -> Tensor:
-        """Prefill: run sequences from their first token, and cache them in the rows from `first` on.
+        """Prefill: run sequences from their first token, with states in the rows from `first` on.
 
         Args:
             prefixes: number of prompt tokens of each sequence.
-            neighbors: what was retrieved for each prompt, of a Retro; default: nothing.
+            contexts: texts that each sequence attends to beside its own; default: none.
+            room: most tokens that a sequence will have, if the network has no limit.
 
         Shapes: returns the hidden states, the input of the head, [b, s, h], s the longest sequence;
             meaningful on the last stage only.
         Communication: every rank must call this, in step.
         """
-        if self.cache:
-            self.cache.mode = Prefill(first)
         length = max(map(len, sequences))
-        tokens_bs = to_device(
-            [[*tokens, *[0] * (length - len(tokens))] for tokens in sequences], self.device
-        )
+        if self.states:
+            self.states.reserve(max(length, min(room, self.max_length)))
+            self.states.start(Prefill(first, [*map(len, sequences)]))
+        tokens_bs = self._padded(sequences, length)
         positions_bs = torch.arange(length, device=self.device).expand_as(tokens_bs)
-        spans_bs2 = None
+        tokens = PassInput(tokens_bs, positions_bs, is_decode=False)
         if self.sees_prefix:
             prefix_b1 = to_device(prefixes, self.device)[:, None]
             ends_bs = torch.maximum(positions_bs + 1, prefix_b1)
             spans_bs2 = torch.stack([torch.zeros_like(ends_bs), ends_bs], -1)
-        retrieved = self.retrieved(prefixes, neighbors, first)
-        return self._forward(tokens_bs, positions_bs, spans_bs2, retrieved)
+            tokens = tokens._replace(attention_span=spans_bs2)
+        if count := self.network.num_contexts(self.spec):
+            tokens = self._with_contexts(tokens, prefixes, contexts, count)
+        return self._forward(tokens)
 
-    def retrieved(
-        self, prefixes: Sequence[int], neighbors: Sequence[Neighbors], first: int
-    ) -> Mapping[str, Tensor]:
-        """Return the fields of a prefill's batch that a Retro reads: see `prefill`."""
-        return {}
+    def _with_contexts(
+        self,
+        tokens: PassInput,
+        prefixes: Sequence[int],
+        contexts: Sequence[Contexts],
+        count: int,
+    ) -> PassInput:
+        """Add prompt lengths and `count` contexts of each sequence; further ones are dropped."""
+        rows = [[*own[:count]] for own in contexts or [()] * len(prefixes)]
+        texts = [text for own in rows for text in (*own, *[()] * (count - len(own)))]
+        longest = max(1, *map(len, texts))
+        lengths_e = to_device([*map(len, texts)], self.device)
+        return tokens._replace(
+            prompt_lengths=to_device(prefixes, self.device),
+            contexts=self._padded(texts, longest).view(len(rows), count, longest),
+            context_lengths=lengths_e.view(len(rows), count),
+        )
 
-    def retrieved_before(self, rows: int) -> Mapping[str, Tensor]:
-        """Return the fields of a decode step's batch that a Retro reads, for the first `rows`."""
-        return {}
+    def _padded(self, rows: Sequence[Sequence[int]], length: int) -> Tensor:
+        return to_device([[*row, *[0] * (length - len(row))] for row in rows], self.device)
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Decode step: run one more token of each sequence, in the first rows of the KV cache.
+        """Decode step: run one more token of each sequence, in the first rows of the states.
 
         Shapes: returns the hidden states [b, 1, h], as `prefill` does.
         Communication: every rank must call this, in step.
         """
-        assert self.cache, "decode steps need a KV cache"
+        assert self.states, "decode steps need states"
         shape = step_shape(
             positions,
             rounding=self._rounding,
             rows=self.rows,
-            max_length=self.max_length,
+            max_length=self.states.capacity,
             has_windows=bool(self.spec.window),
         )
         # Rows of padding have the position 0, which every prefill overwrites.
@@ -202,11 +215,13 @@ class ModelRunner:
         return self._decode(inputs_2b, shape, lengths)[: len(tokens)]
 
     def _decode(self, inputs_2b: Tensor, shape: StepShape, lengths: Sequence[int] = ()) -> Tensor:
-        assert self.cache, "decode steps need a KV cache"
+        assert self.states, "decode steps need states"
         tokens_b, positions_b = inputs_2b
-        self.cache.mode = Decode(positions_b, shape, max_length=self.max_length, lengths=lengths)
-        retrieved = self.retrieved_before(len(tokens_b))
-        return self._forward(tokens_b[:, None], positions_b[:, None], None, retrieved)
+        self.states.start(Decode(positions_b, shape, lengths=lengths))
+        return self._forward(PassInput(tokens_b[:, None], positions_b[:, None], is_decode=True))
+
+    def _keeping(self) -> AbstractContextManager[None]:
+        return self.states.unchanged() if self.states else nullcontext()
 
     @torch.inference_mode()
     def logits(self, features: Tensor) -> Tensor:
@@ -286,27 +301,19 @@ class ModelRunner:
         return broadcast_object(value, source=source, group=self._control)
 
     @without_cudnn_attention()
-    def _forward(
-        self,
-        tokens_bs: Tensor,
-        positions_bs: Tensor,
-        spans_bs2: Tensor | None,
-        retrieved: Mapping[str, Tensor],
-    ) -> Tensor:
+    def _forward(self, tokens: PassInput) -> Tensor:
         if self.groups.stage == 0:
-            inputs: Any = {"tokens": tokens_bs, "positions": positions_bs, **retrieved}
-            if spans_bs2 is not None:
-                inputs["attention_span"] = spans_bs2
+            inputs: Any = self.network.batch(self.spec, tokens)
         else:
-            batch, length = tokens_bs.shape
+            batch, length = tokens.tokens.shape
             wide = torch.float32 if self.spec.fp32_residual else self.dtype
             x_sbh = torch.empty(
                 (length, batch, self.spec.hidden_size), dtype=wide, device=self.device
             )
             dist.recv(x_sbh, self._neighbour(-1))
             read = self.spec.layers_read_positions
-            inputs = LayerInput(x_sbh, positions_bs if read else None, spans_bs2)
-        x_sbh = in_turn(self._body, inputs).hidden
+            inputs = LayerInput(x_sbh, tokens.positions if read else None, tokens.attention_span)
+        x_sbh = in_turn(self._decode_body if tokens.is_decode else self._body, inputs).hidden
         if not self.has_logits:
             dist.send(x_sbh.contiguous(), self._neighbour(1))
         return x_sbh.transpose(0, 1)

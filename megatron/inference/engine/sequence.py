@@ -27,7 +27,8 @@ class Request:
         logprobs: compute the log-probabilities of generated tokens.
         prompt_logprobs: compute those of the prompt's tokens too.
         top_logprobs: number of most likely tokens to report at each position.
-        neighbors: tokens of the texts that were retrieved for the prompt, of a Retro.
+        contexts: tokens of texts that the sequence attends to beside its own: the neighbors that
+            were retrieved for a Retro's prompt, or the text of a T5's encoder.
         min_new_tokens: number of generated tokens before which stop tokens and stop strings have
             no effect.
     """
@@ -43,7 +44,7 @@ class Request:
     prompt_logprobs: bool = False
     top_logprobs: int = 0
     min_new_tokens: int = 0
-    neighbors: tuple[tuple[int, ...], ...] = ()
+    contexts: tuple[tuple[int, ...], ...] = ()
 
 
 class ActiveSequence:

@@ -15,7 +15,7 @@ from megatron.common.errors import (
     WrongDataError,
     raise_if_any,
 )
-from megatron.common.registry import NETWORKS, imported
+from megatron.common.registry import NETWORKS
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import (
     DecodingConfig,
@@ -119,7 +119,7 @@ def load_model(
     groups = _inference_groups(parallel, replicas, device, master_address(launch))
     graphs = options.decode_graphs and not network.retrieves
     with source.weights() as full:
-        runner: ModelRunner = imported(network.runner_in)(
+        runner = ModelRunner(
             _with_equal_shards(spec, groups),
             full.parameters,
             groups=groups,
@@ -168,7 +168,7 @@ class PreparedProcess:
         """
         with source.weights() as full:
             return runner(
-                self.spec,
+                _with_equal_shards(self.spec, self.groups),
                 full.parameters,
                 groups=self.groups,
                 dtype=self.dtype,

@@ -42,12 +42,12 @@ class TextGenerator:
         """Return the request to continue `text`; an empty text begins a document."""
         return self.request_of(self.tokenizer.encode(text) or [self.tokenizer.eod])
 
-    def request_of(self, prompt: Sequence[int], neighbors: Sequence[Sequence[int]] = ()) -> Request:
-        """Return the request to continue the tokens `prompt`, with what was retrieved for them."""
+    def request_of(self, prompt: Sequence[int], contexts: Sequence[Sequence[int]] = ()) -> Request:
+        """Return the request to continue the tokens `prompt`; for `contexts` see `Request`."""
         self._num_requests += 1
         return Request(
             prompt=tuple(prompt),
-            neighbors=tuple(map(tuple, neighbors)),
+            contexts=tuple(map(tuple, contexts)),
             max_new_tokens=self.options.out_seq_length,
             sampling=self.sampling,
             seed=f"{self.seed}:{self._num_requests}",
@@ -137,13 +137,7 @@ class TextGenerator:
 
     def _best_beam(self, request: Request, width: int) -> Completion:
         best, *_ = self.engine.run_alone(
-            BeamSearchRequest(
-                prompt=request.prompt,
-                width=width,
-                max_new_tokens=request.max_new_tokens,
-                stop_tokens=request.stop_tokens,
-                length_penalty=self.options.length_penalty,
-            )
+            BeamSearchRequest.of(request, width, self.options.length_penalty)
         )
         ended = best.tokens[-1] in request.stop_tokens
         return Completion(

@@ -90,7 +90,7 @@ def _masked_lm(source: ModelSource, generation: GenerationConfig) -> Backend:
 def _text_to_text(source: ModelSource, generation: GenerationConfig) -> Backend:
     model, is_first = load_text_to_text(source, generation)
     return Backend(
-        engine=SerialEngine(model.runner),
+        engine=model.engine,
         tokenizer=model.tokenizer,
         is_first=is_first,
         interfaces=[text_to_text_interface(model)],

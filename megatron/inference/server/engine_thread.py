@@ -34,7 +34,7 @@ JobEvent = Event | list[Any] | Exception
 
 
 class ServingEngine(Protocol):
-    """The engine of a server: continuous batching of a GPT, or `SerialEngine` of a BERT or T5."""
+    """The engine of a server: continuous batching, or `SerialEngine` of a BERT."""
 
     rows: int
     max_length: int
@@ -153,7 +153,11 @@ class EngineThread:
             if len(self._waiting) >= self.queue:
                 raise Unavailable(f"{len(self._waiting)} sequences are waiting: try again later")
             self._waiting += jobs
-            self.num_prompt_tokens += sum(len(request.prompt) for request in requests)
+            self.num_prompt_tokens += sum(
+                len(tokens)
+                for request in requests
+                for tokens in (request.prompt, *request.contexts)
+            )
             self._change.notify()
         return jobs
 

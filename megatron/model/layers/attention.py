@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.layers.attention_kernels import Mask, Weighing
+from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
 from megatron.model.layers.layer_input import Shared, once
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
-from megatron.model.layers.parts import LayerParts
+from megatron.model.layers.parts import LayerParts, once_per_sequence
 from megatron.model.layers.positions import (
     RelativePositions,
     alibi_slopes,
@@ -56,7 +56,7 @@ class ParallelAttention(nn.Module):
         self.window = spec.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
-        self.core_attention = parts.core_attention(number)
+        self.core_attention = self.build_core(number)
         self.build_inputs()
         self.dense = RowParallelLinear(
             heads * head_dim,
@@ -70,6 +70,12 @@ class ParallelAttention(nn.Module):
             # Every rank norms heads of its own with the same weight.
             norm = norm_layer(spec, width=head_dim, group=parts.group, kernels=parts.kernels)
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
+
+    def build_core(self, number: int) -> Attend:
+        """Return what computes core attention."""
+        return self.parts.self_attention(
+            number, groups=self.local_groups, head_dim=self.spec.head_dim
+        )
 
     def build_inputs(self) -> None:
         """Build the linear layer in front of the core."""
@@ -108,16 +114,18 @@ class ParallelAttention(nn.Module):
         if self.own_positions and positions_bs is not None:
             query, key = self.own_positions.turn(query, key, positions_bs)
         bias = None
-        if relative:
+        if relative and self.parts.states is None:  # else a KV cache, which has further keys
             by_distance = self.kernels.attention == "flex"
             compute = relative.by_distance if by_distance else relative.bias
-            bias = compute(query.size(2), key.size(2))
+            bias, relative = compute(query.size(2), key.size(2)), None
         window = self.window
         mask = once(shared, ("mask", window), lambda: Mask(spans_bs2=spans_bs2, window=window))
         slopes_a = None
         if self.spec.position_embedding == "alibi":
             slopes_a = once(shared, "ALiBi slopes", lambda: self._slopes(query.device))
-        return self.output(self.core(query, key, value, mask, bias=bias, slopes_a=slopes_a))
+        return self.output(
+            self.core(query, key, value, mask, bias=bias, slopes_a=slopes_a, relative=relative)
+        )
 
     def output(self, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output layer's product with the mixed values [b, a, s, d], and its bias."""
@@ -157,6 +165,7 @@ class ParallelAttention(nn.Module):
         *,
         bias: Tensor | None = None,
         slopes_a: Tensor | None = None,
+        relative: RelativePositions | None = None,
     ) -> Tensor:
         """Compute core attention, between the linear layers: the mixed values [b, a, s, d]."""
         drop = self.spec.attention_dropout if self.training else 0.0
@@ -171,6 +180,7 @@ class ParallelAttention(nn.Module):
                     softcap=self.spec.attention_softcap,
                     slopes_a=slopes_a,
                     bias=bias,
+                    relative=relative,
                     layer_scaling=self.layer_scaling,
                     dropout=drop,
                     kernels=self.kernels,
@@ -218,7 +228,12 @@ _AS_IT_IS = Regrouping(keep, keep, keep)
 class ParallelCrossAttention(ParallelAttention):
     """Cross-attention: queries of a decoder, keys and values of an encoder's output.
 
-    Rows of the fused weight of keys and values are grouped [groups, {key, value}, head_dim].
+    Rows of the fused weight of keys and values are grouped [groups, {key, value}, head_dim]. In
+    generation keys and values are computed in prefill, and kept.
+
+    Args:
+        contexts: number of texts that a sequence attends to, and tokens of each with padding, if
+            that is the same for all.
 
     Shapes: x_sbh [s, b, h], encoder_tbh [t, b, h], spans_bs2 [b, 1, 2] of positions of the encoder
         -> (y_sbh [s, b, h], bias [h] or None). Spans are of what `regrouping` makes of them.
@@ -226,11 +241,38 @@ class ParallelCrossAttention(ParallelAttention):
         one of [t, b, h].
     """
 
+    def __init__(
+        self,
+        spec: ModelSpec,
+        parts: LayerParts,
+        *,
+        number: int = 1,
+        contexts: tuple[int, int | None] = (1, None),
+    ):
+        super().__init__(spec, parts, number=number)
+        self.num_contexts = contexts[0]
+        self.projected = parts.state(*contexts, 2 * self.local_groups * spec.head_dim)
+
+    def build_core(self, number: int) -> Attend:
+        """Return what computes core attention."""
+        return self.parts.core_attention(number)
+
     def build_inputs(self) -> None:
         """Build the linear layers in front of the core."""
         heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
         self.query = self.input_layer(heads)
         self.key_value = self.input_layer(2 * groups)
+
+    def project_context(self, encoder_tbh: Tensor) -> Tensor:
+        """Return keys and values [t, b, 2 * g * d] of an encoder's output; in decode steps kept ones."""
+        if self.projected is None:
+            projected: Tensor = self.key_value(encoder_tbh)
+            return projected
+
+        def by_sequence() -> Tensor:
+            return self.key_value(encoder_tbh).transpose(0, 1).unflatten(0, (-1, self.num_contexts))
+
+        return once_per_sequence(self.projected, by_sequence).flatten(0, 1).transpose(0, 1)
 
     def forward(  # type: ignore[override]
         self,
@@ -244,7 +286,7 @@ class ParallelCrossAttention(ParallelAttention):
         head_dim, groups = self.spec.head_dim, self.local_groups
         query = regrouping.queries(self.query(x_sbh))
         query = query.unflatten(2, (groups, self.queries_per_group, head_dim))
-        key_value = regrouping.context(self.key_value(encoder_tbh))
+        key_value = regrouping.context(self.project_context(encoder_tbh))
         key_value = key_value.unflatten(2, (groups, 2, head_dim))
         query, key, value = self.in_heads(query, *key_value.split(1, dim=3))
         mask = once(

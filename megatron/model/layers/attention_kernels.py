@@ -17,6 +17,7 @@ from megatron.fused_kernels.flash_attention import flash_attention
 from megatron.fused_kernels.flex_attention import block_mask, flex_attention
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_input import Shared, once
+from megatron.model.layers.positions import RelativePositions
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -118,6 +119,8 @@ class Weighing:
             query times -slope of the head.
         bias: [1, a, sq, sk], added to the scores of every sample; for FlexAttention by distance,
             [a, sq + sk - 1], as `RelativePositions.by_distance` returns it.
+        relative: relative positions that `bias` is computed from; with a KV cache, `bias` is None and
+            attention to cached keys computes it.
         layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
             those of deep layers stay inside the range of 16 bits. No other effect.
         dropout: probability that a weight is dropped.
@@ -129,6 +132,7 @@ class Weighing:
     softcap: float = 0.0
     slopes_a: Tensor | None = None
     bias: Tensor | None = None
+    relative: RelativePositions | None = None
     layer_scaling: float = 1.0
     dropout: float = 0.0
     kernels: Kernels = REFERENCE

@@ -39,6 +39,29 @@ def once(shared: Shared, key: Hashable, build: Callable[[], T]) -> T:
     return value
 
 
+class PassInput(NamedTuple):
+    """Tokens of a pass of generation, from which a network's first layer gets its batch.
+
+    Args:
+        tokens: [b, s] int64, padded at the end; in a decode step s is 1.
+        positions: [b, s] int64.
+        is_decode: whether the pass is a decode step.
+        attention_span: as of a `LayerInput`, for prefix language models.
+        prompt_lengths: [b] int64, of a network with contexts, in prefill.
+        contexts: [b, k, r] int64, tokens of the k texts that a sequence attends to beside its own,
+            padded, in prefill.
+        context_lengths: [b, k] int64.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    is_decode: bool
+    attention_span: Tensor | None = None
+    prompt_lengths: Tensor | None = None
+    contexts: Tensor | None = None
+    context_lengths: Tensor | None = None
+
+
 class LayerInput(NamedTuple):
     """Input and output of a transformer layer: activations, and what comes with them if present.
 

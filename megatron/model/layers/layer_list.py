@@ -38,12 +38,14 @@ class Layer:
     Args:
         carried: names of the tensors of a `LayerInput` that are present behind this layer, and
             travel between pipeline stages from there on; None: the same as in front of it.
+        prefill_only: whether decode steps of generation skip this layer.
     """
 
     cls: type[nn.Module]
     kwargs: dict[str, Any] = field(default_factory=dict)
     tie: Tie | None = None
     carried: tuple[str, ...] | None = None
+    prefill_only: bool = False
 
     def build(self) -> nn.Module:
         """Return the layer itself, its weights allocated."""

@@ -1,18 +1,88 @@
-"""What every layer of a network is built with, beside its spec."""
+"""What every layer of a network is built with, beside its spec; what it keeps between decode steps.
+
+Generation runs a network many times: a prefill pass over the tokens of new sequences, then decode steps
+of one more token each. What a layer needs of earlier tokens is its *state*: keys and values (a KV
+cache), the last hidden state of a recurrence, projections of an encoder's output. Layers ask for it when
+they are built, and `megatron.inference.engine.model_runner.ModelRunner` allocates it, one row for each
+sequence. In training `LayerParts.states` is None and nothing is kept. The contract:
+
+- `parts.self_attention(number, groups=…, head_dim=…)` is core attention, in generation with a KV cache.
+- `parts.state(*shape)` is a `DecodeState`, a tensor [rows, *shape]; None in training. One size may be
+  None: that dimension is as long as what was written.
+- A pass is either the prefill of sequences that begin with it, or a decode step. `state.read()` returns
+  None in prefill, where layers start as in training, and [b, *shape] in a decode step.
+- `state.write(value)` replaces the states of the sequences of this pass, each pass once at most. In
+  prefill, shorter sequences have padding behind them, which a state must not include: `state.last(x)`
+  returns what stands at the last token of each sequence, `state.lengths` its number of tokens.
+- What is computed in prefill and read from then on, such as keys of an encoder's output:
+  `once_per_sequence(state, compute)`.
+- Rows move: a sequence may have another row in its next pass. Layers index no rows themselves.
+- A decode step does the same operations on the same memory for all values of its tokens, so that it can
+  be captured as a CUDA graph: no branch on a tensor's values.
+- Layers without state, such as an encoder that runs in prefill alone, are built with
+  `parts.without_states`; their entry in the list says `Layer(prefill_only=True)`.
+- A network whose layers keep what they need says `caches = True`; see
+  `megatron.config.networks.architecture`. Others recompute their sequences for each new token.
+"""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.attention_kernels import Attend, CoreAttention
 from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
 
 MixtureBuilder = Callable[..., nn.Module]
 """Builds the mixture of experts (MoE) of a layer from its spec, parts and number."""
+
+
+class DecodeState(Protocol):
+    """What one layer keeps of each sequence between passes: [rows, *shape]."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each sequence in this pass, [b] int64."""
+        ...
+
+    def read(self) -> Tensor | None:
+        """Return the states of the sequences of a decode step, [b, *shape]; None in prefill."""
+        ...
+
+    def write(self, value: Tensor) -> None:
+        """Replace the states of the sequences of this pass by `value`, [b, *shape]."""
+        ...
+
+    def last(self, x: Tensor) -> Tensor:
+        """Return what stands at the last token of each sequence: [s, b, ...] -> [b, ...]."""
+        ...
+
+
+class DecodeStates(Protocol):
+    """The states of all layers of a pipeline stage, of which each layer asks for its own."""
+
+    def state(self, *shape: int | None, dtype: torch.dtype | None = None) -> DecodeState:
+        """Return a state [rows, *shape] of zeros (default dtype: that of activations)."""
+        ...
+
+    def attention(self, attend: Attend, *, groups: int, head_dim: int) -> Attend:
+        """Return self-attention with a KV cache of `groups` heads; `attend` computes prefill."""
+        ...
+
+
+def once_per_sequence(state: DecodeState | None, compute: Callable[[], Tensor]) -> Tensor:
+    """Compute in prefill, and return what was computed then in decode steps; [b, *shape]."""
+    kept = state.read() if state else None
+    if kept is not None:
+        return kept
+    value = compute()
+    if state:
+        state.write(value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +99,7 @@ class LayerParts:
         mixed: whether weights are 16-bit: see `end_of`.
         batch_fields: names of the fields of a batch.
         loss_chunk_tokens: leaves the logits to the loss, as `DeferredLogits`; 0 for none.
+        states: what layers keep between decode steps; None in training.
     """
 
     group: dist.ProcessGroup
@@ -40,8 +111,29 @@ class LayerParts:
     mixed: bool = False
     batch_fields: Collection[str] = ()
     loss_chunk_tokens: int = 0
+    states: DecodeStates | None = None
 
     @property
     def division(self) -> dict[str, Any]:
         """How weights and sequences are divided, as arguments of a parallel linear layer."""
         return {"group": self.group, "sequence_parallel": self.sequence_parallel}
+
+    @property
+    def without_states(self) -> "LayerParts":
+        """These parts for layers that keep nothing between decode steps."""
+        return replace(self, states=None)
+
+    def state(self, *shape: int | None, dtype: torch.dtype | None = None) -> DecodeState | None:
+        """Return the state of a layer: see the module's contract."""
+        return self.states.state(*shape, dtype=dtype) if self.states else None
+
+    def self_attention(self, number: int, *, groups: int, head_dim: int) -> Attend:
+        """Return causal core attention of the layer `number`, in generation with a KV cache.
+
+        Args:
+            groups: query groups of this rank.
+        """
+        attend = self.core_attention(number)
+        if self.states is None:
+            return attend
+        return self.states.attention(attend, groups=groups, head_dim=head_dim)

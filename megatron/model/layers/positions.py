@@ -134,14 +134,14 @@ class RelativePositions:
         """Return [1, a, sq, sk]. Queries are the last positions of the keys."""
         device = self.table_na.device
         queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
-        return self._biases(torch.arange(sk, device=device) - queries_q1).permute(2, 0, 1)[None]
+        return self.at(torch.arange(sk, device=device) - queries_q1).permute(2, 0, 1)[None]
 
     def by_distance(self, sq: int, sk: int) -> Tensor:
         """Return [a, sq + sk - 1]: biases of keys from sk - 1 before the query to sq - 1 behind it."""
-        return self._biases(torch.arange(1 - sk, sq, device=self.table_na.device)).T.contiguous()
+        return self.at(torch.arange(1 - sk, sq, device=self.table_na.device)).T.contiguous()
 
-    def _biases(self, distances: Tensor) -> Tensor:
-        """Return the biases of each distance, [..., a]."""
+    def at(self, distances: Tensor) -> Tensor:
+        """Return the biases [..., a] of distances, position of the key less that of the query."""
         buckets = relative_buckets(
             distances,
             num_buckets=self.table_na.size(0),

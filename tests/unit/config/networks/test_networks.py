@@ -11,7 +11,7 @@ from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import NETWORKS
-from megatron.config.networks.architecture import network_named, network_of
+from megatron.config.networks.architecture import imported, network_named, network_of
 from megatron.config.networks.network import Network
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
@@ -65,6 +65,7 @@ def test_what_it_names_exists(name):
     assert form_of(name) is not None
     assert network.use.startswith("tools/")
     assert not network.extends or network.extends in NETWORKS
+    assert callable(imported(network.batch_in))
 
 
 def test_the_flags_of_another_network_are_refused():

@@ -4,11 +4,16 @@ import torch
 from torch.testing import assert_close
 
 from megatron.inference.engine.decode_graphs import StepShape
-from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
+from megatron.inference.engine.decode_states import DecodeStates
+from megatron.inference.engine.kv_cache import Decode, Prefill
 from megatron.model.layers.attention_kernels import Mask, Weighing
 
 HOW = Weighing(mask=Mask(), scale=0.5)
 LENGTHS = (3, 5)
+
+
+def states_of(*, rows):
+    return DecodeStates(rows=rows, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def sigmoid_attention(query, key, value, how):
@@ -20,14 +25,14 @@ def sigmoid_attention(query, key, value, how):
 def test_decode_steps_attend_by_the_plugin():
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 1, 6, 4)
-    sizes = {"groups": 1, "head_dim": 4, "rows": 2, "max_length": 8}
-    cache = KVCache(range(1, 2), **sizes, dtype=torch.float32, device=torch.device("cpu"))
-    core = cache.core_attention(sigmoid_attention)(1)
-    cache.mode = Prefill(0)
+    states = states_of(rows=2)
+    core = states.attention(sigmoid_attention, groups=1, head_dim=4)
+    states.reserve(8)
+    states.start(Prefill(0, (6, 6)))
     core(query, key, value, HOW)
     # Each row goes on from a length of its own, with the token that stands there.
-    cache.mode = Decode(
-        torch.tensor(LENGTHS), StepShape(2, 3, 6), max_length=8, lengths=[p + 1 for p in LENGTHS]
+    states.start(
+        Decode(torch.tensor(LENGTHS), StepShape(2, 3, 6), lengths=[p + 1 for p in LENGTHS])
     )
     news = [
         torch.stack([x[row, :, [p]] for row, p in enumerate(LENGTHS)]) for x in (query, key, value)

@@ -84,5 +84,5 @@ def test_texts_are_those_of_the_network(spec):
 def test_neighbors_are_refused_by_other_networks(group):
     spec = tiny_spec()
     engine = engine_of(random_model(group, spec), spec, rows=1)
-    request = Request(prompt=(1,), max_new_tokens=1, neighbors=((2,),))
+    request = Request(prompt=(1,), max_new_tokens=1, contexts=((2,),))
     assert "attends to none" in "".join(engine.problems(request))

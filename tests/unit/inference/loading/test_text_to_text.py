@@ -12,7 +12,7 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.extensions.t5.inference import generate_texts
 from megatron.extensions.t5.inference_flags import TextToTextConfig, text_to_text_problems
-from megatron.inference.engine.encoder_runner import run_to_end
+from megatron.inference.engine.beam_search import BeamSearchRequest
 
 
 def model_of(folder, *, rows=1, **sizes):
@@ -53,10 +53,11 @@ def writing(folder, *tokens):
 
     def logits(features):
         logits = torch.zeros(len(features), 14)
-        logits[:, [*tokens, EOS][model.runner.cache.position]] = 1
+        logits[:, written.pop(0)] = 1
         return logits
 
-    model.runner.logits = logits
+    written = [*tokens, EOS] * 2
+    model.engine.runner.logits = logits
     return model
 
 
@@ -72,13 +73,15 @@ SIZES = [
 
 @pytest.mark.parametrize("sizes", SIZES, ids=["learned", "relative", "grouped"])
 def test_decode_steps_with_a_cache_equal_the_network(tmp_path, sizes):
-    network, model = model_of(tmp_path, **sizes)
-    runs, runner = [], model.runner
+    network, model = model_of(tmp_path, rows=2, **sizes)
+    runs, runner = [], model.engine.runner
     runner.model.get_submodule("3").register_forward_hook(lambda *_: runs.append(1))
     sources, texts = [[A, SENTINEL, B, D], [C, C]], [[BOS, A, D, D, B], [BOS, C, C, A, A]]
-    runner.encode(sources, 5)
+    features = runner.prefill([[BOS]] * 2, [1, 1], contexts=[[text] for text in sources], room=5)
     for position in range(5):
-        logits = runner.logits(runner.decode([t[position] for t in texts], [position] * 2)[:, 0])
+        if position:
+            features = runner.decode([text[position] for text in texts], [position] * 2)
+        logits = runner.logits(features[:, 0])
         for row, source, tokens in zip(logits, sources, texts, strict=True):
             torch.testing.assert_close(
                 row, logits_of(network, source, tokens[: position + 1])[-1], rtol=1e-4, atol=1e-5
@@ -99,7 +102,7 @@ def test_each_token_is_the_likeliest_behind_those_before(tmp_path, sizes):
 
 
 def test_a_beam_search_finds_a_likelier_text(tmp_path):
-    network, model = model_of(tmp_path)
+    network, model = model_of(tmp_path, rows=8)
     source = (A, B, D)
 
     def score(tokens):
@@ -107,12 +110,8 @@ def test_a_beam_search_finds_a_likelier_text(tmp_path):
         return float(chances[range(len(tokens)), list(tokens)].sum())
 
     def searched(width):
-        (found,) = run_to_end(
-            model.request(
-                ["a bd"], seeds=["0"], max_new_tokens=5, beam_width=width, length_penalty=0.0
-            ).run(model.runner)
-        )
-        return [*found.tokens, *([EOS] if found.is_finished else [])]
+        (request,) = model.requests(["a bd"], seeds=["0"], max_new_tokens=5)
+        return list(model.engine.run_alone(BeamSearchRequest.of(request, width, 0.0))[0].tokens)
 
     greedy = likeliest(network, source, 5)
     assert searched(1) == greedy
@@ -121,12 +120,13 @@ def test_a_beam_search_finds_a_likelier_text(tmp_path):
 
 def test_texts_that_have_ended_leave_the_batch(tmp_path):
     model = model_of(tmp_path, rows=3)[1]
-    runner, sizes, logits = model.runner, [], model.runner.logits
+    runner, sizes = model.engine.runner, []
+    logits = runner.logits
 
     def ending(features):
         sizes.append(len(features))
         found = logits(features).clone()
-        if runner.cache.position == 1:
+        if len(sizes) == 2:
             found[1] = torch.nn.functional.one_hot(torch.tensor(EOS), 14) * 99.0
         return found
 
@@ -140,7 +140,7 @@ def test_texts_that_have_ended_leave_the_batch(tmp_path):
 
 def test_infinite_logits_are_an_error(tmp_path):
     model = model_of(tmp_path)[1]
-    model.runner.model.tied_modules["embed"].word_embeddings.weight.data.fill_(torch.nan)
+    model.engine.runner.model.tied_modules["embed"].word_embeddings.weight.data.fill_(torch.nan)
     with pytest.raises(MegatronError, match="logits are NaN or infinite"):
         outputs_of(model, "a")
 
@@ -157,10 +157,9 @@ def test_spans_are_filled_in(tmp_path):
 
 
 def test_samples_follow_from_the_seed(tmp_path):
-    model = model_of(tmp_path)[1]
+    alone, model = model_of(tmp_path)[1], model_of(tmp_path, rows=4)[1]
     options = TextToTextConfig(temperature=3.0)
-    texts = [each.text for each in generate_texts(model, ["a b"] * 4, options, seed=1)]
-    model.rows = 4
+    texts = [each.text for each in generate_texts(alone, ["a b"] * 4, options, seed=1)]
     assert texts == [each.text for each in generate_texts(model, ["a b"] * 4, options, seed=1)]
     assert len({*texts}) > 1
     assert texts != [each.text for each in generate_texts(model, ["a b"] * 4, options, seed=2)]

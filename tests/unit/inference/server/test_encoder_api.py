@@ -4,7 +4,7 @@ import re
 
 import pytest
 from browser import CHROMIUM, browser
-from encoders import masked_lm, text_to_text
+from encoders import masked_lm, t5_engine, text_to_text
 from servers import serving
 
 from megatron.config.inference.generation import GenerationConfig
@@ -15,7 +15,7 @@ from megatron.extensions.masked_lm.routes import (
     text_to_text_interface,
 )
 from megatron.extensions.t5.network import T5
-from megatron.inference.engine.encoder_runner import SerialEngine, run_to_end
+from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.web.pages import FILL_MASK_PAGE, TEXT_TO_TEXT_PAGE
 
@@ -40,7 +40,7 @@ def served_bert(group, bert):
 @pytest.fixture(scope="module")
 def served_t5(group, t5):
     parts = {"interfaces": [text_to_text_interface(t5)], "page": TEXT_TO_TEXT_PAGE}
-    with serving(group, engine=SerialEngine(t5.runner), api_key="sesame", **parts) as running:
+    with serving(group, engine=t5.engine, api_key="sesame", **parts) as running:
         yield running
 
 
@@ -69,9 +69,9 @@ def test_embeddings_are_those_of_the_network(served_bert, bert):
 
 def test_texts_are_generated(served_t5, t5):
     texts, sampling = ["a <extra_id_0>", "b"], SamplingParams(temperature=2.0)
-    request = t5.request(texts, seeds=["7:0", "7:1"], max_new_tokens=4, sampling=sampling)
-    found = run_to_end(request.run(t5.runner))
-    expected = [t5.output(*pair) for pair in zip(request.sources, found, strict=True)]
+    requests = t5.requests(texts, seeds=["7:0", "7:1"], max_new_tokens=4, sampling=sampling)
+    alone = t5_engine(rows=1)
+    expected = [*map(t5.output, requests, alone.generate(requests))]
     body = {"texts": texts, "seed": 7, "max_new_tokens": 4, "temperature": 2.0}
     assert generate(served_t5, **body).json["results"] == [
         {"text": one.text, "filled": one.filled, "finished": one.is_finished} for one in expected
@@ -118,9 +118,9 @@ def test_impossible_requests_to_a_t5_are_refused(served_t5, body, reason):
 
 def test_nan_weights_are_reported_and_the_server_goes_on(group, tmp_path):
     model = text_to_text(tmp_path)
-    weight = model.runner.model.tied_modules["embed"].word_embeddings.weight
+    weight = model.engine.runner.model.tied_modules["embed"].word_embeddings.weight
     parts = {"interfaces": [text_to_text_interface(model)]}
-    with serving(group, engine=SerialEngine(model.runner), **parts) as running:
+    with serving(group, engine=model.engine, **parts) as running:
         for value, status in ((float("nan"), 503), (0.1, 200)):
             weight.data.fill_(value)
             reply = running.send("POST", "/text-to-text", {"texts": ["a"]})
