@@ -194,7 +194,7 @@ def read_index(file: Path, kind: str, *, num_threads: int) -> VectorIndex:
         raise DataError(f"there is no index {file}: run the task that makes it first")
     try:
         return VectorIndex(faiss, kind, faiss.read_index(str(file)))
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise DataError(
             f"{file} cannot be read: {_first_line(error)}; delete it and run its task again"
         ) from error

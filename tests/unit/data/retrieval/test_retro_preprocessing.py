@@ -412,6 +412,18 @@ def test_what_faiss_refuses_is_one_message(tmp_path, monkeypatch):
         new_index("Flat", 2, num_threads=1)
 
 
+def test_an_index_that_states_too_large_a_size_is_one_sentence(tmp_path, monkeypatch):
+    """faiss allocates what a damaged file states; which size fails depends on the machine."""
+
+    def allocate(name):
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(vector_index.import_faiss(1), "read_index", allocate)
+    (tmp_path / "index").write_bytes(b"index")
+    with pytest.raises(DataError, match="index cannot be read: std::bad_alloc"):
+        read_index(tmp_path / "index", "Flat", num_threads=1)
+
+
 @pytest.mark.parametrize(
     "flags",
     [
