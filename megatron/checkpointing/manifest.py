@@ -262,7 +262,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{file} is damaged: {error.strerror}") from error
     except OSError as error:
         raise UnreadableCheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
 
 
@@ -320,6 +320,10 @@ def _record(written: int, **entries: Any) -> FileRecord:
     return record
 
 
+UNREAD = "cannot be read"
+"""In a message on a file that may be undamaged: of a machine without descriptors or memory, too."""
+
+
 def damage(
     folder: Path, records: Iterable[FileRecord], *, forgets_cached: bool = False
 ) -> list[str]:
@@ -347,7 +351,7 @@ def _damage(folder: Path, record: FileRecord, *, forgets_cached: bool) -> str | 
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             found = hash_of(stream, algorithm_of(record.hash))
     except OSError as error:
-        return f"{file} cannot be read: {error.strerror}"
+        return f"{file} {UNREAD}: {error.strerror}"
     if found != record.hash:
         return f"{file} is damaged: its hash is not that of the manifest"
     return None

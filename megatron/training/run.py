@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from megatron.checkpointing.publish import tidy
-from megatron.common.errors import ExitCode, TrainingError
+from megatron.common.errors import DataError, ExitCode, TrainingError, before_the_first_step
 from megatron.common.registry import HOOKS, METRICS
 from megatron.common.standard_streams import lost_output
 from megatron.config.config import Config
@@ -236,7 +236,11 @@ class Run:
         profile: Profile | None,
         checkpoints: Checkpoints | None,
     ) -> str:
-        """Take steps, with rollbacks after loss spikes, until `stop` gives a reason; return it."""
+        """Take steps, with rollbacks after loss spikes, until `stop` gives a reason; return it.
+
+        Damaged data before the first step are data that another attempt meets again.
+        """
+        started_from = self.state.iteration
         while True:
             try:
                 return train(
@@ -250,6 +254,11 @@ class Run:
                 )
             except Spike as spike:
                 self._go_back(spike, stream, checkpoints)
+            except DataError:
+                if self.state.iteration != started_from:
+                    raise
+                with before_the_first_step():
+                    raise
 
     def _go_back(self, spike: Spike, stream: Stream, checkpoints: Checkpoints | None) -> None:
         assert checkpoints  # a policy needs --save

@@ -103,6 +103,14 @@ def test_a_rank_that_dies_before_the_first_step_is_named_without_a_limit_for_han
     assert says in record["message"]
 
 
+def test_tokens_outside_the_vocabulary_are_of_the_files_that_flags_name(
+    job_of_two: Job, tmp_path: Path
+) -> None:
+    ended = job_of_two.run(tmp_path / "save", "--vocab-size", "30")
+    assert set(ended.codes) == {ExitCode.MISUSED}, ended.outputs
+    assert "is not in the vocabulary of 3" in "\n".join(ended.outputs)
+
+
 def test_a_taken_port_and_an_unknown_address_end_every_rank(
     job_of_two: Job, tmp_path: Path
 ) -> None:

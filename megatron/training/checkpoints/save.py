@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.checkpointing.disk_space import expected_size, is_full_disk, require_space
 from megatron.checkpointing.manifest import (
     LOCK,
+    UNREAD,
     FileRecord,
     Manifest,
     damage,
@@ -452,10 +453,11 @@ class Checkpoints(Hook):
         Communication: one all-reduce of a byte.
         """
         if problems := found_on_ranks(damaged):
-            raise CheckpointError(
-                f"--save {self._directory}: the file on disk differs from what was written, "
-                f"{consequence}: {'; '.join(problems)}"
-            )
+            if all(f" {UNREAD}: " in problem for problem in problems):
+                found = "the newest checkpoint cannot be verified, and may be undamaged"
+            else:
+                found = f"the file on disk differs from what was written, {consequence}"
+            raise CheckpointError(f"--save {self._directory}: {found}: {'; '.join(problems)}")
         self._unverified = []
 
     def _require_not_moved(self) -> None:

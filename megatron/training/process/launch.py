@@ -1,9 +1,9 @@
 """Launch of a training process: start, error report and exit code."""
 
-import errno
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -22,6 +22,7 @@ from megatron.training.process.launchers import write_root_cause
 from megatron.training.process.restarts import code_for, end_launcher
 
 _HEAD_START_S = 5.0
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred of Linux
 
 
 def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> None:
@@ -86,12 +87,22 @@ def _claim(message: str) -> socket.socket | None:
     It is held for as long as that process lives: the name is in the system's memory, not on a disk.
     """
     claim = socket.socket(socket.AF_UNIX)
+    name = f"\0{os.getppid()} {crc32(message.encode())}".encode()
     try:
-        claim.bind(f"\0{os.getppid()} {crc32(message.encode())}".encode())
-    except OSError as failure:
-        # Where a system has no such names, each may print.
-        return None if failure.errno == errno.EADDRINUSE else claim
+        claim.bind(name)
+        claim.listen()
+    except OSError:
+        # Where a system has no such names, or another user holds this one, each may print.
+        return None if _is_held_by_this_user(name) else claim
     return claim
+
+
+def _is_held_by_this_user(name: bytes) -> bool:
+    with socket.socket(socket.AF_UNIX) as asking, suppress(OSError, AttributeError):
+        asking.connect(name)
+        holder = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(holder)[1]) == os.getuid()
+    return False
 
 
 def _report(message: str) -> None:

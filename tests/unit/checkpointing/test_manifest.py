@@ -105,7 +105,19 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", "null", '"x"', "{}", '{"files": [{"name": "a"}]}', '{"files": 3}'],
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '"x"',
+        "{}",
+        '{"files": [{"name": "a"}]}',
+        '{"files": 3}',
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[:20],
 )
 def test_a_damaged_manifest_is_an_error(tmp_path, text):
     (tmp_path / MANIFEST).write_text(text)

@@ -1,5 +1,6 @@
 """Saving checkpoints, with an engine that writes one small file."""
 
+import errno
 import json
 import os
 import re
@@ -48,6 +49,19 @@ def test_the_newest_checkpoint_is_verified_before_the_run_ends(job):
     # Once is enough.
     (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
     job.checkpoints.verify()
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(job, monkeypatch):
+    job.save(5)
+
+    def fail(*words, **options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "posix_fadvise", fail)
+    with pytest.raises(CheckpointError, match="cannot be verified.*Too many open") as found:
+        job.checkpoints.verify()
+    assert "differs" not in str(found.value)
+    assert "older checkpoint" not in str(found.value)
 
 
 def test_verification_reads_the_disk_and_not_the_page_cache(job, monkeypatch):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from megatron.training.process import launch
+
 REPOSITORY = Path(__file__).resolve().parents[4]
 
 PROGRAM = """
@@ -113,6 +115,17 @@ def test_of_ranks_with_the_same_error_one_speaks() -> None:
     assert sorted(same)[:2] == ["", ""]
     assert "".join(same) in {f"error [rank {rank}]: same\n" for rank in (1, 2, 3)}
     assert {rank.returncode for rank in ranks} == {1}
+
+
+def test_a_stranger_who_holds_the_name_of_a_message_does_not_silence_it(monkeypatch):
+    first = launch._claim("out of data")
+    assert first
+    assert launch._claim("out of data") is None
+    with monkeypatch.context() as stranger:
+        stranger.setattr(os, "getuid", lambda: -1)
+        assert launch._claim("out of data")
+    first.close()
+    assert launch._claim("out of data")
 
 
 def test_a_rank_whose_peer_has_told_why_it_left_waits_for_it():
