@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.config import SECTIONS, parse_config_for_checkpoint
+from megatron.config.config import all_sections, parse_config_for_checkpoint
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
 from megatron.config.tools.diagnostics import DoctorConfig
@@ -48,7 +48,7 @@ _OF_NO_RUN = {"--device", "--local-rank"}
 def main(argv: Sequence[str]) -> None:
     """Print the report; exit with 1 if there is a problem."""
     given = {plain(word.partition("=")[0]) for word in argv}
-    is_example = given.isdisjoint(switch_words(SECTIONS).keys() - _OF_NO_RUN)
+    is_example = given.isdisjoint(switch_words(all_sections()).keys() - _OF_NO_RUN)
     words = [*EXAMPLE.split(), *argv] if is_example else argv
     config, own = parse_config_for_checkpoint(
         words, NOT_NEEDED, {"doctor": DoctorConfig}, description=__doc__ or ""

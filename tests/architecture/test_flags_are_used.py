@@ -29,8 +29,8 @@ READ_BEFORE_PARSING = {
 def fields_read(file: Path) -> set[tuple[str, str]]:
     """Return (section class, field) for every read of a field that `file` contains.
 
-    A section is known by the annotation of a parameter or variable, or as an attribute of what is
-    annotated Config.
+    A section is known by the annotation of a parameter or variable, as an attribute of what is
+    annotated Config, or as what `Config.section` returns.
     """
     found = set()
     for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -49,6 +49,9 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
         if isinstance(node, ast.Attribute) and type_of(node.value) == "Config":
             section = SECTIONS.get(node.attr)
             return section.__name__ if section else None
+        match node:
+            case ast.Call(func=ast.Attribute(attr="section"), args=[ast.Name(id=name)]):
+                return name
         return None
 
     for node in ast.walk(function):

@@ -117,7 +117,7 @@ def observe(
             stack.enter_context(watch(seen))
         stack.enter_context(stood_in(as_gpu=as_gpu))
         try:
-            config, notices = parse_config(words)
+            config, notices = parse_config(words, objective=objective)
             launch, device = prepare_process(config.parallel)
             log.configure(launch.rank)
             pretrain.pretrain(config, notices, launch, device, OBJECTIVES.get(objective)())

@@ -18,9 +18,9 @@ from option_files import write_files
 from options import BASE, OPTIONS, Turned, Unseen
 from ranks import run_on_ranks
 
-from megatron.config.config import SECTIONS
+from megatron.config.config import all_sections
 
-NAMES = [field.name for section in SECTIONS.values() for field in fields(section)]
+NAMES = [field.name for section in all_sections().values() for field in fields(section)]
 TURNED = {name: entry for name, entry in OPTIONS.items() if isinstance(entry, Turned)}
 TIMEOUT_S = 500
 

@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.checkpointing.compare import _COMPARED_SECTIONS
-from megatron.config.config import SECTIONS
+from megatron.config.config import all_sections
 from megatron.config.flag_names import flag_and_value
 from megatron.config.parsing.declaration import setting_of
 
@@ -24,7 +24,9 @@ def decisions(plan, path=""):
 
 
 def test_settings_name_decisions_that_exist():
-    settings = (setting_of(field) for section in SECTIONS.values() for field in fields(section))
+    settings = (
+        setting_of(field) for section in all_sections().values() for field in fields(section)
+    )
     assert {each for setting in settings for each in setting.decisions} <= {*decisions(PLAN)}
 
 
