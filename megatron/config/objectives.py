@@ -108,7 +108,8 @@ def objective_tokenizer_arguments(config: TokenizerConfig, name: ObjectiveName) 
 
 def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
     """Return the objective of the script of `name`."""
-    declared, objective = declaration_of(name), config.objective
+    declared = declaration_of(name)
+    objective = config.objective
     return ObjectivePlan(
         name=name,
         sees_prefix=declared.sees_prefix or objective.prefixlm,
