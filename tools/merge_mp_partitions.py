@@ -18,7 +18,7 @@ from megatron.config.config import SECTIONS, parse_conversion
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of
-from megatron.config.tools.checkpoint_tools import ARCHITECTURES, PartitionsConfig
+from megatron.config.tools.checkpoint_tools import PartitionsConfig, architectures
 
 
 def main(argv: Sequence[str]) -> None:
@@ -29,9 +29,9 @@ def main(argv: Sequence[str]) -> None:
     folders = parsed.config.checkpoint
     for notice in parsed.notices:
         print(notice)
-    if own.model_type not in ARCHITECTURES:
+    if own.model_type not in architectures():
         raise ConfigError(
-            f"--model-type {own.model_type}: only {', '.join(ARCHITECTURES)} are merged"
+            f"--model-type {own.model_type}: only {', '.join(architectures())} are merged"
         )
     if not folders.load:
         raise ConfigError("--load is missing: the directory of the checkpoint")
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
                 "--target-pipeline-model-parallel-size",
             ),
             heads=parsed.config.model.num_attention_heads or None,
-            architecture=ARCHITECTURES[own.model_type],
+            architecture=architectures()[own.model_type],
         )
         for line in convert(conversion, lambda words: parse(words).config):
             print(line)

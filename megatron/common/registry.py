@@ -83,6 +83,12 @@ class Registry(Generic[Part]):
         """Yield all names: the built-in ones, then those of plugins."""
         return iter(dict.fromkeys([*self.built_in, *self._entries]))
 
+    def with_extensions(self) -> list[str]:
+        """Return all names, those of extensions that are not used yet too."""
+        for extension in extension_names():
+            load_extension(extension)
+        return [*self]
+
     def is_own(self, name: object) -> bool:
         """Whether `name` is that of a plugin's part."""
         there = None if name in self.built_in else self._entries.get(str(name))

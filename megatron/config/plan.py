@@ -84,7 +84,7 @@ from megatron.extensions.tasks.text_flags import TextTaskPlan, plan_text_task
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that will be built and run. Nothing in it is None."""
+    """Everything that will be built and run. None is a part that the run does not have."""
 
     model: ModelSpec
     experts: ExpertPlan

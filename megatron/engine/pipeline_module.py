@@ -23,7 +23,7 @@ from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
-from megatron.planner.pipeline_schedule import Grid
+from megatron.pipeline.schedule import Grid
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology

@@ -20,7 +20,7 @@ from megatron.common.cli import run_tool
 from megatron.config.config import parse_conversion
 from megatron.config.foreign_flags.run import CONVERSION_LEGACY
 from megatron.config.run.urls import cache_of
-from megatron.config.tools.checkpoint_tools import ARCHITECTURES, ConversionConfig
+from megatron.config.tools.checkpoint_tools import ConversionConfig, architectures
 
 
 def main(argv: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
             pipeline=own.target_pipeline_parallel_size or 1,
             flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
             heads=parsed.config.model.num_attention_heads or None,
-            architecture=ARCHITECTURES[own.model_type],
+            architecture=architectures()[own.model_type],
         )
         for line in convert(conversion, lambda words: parse(words).config):
             print(line)

@@ -147,7 +147,7 @@ def form_of(network: str) -> Form | None:
 
 def recognised(names: Collection[str]) -> tuple[str, Form]:
     """Return the name and the form of the network that parameters of these names belong to."""
-    forms = ((name, form) for name in NETWORKS if (form := form_of(name)))
+    forms = ((name, form) for name in NETWORKS.with_extensions() if (form := form_of(name)))
     return next(
         ((name, form) for name, form in forms if form.recognises(names)), ("gpt", GPTForm())
     )

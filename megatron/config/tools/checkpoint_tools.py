@@ -6,8 +6,10 @@ from typing import Literal
 from megatron.common.registry import NETWORKS
 from megatron.config.parsing.declaration import setting
 
-ARCHITECTURES = {name.upper(): name for name in NETWORKS}
-"""By --model-type."""
+
+def architectures() -> dict[str, str]:
+    """Return the names of networks by --model-type."""
+    return {name.upper(): name for name in NETWORKS.with_extensions()}
 
 
 @dataclass(frozen=True, kw_only=True)

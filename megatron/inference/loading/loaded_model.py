@@ -267,7 +267,8 @@ def require_service(source: ModelSource, spec: ModelSpec, *services: Service) ->
         )
     network = network_of(spec)
     if network.service not in services:
-        names = [name for name in NETWORKS if network_named(name).service in services]
+        known = NETWORKS.with_extensions()
+        names = [name for name in known if network_named(name).service in services]
         raise WrongCheckpointError(
             f"{source.folder} holds no {' or '.join(names).upper()} but a {network.name.upper()}: "
             f"{network.use}"

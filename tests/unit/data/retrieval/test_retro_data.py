@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron.data.chunk_files import hdf5_files
-from megatron.data.chunk_files.chunk_database import ChunkDatabase
-from megatron.data.chunk_files.hdf5_files import BlockedRows
 from retro_project import (
     EOD,
     SETTINGS,
@@ -24,7 +21,9 @@ from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.extensions.retro.data import retro_view
-from megatron.extensions.retro.retrieval.chunk_database import read_chunks
+from megatron.extensions.retro.retrieval import hdf5_files
+from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase, read_chunks
+from megatron.extensions.retro.retrieval.hdf5_files import BlockedRows
 
 NETWORK = (
     *("--num-layers", "6", "--hidden-size", "8", "--num-attention-heads", "2", "--lr", "1"),
