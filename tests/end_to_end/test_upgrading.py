@@ -20,7 +20,7 @@ from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.config.config import parse_config
-from megatron.config.data.objective import declaration_of
+from megatron.config.objectives import declaration_of
 from megatron.config.plan import plan
 from megatron.extensions.nemo.flags import nemo_flags
 from megatron.extensions.nemo.flags_tasks import NEMO_TASKS

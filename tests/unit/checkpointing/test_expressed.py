@@ -13,8 +13,8 @@ from megatron.checkpointing.megatron_lm import megatron_files
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
-from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.objectives import declaration_of
 from megatron.extensions.nemo.checkpoints_export import _require_expressed
 
 TRAINING = {
