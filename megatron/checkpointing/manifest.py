@@ -262,7 +262,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{file} is damaged: {error.strerror}") from error
     except OSError as error:
         raise UnreadableCheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
 
 

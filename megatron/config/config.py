@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.extensions import extension_sections, extensions_with, used_sections
+from megatron.common.extensions import (
+    extension_names,
+    extension_sections,
+    extensions_with,
+    load_extension,
+    used_sections,
+)
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.masks import MaskConfig
@@ -29,6 +35,7 @@ from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import options_of_field
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import (
     PluginConfig,
@@ -145,6 +152,9 @@ def parse_config(
     return config, parsed.notices
 
 
+_HELP = {"-h", "--help"}
+
+
 def load_sections(
     argv: Sequence[str],
     *,
@@ -174,14 +184,17 @@ def load_sections(
         *extensions_with(used_sections(saved or {}) - SECTIONS.keys()),
         *_extensions_of_flags(words, {**SECTIONS, **plugin_sections(), **(extra or {})}),
     )
+    used = extension_names() if _HELP & {*words} else dict.fromkeys(filter(None, named))
+    for name in used:
+        load_extension(name)  # which declares whose its flags are
     own = extension_sections(dict.fromkeys(filter(None, named)))
     return {**SECTIONS, **own, **plugin_sections()}
 
 
 def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> list[str]:
     """Return the extensions that have flags among `words` which no other section has."""
-    given = {word.partition("=")[0] for word in words if word.startswith("--")}
-    unknown = given - _options(known.values()) - {flag.option for flag in LEGACY}
+    given = {plain(word.partition("=")[0]) for word in words if word.startswith("--")}
+    unknown = given - _options(known.values()) - {plain(flag.option) for flag in LEGACY}
     if not unknown:
         return []
     found = (name for name, each in extension_sections().items() if unknown & _options([each]))
@@ -189,8 +202,11 @@ def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> lis
 
 
 def _options(sections: Iterable[type]) -> set[str]:
-    """Return all spellings of the flags of several sections."""
-    return {word for each in sections for field in fields(each) for word in options_of_field(field)}
+    """Return all spellings of the flags of several sections, with hyphens for underscores."""
+    names = (
+        name for each in sections for field in fields(each) for name in options_of_field(field)
+    )
+    return {plain(name) for name in names}
 
 
 def all_sections() -> dict[str, type]:

@@ -372,7 +372,7 @@ def _run_problems(
 def _flags_of_network_problems(config: Config, network: Network) -> Iterator[str]:
     """Yield the flags that the network of an objective does not have, and wrong values of its own."""
     yield from network.problems(config)
-    for name in NETWORKS:
+    for name in NETWORKS.with_extensions():
         if name != network.name:
             yield from network_class(name).misplaced(config)
 

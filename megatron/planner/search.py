@@ -194,8 +194,8 @@ def obstacle(plan: Plan, device: Device) -> str | None:
     if plan.precision.dtype == "bf16" and not device.has_bf16:
         return _no_bf16(device)
     for stage in stages_of(plan):
-        if not stage.layers:
-            return f"stage {stage.index} would have no transformer layer"
+        if not stage.entries:
+            return f"stage {stage.index} would have no layer"
     usable = device.memory_gib - RESERVED_BYTES / GIB
     if max(memory.total for memory in memory_of_stages(plan)) > usable * GIB:
         return f"needs more than the {usable:.1f} GiB of a {device.name} that a run can use"

@@ -532,5 +532,8 @@ def _counters_and_scaler(
     if any(map(_OPTIMIZER_FILE.fullmatch, files.names)):
         saved = files.read(files.optimizer_file(0).format(replica=0, rank=0))[_STATE]
         scaler = saved.get("loss_scaler")
-        return counters, dict(vars(scaler)) if scaler else {}
+        # Its numbers and switches alone, which ranks can send each other.
+        attributes = vars(scaler) if scaler else {}
+        plain = {n: value for n, value in attributes.items() if isinstance(value, int | float)}
+        return counters, plain
     return counters, {}

@@ -182,7 +182,13 @@ def universal_index(folder: Path, manifest: Manifest) -> UniversalIndex:
     with _universal(folder):
         progress = read_tensors(folder / _PROGRESS)
         return UniversalIndex(
-            states=states, counters=progress["counters"], loss_scaler=progress["loss_scaler"]
+            states=states,
+            counters=progress["counters"],
+            loss_scaler={
+                name: value
+                for name, value in progress["loss_scaler"].items()
+                if isinstance(value, int | float)
+            },
         )
 
 

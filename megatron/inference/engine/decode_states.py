@@ -2,7 +2,7 @@
 
 Layers ask `DecodeStates` for what they keep when they are built: `attention` for a KV cache, `state` for
 anything else (`megatron.model.layers.parts` has the contract). `ModelRunner` allocates them once its
-layers are built, and says before each pass what it is: `start` with a `Prefill` or a `Decode`. The
+layers are built, and sets the pass (`Prefill` or `Decode`): `start` with a `Prefill` or a `Decode`. The
 scheduler and beam search move, copy and clear rows, whatever a network keeps in them.
 """
 
@@ -33,7 +33,7 @@ class DecodeStates:
         self._states: list[RowState] = []
         self._step: Prefill | Decode = Prefill(0, ())
 
-    # Asked by layers when they are built.
+    # Called by layers in their constructors.
 
     def attention(self, attend: Attend, *, groups: int, head_dim: int) -> CachedAttention:
         """Return self-attention with a KV cache of a layer.
@@ -53,6 +53,11 @@ class DecodeStates:
         growing = shape.index(None) + 1 if None in shape else None
         self._states.append(RowState(self.current, tensor, growing=growing))
         return self._states[-1]
+
+    @property
+    def grows(self) -> bool:
+        """Whether a state is as long as its longest value, so that no captured step can be replayed."""
+        return any(state.grows for state in self._states)
 
     def current(self) -> Prefill | Decode:
         """Return the pass that runs."""
@@ -137,6 +142,11 @@ class RowState:
         self._sizes = [0] * len(tensor)  # of each row, in the growing dimension
 
     @property
+    def grows(self) -> bool:
+        """Whether it is as long as the longest value written."""
+        return self._growing is not None
+
+    @property
     def lengths(self) -> Tensor:
         """The number of tokens of each sequence in this pass, [b] int64."""
         return self._current().lengths_on(self.tensor.device)
@@ -164,11 +174,13 @@ class RowState:
             wider = self.tensor.new_zeros(shape)
             wider.narrow(self._growing, 0, self.tensor.size(self._growing)).copy_(self.tensor)
             self.tensor = wider
-        self.tensor[rows].narrow(self._growing, 0, size).copy_(value)
+        kept = self.tensor[rows]
+        kept.narrow(self._growing, 0, size).copy_(value)
+        kept.narrow(self._growing, size, kept.size(self._growing) - size).zero_()
         self._sizes[rows] = [size] * len(value)
 
     def last(self, x: Tensor) -> Tensor:
-        """Return what stands at the last token of each sequence: [s, b, ...] -> [b, ...]."""
+        """Return the value at the last token of each sequence: [s, b, ...] -> [b, ...]."""
         if len(x) == 1:
             return x[0]
         return x[self.lengths - 1, torch.arange(x.size(1), device=x.device)]

@@ -123,7 +123,7 @@ class ModelRunner:
             if not (isinstance(step, Layer) and step.prefill_only)
         ]
         self._graphs = None
-        if capture and rows and self._rounding > 1:
+        if capture and rows and self._rounding > 1 and not (self.states and self.states.grows):
             self._graphs = DecodeGraphs(
                 self._decode, rows=rows, device=device, capture=capture, keeping=self._keeping
             )

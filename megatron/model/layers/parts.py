@@ -13,7 +13,7 @@ sequence. In training `LayerParts.states` is None and nothing is kept. The contr
   None in prefill, where layers start as in training, and [b, *shape] in a decode step.
 - `state.write(value)` replaces the states of the sequences of this pass, each pass once at most. In
   prefill, shorter sequences have padding behind them, which a state must not include: `state.last(x)`
-  returns what stands at the last token of each sequence, `state.lengths` its number of tokens.
+  returns the value at the last token of each sequence, `state.lengths` its number of tokens.
 - What is computed in prefill and read from then on, such as keys of an encoder's output:
   `once_per_sequence(state, compute)`.
 - Rows move: a sequence may have another row in its next pass. Layers index no rows themselves.
@@ -58,7 +58,7 @@ class DecodeState(Protocol):
         ...
 
     def last(self, x: Tensor) -> Tensor:
-        """Return what stands at the last token of each sequence: [s, b, ...] -> [b, ...]."""
+        """Return the value at the last token of each sequence: [s, b, ...] -> [b, ...]."""
         ...
 
 

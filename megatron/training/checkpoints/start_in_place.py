@@ -16,6 +16,7 @@ from megatron.checkpointing.manifest import (
     published_tags,
     tag_of,
 )
+from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
 from megatron.checkpointing.publish import restore_replaced
 from megatron.common.atomic_files import sync_folder
 from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
@@ -48,7 +49,7 @@ def with_start_in_place(plan: Plan, config: Config) -> Plan:
     if from_rank_0(lambda: _begins(directory)):
         initial = replace(requested, load=str(directory / INITIAL), must_exist=True)
         return replace(plan, checkpoint=initial)
-    log.info("%s was started before: the run continues from its newest checkpoint", directory)
+    log.warning("%s was started before: the run continues from its newest checkpoint", directory)
     continued = replace(config.checkpoint, finetune=False, reset_progress=False, ckpt_step=None)
     return replace(plan, checkpoint=plan_checkpoint(continued, trains=trains))
 
@@ -56,11 +57,13 @@ def with_start_in_place(plan: Plan, config: Config) -> Plan:
 def _begins(directory: Path) -> bool:
     """Whether the run in `directory` has saved nothing yet; its checkpoints are those in `initial` then."""
     initial, making = directory / INITIAL, directory / f"{STAGING}{INITIAL}"
-    if initial.exists():
+    if published_tags(initial):
         return not published_tags(directory)
     restore_replaced(directory)
     if not (making.exists() or published_tags(directory)):
-        raise WrongCheckpointError(f"--load {directory} holds no checkpoint to start from")
+        foreign = foreign_checkpoint_in(directory)
+        problem = f"is {foreign}" if foreign else "holds no checkpoint to start from"
+        raise WrongCheckpointError(f"--load {directory} {problem}")
     try:
         making.mkdir(exist_ok=True)  # there already if a start was killed while it moved them
         for name in sorted(os.listdir(directory)):
@@ -75,7 +78,8 @@ def _begins(directory: Path) -> bool:
 
 
 def _require_saved(directory: Path) -> None:
-    if (directory / INITIAL).exists() and not published_tags(directory):
+    moved = directory / INITIAL, directory / f"{STAGING}{INITIAL}"
+    if any(map(published_tags, moved)) and not published_tags(directory):
         raise WrongCheckpointError(
             f"--load {directory} holds only the checkpoints that a run was to start from, in "
             f"{directory / INITIAL}: write --finetune or --reset-progress again, or --load "
