@@ -2,11 +2,12 @@
 
 The name of the folder is that of the extension; nothing lists them. An extension registers its network,
 objectives and formats in the registries that plugins use, and declares its flags in `SECTIONS` of its
-`flags.py`. Its modules that need no torch are imported when a program, a flag or a checkpoint needs
-them; a folder that is taken away takes its capability with it, and nothing else.
+`flags.py`, and those of its programs in `PROGRAMS` of its `programs.py`. Its modules that need no
+torch are imported when a program, a flag or a checkpoint needs them; a folder that is taken away takes
+its capability with it, and nothing else.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -40,10 +41,21 @@ def extension_of(module: str) -> str:
 @cache
 def sections_of(name: str) -> Mapping[str, type]:
     """Return the sections of flags that an extension brings to a run, by name."""
-    if not (_FOLDER / name / "flags.py").is_file():
-        return {}
-    found: Mapping[str, type] = getattr(import_module(f"{PACKAGE}.{name}.flags"), "SECTIONS", {})
+    found: Mapping[str, type] = _declared(name, "flags", "SECTIONS") or {}
     return found
+
+
+def declared_in(module: str, name: str) -> Iterator[Any]:
+    """Yield what extensions declare by a name in their module of another, one extension after the other."""
+    found = (_declared(extension, module, name) for extension in extension_names())
+    return (each for each in found if each is not None)
+
+
+def _declared(extension: str, module: str, name: str) -> Any:
+    """Return what an extension declares by `name` in one of its modules; None if it has none."""
+    if not (_FOLDER / extension / f"{module}.py").is_file():
+        return None
+    return getattr(import_module(f"{PACKAGE}.{extension}.{module}"), name, None)
 
 
 def extension_sections(names: Iterable[str] | None = None) -> dict[str, type]:

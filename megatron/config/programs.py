@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from megatron.common.extensions import extension_sections
+from megatron.common.extensions import declared_in
 from megatron.config.config import SECTIONS
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
@@ -38,41 +38,15 @@ from megatron.config.tools.preprocess import (
     ShardConfig,
     WorkerTrialConfig,
 )
-from megatron.extensions.bert.inference_flags import FillMaskConfig
-from megatron.extensions.corpora.flags import CleaningConfig
-from megatron.extensions.corpora.flags_fetch import FetchConfig, PublishedConfig, WikipediaConfig
-from megatron.extensions.detox.flags import (
-    AnnotationConfig,
-    ContinuationsConfig,
-    ScorerConfig,
-    SelectionConfig,
-    ToxicityConfig,
-)
-from megatron.extensions.retro.inference_flags import AnswerConfig, AnswerScoreConfig
-from megatron.extensions.retro.preprocessing_flags import (
-    RetroPreprocessingConfig,
-    RetroRecallConfig,
-)
-from megatron.extensions.t5.inference_flags import TextToTextConfig
-from megatron.extensions.tasks.inference_flags import EnsembleConfig, HarnessConfig, TaskConfig
 
 _TRAINING = tuple(SECTIONS.values())
 
-
-def _training_of(extension: str) -> tuple[type, ...]:
-    return (*_TRAINING, *extension_sections([extension]).values())
-
-
-PROGRAMS: Mapping[str, tuple[type, ...]] = {
+_OWN: Mapping[str, tuple[type, ...]] = {
     "pretrain_gpt.py": _TRAINING,
     "pretrain_prefix_lm.py": _TRAINING,
-    "pretrain_bert.py": _training_of("bert"),
-    "pretrain_t5.py": _training_of("t5"),
-    "pretrain_retro.py": _TRAINING,
     "finetune_t0.py": _TRAINING,
     "finetune_t0_non_causal_decoder.py": _TRAINING,
     "finetune_sft.py": _TRAINING,
-    "tools/retro/sft/sft_retro.py": _TRAINING,
     "tools/plan.py": (*_TRAINING, PlanningConfig),
     "tools/doctor.py": (*_TRAINING, DoctorConfig),
     "tools/watch.py": (WatchConfig,),
@@ -97,30 +71,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         UrlConfig,
         ShardConfig,
     ),
-    "tools/corpora/clean.py": (
-        TokenizerConfig,
-        PreprocessConfig,
-        PluginModulesConfig,
-        CleaningConfig,
-    ),
-    "tools/corpora/wikipedia.py": (
-        TokenizerConfig,
-        PreprocessConfig,
-        PluginModulesConfig,
-        UrlConfig,
-        WikipediaConfig,
-    ),
-    "tools/corpora/published.py": (
-        TokenizerConfig,
-        PreprocessConfig,
-        PluginModulesConfig,
-        UrlConfig,
-        PublishedConfig,
-    ),
-    "tools/retro/preprocess_data.py": (RetroPreprocessingConfig,),
-    "tools/corpora/fetch.py": (FetchConfig,),
     "tools/merge_preprocessed_data.py": (MergeConfig, UrlConfig),
-    "tools/retro/recall.py": (RetroPreprocessingConfig, RetroRecallConfig),
     "tools/build_index.py": _TRAINING,
     "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig, UrlConfig),
     "tools/sample_idxs_to_text.py": (*_TRAINING, SampleTextConfig),
@@ -147,30 +98,12 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/convert_checkpoint/inspect_checkpoint.py": (FileConfig,),
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": (FilesConfig,),
     "tools/generate_samples_gpt.py": (*_TRAINING, GenerationConfig),
-    "tools/retro/text_generation/retro_text_generation.py": (
-        *_TRAINING,
-        GenerationConfig,
-        AnswerConfig,
-    ),
-    "tools/retro/text_generation/evaluate.py": (AnswerScoreConfig,),
-    "tools/fill_mask.py": (*_TRAINING, FillMaskConfig),
-    "tools/text_to_text.py": (*_TRAINING, TextToTextConfig),
     "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),
-    "tasks/main.py": (*_TRAINING, TaskConfig),
-    "tasks/token_classification.py": _TRAINING,
-    "tasks/text_classification.py": _TRAINING,
-    "tasks/question_answering.py": _TRAINING,
-    "tasks/ensemble_classifier.py": (EnsembleConfig,),
-    "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),
-    "examples/detxoify_lm/generate_samples_gpt.py": (
-        *_TRAINING,
-        GenerationConfig,
-        ContinuationsConfig,
-    ),
-    "examples/detxoify_lm/annotations/perspective_api_annotate.py": (
-        AnnotationConfig,
-        ScorerConfig,
-    ),
-    "examples/detxoify_lm/annotations/filter-selfgeneration.py": (SelectionConfig,),
-    "examples/detxoify_lm/perspective_api.py": (ToxicityConfig, ScorerConfig),
 }
+
+PROGRAMS: Mapping[str, tuple[type, ...]] = {
+    name: sections
+    for programs in (_OWN, *declared_in("programs", "PROGRAMS"))
+    for name, sections in programs.items()
+}
+"""Those of the core, and what extensions declare in their `programs.py`."""

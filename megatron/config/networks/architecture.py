@@ -87,6 +87,10 @@ class Architecture:
     service: Service = ""
     """What it does with a request."""
 
+    served_in: str = ""
+    """Dotted name of the function that loads it for the server, called with the ModelSource and the
+    GenerationConfig, a `megatron.inference.server.backend.Backend`; "": it continues prompts, if at all."""
+
     use: str = "nothing here generates with it"
     """A sentence for who tries to use it otherwise: the tool for it."""
 

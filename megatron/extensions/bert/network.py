@@ -23,6 +23,7 @@ class BERT(Network):
     is_causal = False
     masks_padding = True
     service = "masks"
+    served_in = "megatron.extensions.bert.routes.masked_lm_backend"
     use = "tools/fill_mask.py fills masks and scores sentences with it"
     usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
     layers_in = "megatron.extensions.bert.layers.bert_layers"

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.extensions.openai_api.choices import Delta, Prompt, TokenRecord
+from megatron.extensions.openai_api.errors import openai_responses
 from megatron.extensions.openai_api.request import (
     OpenAIRequest,
     Record,
@@ -26,7 +27,6 @@ from megatron.extensions.openai_api.schemas import (
     ModelsAnswer,
 )
 from megatron.inference.server.engine_thread import PendingRequests, while_connected
-from megatron.inference.server.errors import openai_responses
 from megatron.inference.server.served_model import ServedModel
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.special import encode_alone

@@ -11,12 +11,13 @@ from uuid import uuid4
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.extensions.openai_api.choices import ChoiceBuilder, Delta, Prompt, TokenRecord
+from megatron.extensions.openai_api.errors import openai_error
 from megatron.extensions.openai_api.schemas import OpenAIBody
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.detokenizer import Detokenizer
 from megatron.inference.server.engine_thread import PendingRequests, Unavailable
-from megatron.inference.server.errors import UnknownModel, openai_error
+from megatron.inference.server.errors import UnknownModel
 from megatron.inference.server.served_model import ServedModel
 from megatron.tokenizer.special import special_tokens
 

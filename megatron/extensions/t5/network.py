@@ -45,6 +45,7 @@ class T5(Network):
     is_causal = False
     masks_padding = True
     service = "texts"
+    served_in = "megatron.extensions.t5.routes.text_to_text_backend"
     use = "tools/text_to_text.py generates text from text with it"
     usage = "generate with: tools/text_to_text.py --load {directory} --text TEXT"
     layers_in = "megatron.extensions.t5.layers.t5_layers"

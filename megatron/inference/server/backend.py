@@ -1,26 +1,21 @@
-"""Load the checkpoint of a server: engine, interfaces and page by the network's architecture."""
+"""Load the checkpoint of a server: engine, interfaces and page as its network declares."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megatron.common.errors import raise_if_any
+from megatron.common.registry import imported
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.config.networks.architecture import Service, network_named
+from megatron.config.networks.architecture import network_named
 from megatron.data.datasets.fim import FimTokens
-from megatron.extensions.bert.inference import load_masked_lm
-from megatron.extensions.masked_lm.routes import (
-    fill_mask_interface,
-    text_to_text_interface,
-)
-from megatron.extensions.t5.inference import load_text_to_text
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
 from megatron.inference.loading.model_source import ModelSource
 from megatron.inference.server.app import INTERFACES, Interface
-from megatron.inference.server.web.pages import FILL_MASK_PAGE, GENERATION_PAGE, TEXT_TO_TEXT_PAGE
+from megatron.inference.server.web.pages import GENERATION_PAGE
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -48,7 +43,7 @@ class Backend:
 def load_backend(
     source: ModelSource, generation: GenerationConfig, serving: ServingConfig
 ) -> Backend:
-    """Load the GPT, BERT or T5 of a checkpoint.
+    """Load the network of a checkpoint.
 
     Raises:
         ConfigError: flags do not fit the network or the machine.
@@ -58,10 +53,11 @@ def load_backend(
     """
     model: dict[str, Any] = source.manifest.plan["model"]
     network = network_named(model.get("architecture", "gpt"))
-    if network.service not in _ENCODERS:
+    if not network.served_in:
         return _prompts(source, generation, serving)
     raise_if_any(encoder_problems(serving, generation, network))
-    return _ENCODERS[network.service](source, generation)
+    backend: Backend = imported(network.served_in)(source, generation)
+    return backend
 
 
 def _prompts(source: ModelSource, generation: GenerationConfig, serving: ServingConfig) -> Backend:
@@ -74,31 +70,3 @@ def _prompts(source: ModelSource, generation: GenerationConfig, serving: Serving
         chat=chat_prompts_of(source, loaded.tokenizer, serving.chat_template) if is_first else None,
         fim=fim_tokens_of(source, loaded.tokenizer) if is_first else None,
     )
-
-
-def _masked_lm(source: ModelSource, generation: GenerationConfig) -> Backend:
-    model, is_first = load_masked_lm(source, generation)
-    return Backend(
-        engine=SerialEngine(model.runner, model),
-        tokenizer=model.tokenizer,
-        is_first=is_first,
-        interfaces=[fill_mask_interface(model)],
-        page=FILL_MASK_PAGE,
-    )
-
-
-def _text_to_text(source: ModelSource, generation: GenerationConfig) -> Backend:
-    model, is_first = load_text_to_text(source, generation)
-    return Backend(
-        engine=model.engine,
-        tokenizer=model.tokenizer,
-        is_first=is_first,
-        interfaces=[text_to_text_interface(model)],
-        page=TEXT_TO_TEXT_PAGE,
-    )
-
-
-_ENCODERS: dict[Service, Callable[[ModelSource, GenerationConfig], Backend]] = {
-    "masks": _masked_lm,
-    "texts": _text_to_text,
-}

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from megatron.extensions.openai_api.schemas import OpenAIError
+from megatron.common.extensions import declared_in
 from megatron.inference.server.schemas import MegatronError
 
 Responses = dict[int | str, dict[str, Any]]
@@ -20,8 +20,9 @@ _REASONS = {
     413: "The body is larger than --max-body-bytes.",
     503: "Too many sequences are waiting, or the server is shutting down.",
 }
-_BODY_STATUSES = (400, 408, 413, 503)
-_OPENAI_CODES = {401: "invalid_api_key"}
+BODY_STATUSES = (400, 408, 413, 503)
+"""Those of a path that reads a body."""
+
 _OBSOLETE = {
     "max_len": "max_len is no longer used: write tokens_to_generate",
     "sentences": "sentences is no longer used: write prompts",
@@ -42,17 +43,19 @@ def error_response(
 ) -> JSONResponse:
     """Return an error in the shape of the interface that the path belongs to."""
     message = _shortened(message, _LONGEST_MESSAGE)
-    is_openai = path.startswith("/v1/")
-    body = openai_error(message, status=status, code=code) if is_openai else {"error": message}
+    body = _body(path, message, status=status, code=code)
     headers = {503: {"Retry-After": "1"}, **dict.fromkeys((408, 413), {"Connection": "close"})}
     return JSONResponse(body, status_code=status, headers=headers.get(status))
 
 
-def openai_error(message: str, *, status: int, code: str | None = None) -> dict[str, Any]:
-    """Return an error in OpenAI's shape."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    code = code or _OPENAI_CODES.get(status)
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def _body(path: str, message: str, *, status: int, code: str | None) -> dict[str, Any]:
+    """Return an error as JSON: as an extension forms it for its paths, else the message alone."""
+    for forms in declared_in("interface", "ERROR_BODIES"):
+        for prefix, form in forms.items():
+            if path.startswith(prefix):
+                body: dict[str, Any] = form(message, status=status, code=code)
+                return body
+    return {"error": message}
 
 
 def validation_message(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -102,28 +105,17 @@ def printable(text: str) -> str:
 
 def megatron_responses(answer: type[BaseModel]) -> Responses:
     """Return the responses of PUT /api for the OpenAPI document."""
-    return {200: {"model": answer}, **_error_responses((401, *_BODY_STATUSES), MegatronError)}
-
-
-def openai_responses(
-    answer: type[BaseModel], *, has_body: bool, names_model: bool = True
-) -> Responses:
-    """Return the responses of a path under /v1; one with a body can be streamed."""
-    success: dict[str, Any] = {"model": answer}
-    if has_body:
-        stream = {"type": "string", "description": "Server-sent events, if stream is true."}
-        success["content"] = {"text/event-stream": {"schema": stream}}
-    statuses = (401, *((404,) if names_model else ()), *(_BODY_STATUSES if has_body else ()))
-    return {200: success, **_error_responses(statuses, OpenAIError)}
+    return {200: {"model": answer}, **error_responses((401, *BODY_STATUSES), MegatronError)}
 
 
 def metrics_responses() -> Responses:
     """Return the responses of GET /metrics."""
     text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {200: text, **_error_responses((401,), MegatronError)}
+    return {200: text, **error_responses((401,), MegatronError)}
 
 
-def _error_responses(statuses: tuple[int, ...], shape: type[BaseModel]) -> Responses:
+def error_responses(statuses: tuple[int, ...], shape: type[BaseModel]) -> Responses:
+    """Return the refusals with these statuses for the OpenAPI document, bodies in one shape."""
     return {one: {"model": shape, "description": _REASONS[one]} for one in sorted(statuses)}
 
 

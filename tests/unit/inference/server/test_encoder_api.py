@@ -10,11 +10,9 @@ from servers import serving
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
 from megatron.extensions.bert.network import BERT
-from megatron.extensions.masked_lm.routes import (
-    fill_mask_interface,
-    text_to_text_interface,
-)
+from megatron.extensions.bert.routes import fill_mask_interface
 from megatron.extensions.t5.network import T5
+from megatron.extensions.t5.routes import text_to_text_interface
 from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.web.pages import FILL_MASK_PAGE, TEXT_TO_TEXT_PAGE
