@@ -50,7 +50,6 @@ from megatron.config.run.guards import GuardsConfig
 from megatron.config.run.logging import LoggingConfig, ProfilingConfig
 from megatron.config.run.urls import UrlConfig
 from megatron.extensions.retro.flags import RetroConfig
-from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import read_retro_project
 from megatron.extensions.tasks.flags import DownstreamConfig
 from megatron.extensions.tasks.text_flags import TextTaskConfig
@@ -80,7 +79,6 @@ class Config:
     fim: FimConfig
     downstream: DownstreamConfig
     text_task: TextTaskConfig
-    instruct: InstructConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     guards: GuardsConfig

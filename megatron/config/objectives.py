@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
-from megatron.config.data.corpora import suffixes_of
+from megatron.config.data.corpora import data_problems, suffixes_of
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_fim
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.parsing.declaration import options_of_field, range_problems
@@ -41,6 +41,10 @@ class Declaration:
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of the token files of a prefix; () where samples come from other files."""
         return suffixes_of(self.kind)
+
+    def data_problems(self, config: Config) -> Iterator[str]:
+        """Yield every reason why the flags do not name the data."""
+        return data_problems(config.data, self.kind)
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield wrong values of the flags of this objective alone."""
@@ -128,7 +132,8 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     given = _given_flags(config)
     for flag in dict.fromkeys(flag for each in declared for flag in each.flags):
         if flag in given and flag not in own.flags:
-            scripts = " and ".join(e.script for e in declared if flag in e.flags and e.script)
+            owners = (e.script for e in declared if flag in e.flags and e.script)
+            scripts = " and ".join(dict.fromkeys(owners))
             this = own.script or f"--objective {name}"
             yield f"{flag} is for {scripts}; {this} has no use for it"
     yield from range_problems(config.fim)

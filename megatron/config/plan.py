@@ -18,7 +18,7 @@ from megatron.common.registry import (
     SCHEDULES,
 )
 from megatron.config.config import Config
-from megatron.config.data.corpora import DataPlan, data_problems, plan_data
+from megatron.config.data.corpora import DataPlan, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
@@ -77,7 +77,6 @@ from megatron.config.validation import (
 )
 from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
 from megatron.extensions.retro.flags import plan_retro
-from megatron.extensions.retro.instruct_flags import plan_instructions
 from megatron.extensions.tasks.flags import LABELLED, DownstreamPlan, plan_downstream
 from megatron.extensions.tasks.text_flags import TextTaskPlan, plan_text_task
 
@@ -310,7 +309,7 @@ def plan_samples(
     raise_if_any(
         chain(
             length_problems(config, user, data=replicas, consumed_samples=0),
-            data_problems(config.data, declaration_of(objective).kind),
+            declaration_of(objective).data_problems(config),
             objective_problems(config, objective),
             evaluation_problems(
                 config.evaluation,
@@ -332,7 +331,6 @@ def plan_samples(
 
 def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
     plan = plan_objective(config, name)
-    plan = replace(plan, instruct=plan_instructions(config.instruct))
     if not network_in(config, name).retrieves:
         return plan
     return replace(plan, retro=plan_retro(config.retro, seq_length=config.model.seq_length))

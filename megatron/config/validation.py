@@ -9,7 +9,6 @@ from typing import Any
 from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
-from megatron.config.data.corpora import data_problems
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.expert_problems import expert_problems
 from megatron.config.network.kernels import (
@@ -21,7 +20,7 @@ from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
 from megatron.config.networks.network import Network, network_class, network_for
-from megatron.config.objectives import declaration_of, objective_problems
+from megatron.config.objectives import Declaration, declaration_of, objective_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -68,7 +67,6 @@ from megatron.config.run.logging import logging_problems
 from megatron.config.run.watchdog import watch_problems
 from megatron.extensions.chaos.flags import chaos_problems
 from megatron.extensions.retro.flags import neighbor_problems
-from megatron.extensions.retro.instruct_flags import instruction_problems
 from megatron.extensions.tasks.flags import LABELLED, downstream_problems
 from megatron.extensions.tasks.text_flags import text_task_problems
 
@@ -138,7 +136,7 @@ def validate(
         world_size=world_size,
         device=device,
         num_layers=network.num_layers(config),
-        kind=declaration_of(objective).kind,
+        declared=declaration_of(objective),
         consumed_samples=consumed_samples,
     )
     # A schedule counted in wrong units has no path that could be checked.
@@ -245,7 +243,7 @@ def _problems(
     world_size: int,
     device: str,
     num_layers: int,
-    kind: str,
+    declared: Declaration,
     consumed_samples: int,
 ) -> Iterator[str]:
     zero_stage, changes_length = zero.given_stage, has_curriculum(user)
@@ -254,7 +252,7 @@ def _problems(
     )
     yield from _kernels_problems(config, user, zero_stage, changes_length, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
-    yield from data_problems(config.data, kind)
+    yield from declared.data_problems(config)
     yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
     yield from recompute_problems(config.recompute)
     yield from storage.problems
@@ -553,7 +551,6 @@ def _objective_problems(
             f"is not a multiple of 2 * {config.parallel.context_parallel_size}; samples of the "
             f"objective {objective} cannot be padded"
         )
-    yield from instruction_problems(config.instruct, kind=declared.kind, split=config.data.split)
     yield from _flags_of_network_problems(config, network)
     if declared.reads_neighbors:
         yield from neighbor_problems(config.retro, config.model, order=config.data.dataloader_type)

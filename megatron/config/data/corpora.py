@@ -14,7 +14,6 @@ from megatron.config.data.split_paths import (
     read_split_groups,
 )
 from megatron.config.parsing.declaration import setting
-from megatron.extensions.retro.instruct_flags import QUESTIONS
 from megatron.extensions.tasks.flags import LABELLED
 
 SampleOrder = Literal["bigscience", "megatron-core"]
@@ -179,9 +178,6 @@ def data_problems(data: DataConfig, kind: str = "documents") -> Iterator[str]:
     yield from _surplus_problems(data)
     if kind == LABELLED:
         yield from _token_file_problems(data)
-        return
-    if kind == QUESTIONS and not data.data_path:
-        yield "--data-path is missing: a NAME in --data-folder, or weights and names by turns"
         return
     weighted = [_flag(paths) + ("" if paths.texts else "-path") for paths in _weighted_paths(data)]
     if data.data_path and weighted:

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from megatron.common.registry import OwnFlags
 from megatron.config.parsing.declaration import resolved, setting
-from megatron.extensions.retro.instruct_flags import InstructPlan
 from megatron.extensions.retro.project_settings import RetroPlan
 
 
@@ -107,7 +106,6 @@ class ObjectivePlan:
     fim: FimPlan
     own: Any = None  # plan of an extension's objective; see `Declaration.plan`
     retro: RetroPlan = RetroPlan()
-    instruct: InstructPlan = InstructPlan()
     own_flags: OwnFlags = ()  # of a plugin's objective
 
 

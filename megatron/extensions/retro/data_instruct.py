@@ -103,7 +103,7 @@ def instruct_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
     """
     retrieves = network_of(request.model).retrieves
     sizes = request.model.retro_num_neighbors, request.model.retro_retrieved_length
-    own = request.objective.instruct
+    own: InstructPlan = request.objective.own
 
     def read(name: str, file: Path) -> InstructDataset:
         items = read_qa_items(file, is_retrieved=own.is_retrieved, is_longform=own.is_longform)

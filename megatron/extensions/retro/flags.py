@@ -11,6 +11,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import range_problems, setting
 from megatron.config.parsing.flags import options_of
+from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import RetroPlan
 
 
@@ -173,3 +174,6 @@ def retro_flag_problems(config: RetroConfig) -> Iterator[str]:
         if getattr(kept, name) != getattr(RetroConfig, name):
             needed = "" if name == "retro_add_retriever" else " with --retro-add-retriever"
             yield f"{option} is for pretrain_retro.py{needed}: leave it out"
+
+
+SECTIONS = {"instruct": InstructConfig}

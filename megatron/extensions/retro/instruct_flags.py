@@ -1,10 +1,9 @@
 """Instruction tuning on questions and answers (InstructRetro): flags, resolution and checks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from megatron.config.parsing.declaration import range_problems, resolved, setting
-from megatron.config.parsing.flags import options_of
 
 QUESTIONS = "questions"
 """Kind of the questions and answers of JSON files, which are no token files."""
@@ -14,7 +13,7 @@ QUESTIONS = "questions"
 class InstructConfig:
     """Instruction tuning on questions and answers (tools/retro/sft/sft_retro.py)."""
 
-    data_folder: str | None = setting(None, plan="objective.instruct.folder")
+    data_folder: str | None = setting(None, plan="objective.own.folder")
     """Directory with NAME/NAME_QA_train.json, and NAME/NAME_QA_dev.json to evaluate on, for each NAME
     of --data-path."""
 
@@ -23,22 +22,22 @@ class InstructConfig:
         at_least=0,
         flag="--ft_neighbours",
         older=("--ft-neighbours",),
-        plan="objective.instruct.num_contexts",
+        plan="objective.own.num_contexts",
     )
     """Contexts of a question in its prompt."""
 
-    use_retrieved_neighbours: bool = setting(False, plan="objective.instruct.is_retrieved")
+    use_retrieved_neighbours: bool = setting(False, plan="objective.own.is_retrieved")
     """Take the contexts that were retrieved for a question (ctxs, bert_pretrain_corpus_neighbours)
     rather than its own paragraphs."""
 
-    reuse_top: bool = setting(False, plan="objective.instruct.reuses_top")
+    reuse_top: bool = setting(False, plan="objective.own.reuses_top")
     """Let the encoder of neighbors read the first contexts, as the prompt does, rather than those
     behind the prompt's."""
 
-    longform_answer: bool = setting(False, plan="objective.instruct.is_longform")
+    longform_answer: bool = setting(False, plan="objective.own.is_longform")
     """The files hold one JSON object a line, with the answer under longform_answer."""
 
-    answer_loss_only: bool = setting(False, plan="objective.instruct.answers_only")
+    answer_loss_only: bool = setting(False, plan="objective.own.answers_only")
     """Leave the tokens of prompts out of the loss."""
 
 
@@ -56,27 +55,7 @@ class InstructPlan:
 
 def plan_instructions(config: InstructConfig) -> InstructPlan:
     """Return how questions are read."""
-    return resolved(InstructPlan, "objective.instruct", config)
-
-
-def instruction_problems(config: InstructConfig, *, kind: str, split: str | None) -> Iterator[str]:
-    """Yield every problem of the flags of questions.
-
-    Args:
-        kind: of the data of the objective.
-        split: --split.
-    """
-    if kind != QUESTIONS:
-        options = options_of({"instruct": InstructConfig})
-        for field in fields(InstructConfig):
-            if getattr(config, field.name) != field.default:
-                yield f"{options[field.name]} is for tools/retro/sft/sft_retro.py: leave it out"
-        return
-    if not config.data_folder:
-        yield "--data-folder is missing: the directory with NAME/NAME_QA_train.json"
-    if split:
-        yield "--split is for token files; questions to evaluate on are in NAME_QA_dev.json"
-    yield from context_problems(config)
+    return resolved(InstructPlan, "objective.own", config)
 
 
 def context_problems(config: InstructConfig) -> Iterator[str]:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     source = read_model_source(argv, own, description=__doc__)
     options: GenerationConfig = source.own["generation"]
     answers: AnswerConfig = source.own["answers"]
-    instruct = source.config.instruct
+    instruct: InstructConfig = source.config.section(InstructConfig)
     raise_if_any([*generation_problems(options), *answer_problems(answers, options, instruct)])
     file = str(options.sample_input_file)
     items = read_qa_items(

@@ -1,7 +1,7 @@
 """Which flags an objective has, and its messages."""
 
 import pytest
-from tiny import VOCAB_SIZE, tiny_config
+from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
@@ -93,3 +93,15 @@ def test_the_tokenizer_of_bert_and_t5_is_wordpiece_and_t5_has_sentinels():
     for given, expected in (("7", 7), ("0", 0)):
         config = tiny_config("--vocab-extra-ids", given).tokenizer
         assert objective_tokenizer_arguments(config, "t5")["vocab_extra_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "script"),
+    [
+        ("--mask-prob 0.2", "pretrain_bert.py and pretrain_t5.py"),
+        ("--ft_neighbours 2", "tools/retro/sft/sft_retro.py"),
+    ],
+)
+def test_flags_of_an_extension_name_its_script(flags, script):
+    with pytest.raises(ConfigError, match=f"is for {script}; pretrain_gpt.py has no use for it"):
+        tiny_plan(*flags.split())
