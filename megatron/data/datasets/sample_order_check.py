@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from megatron.common.registry import KINDS
-from megatron.config.data.corpora import DataPlan
+from megatron.config.data.corpora import DataPlan, suffixes_of
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.sampling.blending import samples_wanted
 from megatron.data.sampling.sample_index import Epochs, plan_epochs
@@ -42,7 +42,7 @@ def other_order(
         reason = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
     elif now.order == "cyclic" and _permutes_others(now, uses, *counts):
         yield f"{reason}, which --dataloader-type cyclic permutes"
-    if not KINDS.get(now.kind).repeats_documents:
+    if not (suffixes_of(now.kind) and KINDS.get(now.kind).repeats_documents):
         return
     weights = [use.weight for use in uses]
     wanted = [

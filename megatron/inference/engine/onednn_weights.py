@@ -12,7 +12,6 @@ from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLin
 
 _REORDERED = ("_reorder_linear_weight", "_linear_pointwise")
 """Private torch operators that are needed; without them nothing is packed."""
-_PACKED = (torch.float32, torch.bfloat16)
 
 
 class PackedWeight(nn.Parameter):
@@ -58,9 +57,12 @@ def pack_weights(model: nn.Module) -> None:
         hasattr(torch.ops.mkldnn, name) for name in _REORDERED
     ):
         return
+    packed = [torch.float32]
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # by the processor's instructions
+        packed.append(torch.bfloat16)
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
-            if module.weight.device.type != "cpu" or module.weight.dtype not in _PACKED:
+            if module.weight.device.type != "cpu" or module.weight.dtype not in packed:
                 continue
             weight = PackedWeight(module.weight)
             if not isinstance(module, VocabParallelEmbedding):
