@@ -19,7 +19,12 @@ from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
 from megatron.config.network.retro import neighbor_problems
-from megatron.config.networks.network import Network, network_class, network_for
+from megatron.config.networks.network import (
+    Network,
+    network_class,
+    network_for,
+    option_problems,
+)
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -130,6 +135,8 @@ def validate(
     )
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
     problems += chain(_objective_problems(config, user, objective, network), others)
+    if not problems:
+        problems += option_problems(network, config)
     if problems or steps is None or schedule is None:
         raise ConfigError(*problems)
     return Validated(

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix 
 @contextmanager
 def nan_in_empty_tensors() -> Iterator[None]:
     """Fill tensors of `torch.empty` with NaN, so that `initialise` finds parameters without values."""
-    deterministic = torch.utils.deterministic
+    deterministic: Any = torch.utils.deterministic
     fills = deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()
     deterministic.fill_uninitialized_memory = True

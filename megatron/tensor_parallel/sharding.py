@@ -156,7 +156,7 @@ def mark_residual(parameter: nn.Parameter) -> nn.Parameter:
 
 def initial_of(parameter: nn.Parameter) -> Initial:
     """Return how `parameter` is initialized."""
-    default = "matrix" if parameter.dim() > 1 else "constructed"
+    default: Initial = "matrix" if parameter.dim() > 1 else "constructed"
     values: Initial = getattr(parameter, "initial", default)
     return values
 

@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from megatron.checkpointing.export import Export
-from megatron.checkpointing.expressed import flag_setting, not_expressed, plain_values
+from megatron.checkpointing.expressed import not_expressed, plain_values
 from megatron.checkpointing.megatron_lm.nemo import (
     CONFIG,
     ENCODER,
@@ -27,6 +27,7 @@ from megatron.checkpointing.megatron_lm.nemo import (
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
+from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 

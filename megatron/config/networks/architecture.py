@@ -21,6 +21,7 @@ from megatron.config.networks.counts import (
     stack_flops,
     table_weights,
 )
+from megatron.config.networks.options import DECODER
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Kind = Literal["", "embedding", "positions", "block", "norm", "features", "logits", "bias", "task"]
@@ -105,6 +106,12 @@ class Architecture:
 
     not_in_transformers: str = ""
     """Why no architecture of transformers is this network; "" where one may be."""
+
+    options: frozenset[str] = DECODER
+    """Fields of ModelSpec that its layers read; another that is given is refused."""
+
+    lacks: str = "has no effect in this network: leave it out"
+    """End of the message about an option that it does not have."""
 
     megatron_in: str = ""
     """Dotted name of its form in Megatron-LM's files; "": it has none."""

@@ -11,6 +11,7 @@ from megatron.config.networks.architecture import Entry, bias_entry, logits_entr
 from megatron.config.networks.classifier import Classifier
 from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
 from megatron.config.networks.network import Network
+from megatron.config.networks.options import DECODER, WINDOWS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 
@@ -24,12 +25,14 @@ class BERT(Network):
     service = "masks"
     use = "tools/fill_mask.py fills masks and scores sentences with it"
     usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
+    options = (DECODER - WINDOWS) | {"num_token_types", "binary_head", "head_activation"}
+    lacks = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     layers_in = "megatron.model.bert.bert_layers"
     megatron_in = "megatron.checkpointing.megatron_lm.networks.BERTForm"
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags of decoders."""
-        return encoder_problems(config.model, config.masks)
+        return encoder_problems(config.model, config.masks, self.lacks)
 
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:

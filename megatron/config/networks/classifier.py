@@ -31,6 +31,11 @@ class Classifier(Network):
         self.is_causal = under.is_causal
         self.masks_padding = under.masks_padding
         self.megatron_in = under.megatron_in
+        self.lacks = under.lacks
+        self.options = under.options | {
+            *("num_outputs", "num_choices", "head_layers", "first_token_head", "head_dropout"),
+            "labels",
+        }
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield those of the network below the head, and flags of other heads."""

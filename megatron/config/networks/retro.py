@@ -18,6 +18,7 @@ from megatron.config.networks.counts import (
     norm_width,
 )
 from megatron.config.networks.network import Network
+from megatron.config.networks.options import COMMON, EMBEDDING, LORA, ROTARY
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 
@@ -31,6 +32,23 @@ class Retro(Network):
     service = "neighbors"
     use = "tools/retro/text_generation/retro_text_generation.py answers questions with it"
     usage = "evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ..."
+    options = (
+        COMMON
+        | ROTARY
+        | EMBEDDING
+        | LORA
+        | {
+            *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
+            *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
+            *(
+                "retro_retrieved_length",
+                "retro_attention_gate",
+                "retro_normed_residual",
+                "final_norm",
+            ),
+        }
+    )
+    lacks = "is not built for networks with retrieval: leave it out"
     layers_in = "megatron.model.retro.retro_layers"
     runner_in = "megatron.inference.engine.retro_runner.RetroRunner"
     megatron_in = "megatron.checkpointing.megatron_lm.networks.RetroForm"
@@ -38,9 +56,7 @@ class Retro(Network):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why a network with retrieval cannot be built."""
-        return retro_problems(
-            config.retro, config.model, config.experts, config.masks, config.parallel
-        )
+        return retro_problems(config.retro, config.model, config.masks, config.parallel, self.lacks)
 
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:

@@ -32,6 +32,7 @@ from megatron.config.networks.counts import (
     table_weights,
 )
 from megatron.config.networks.network import Network
+from megatron.config.networks.options import COMMON
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 
@@ -45,6 +46,11 @@ class T5(Network):
     service = "texts"
     use = "tools/text_to_text.py generates text from text with it"
     usage = "generate with: tools/text_to_text.py --load {directory} --text TEXT"
+    options = COMMON | {
+        *("residual_after_norm", "num_decoder_layers", "decoder_seq_length"),
+        *("relative_buckets", "relative_max_distance"),
+    }
+    lacks = "is not built for networks with an encoder and a decoder: leave it out"
     layers_in = "megatron.model.t5.t5_layers"
     megatron_in = "megatron.checkpointing.megatron_lm.networks.T5Form"
     not_in_transformers = (
@@ -55,7 +61,7 @@ class T5(Network):
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why an encoder and a decoder cannot be built or divided."""
         model, parallel = config.model, config.parallel
-        yield from unsupported_problems(model, config.experts, config.lora, config.masks, parallel)
+        yield from unsupported_problems(model, config.masks, parallel, self.lacks)
         yield from encoder_decoder_problems(
             config.encoder_decoder,
             model,
