@@ -1,6 +1,7 @@
 """A network with the head of a downstream task in place of those of pretraining."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from megatron.config.config import Config
 from megatron.config.data.downstream import with_classes
@@ -78,6 +79,15 @@ class Classifier(Network):
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample, without the head."""
         return float(2 * spec.seq_length * stack_flops(spec, recompute) * spec.num_choices)
+
+    def kept(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry of the network below keeps; the head's are not counted."""
+        return self.under.kept(entry, sizes)
+
+    def kept_logits(self, sizes: Any, tokens: int) -> int:
+        """Return the bytes of the logits of `tokens`, or of their sequences."""
+        spec = sizes.spec
+        return int(4 * spec.num_outputs * (tokens if self.scores_tokens(spec) else sizes.rows))
 
     def scores_tokens(self, spec: ModelSpec) -> bool:
         """Whether the head is on each token; the loss of a decoder takes the last one's logits."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
@@ -88,6 +89,28 @@ class Retro(Network):
         name = "ParallelTransformerRetroLayerPipe"
         return replace(plain, name=name, weights=plain.weights + Weights(cross))
 
+    def kept(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry keeps, those of retrieval included."""
+        spec, kept = sizes.spec, super().kept(entry, sizes)
+        if entry.number not in spec.retro_layers:
+            return kept
+        neighbors = _of_neighbors(sizes)
+        kept += sizes.norm() + sizes.attention() + sizes.keys_beyond(neighbors.tokens)
+        if entry.number != spec.retro_layers[0]:
+            return kept
+        layers = spec.retro_encoder_layers * neighbors.layer(1)
+        return int(kept + layers + neighbors.norm() + neighbors.attention() + neighbors.stream)
+
+    def deferred(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that the weight gradients of a layer are computed from."""
+        spec, kept = sizes.spec, super().deferred(entry, sizes)
+        if entry.number not in spec.retro_layers:
+            return kept
+        neighbors = _of_neighbors(sizes)
+        kept += sizes.attention_products(neighbors)
+        first = entry.number == spec.retro_layers[0]
+        return int(kept + (spec.retro_encoder_layers * neighbors.products(1) if first else 0))
+
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
         return super().flops(spec, recompute) + self._retrieval_flops(spec, recompute)
@@ -107,3 +130,11 @@ class Retro(Network):
         encoder += tokens * queries + s * keys + 2 * heads * tokens * m
         forward = len(spec.retro_layers) * cross + encoder
         return 2 * (3 + recompute.share) * forward
+
+
+def _of_neighbors(sizes: Any) -> Any:
+    """Return the activations of a GPT whose samples are retrieved neighbors."""
+    spec = sizes.spec
+    each = spec.seq_length // spec.retro_chunk_length * spec.retro_num_neighbors
+    model = replace(spec, seq_length=spec.retro_retrieved_length, retro_layers=())
+    return sizes.of(model, samples=each)
