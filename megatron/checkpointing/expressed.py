@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from megatron.config.flag_names import flag_of
 from megatron.config.network.model_spec import ModelSpec
 
 Allowed = Mapping[str, tuple[Any, ...] | None]
@@ -60,24 +59,3 @@ def not_expressed(spec: ModelSpec, allowed: Allowed) -> Iterator[tuple[str, Any,
         value = getattr(spec, name)
         if values is not None and value not in values:
             yield name, value, values
-
-
-_SET_BY = {
-    "architecture": "the script that trained it",
-    "rotary_dim": "--rotary-percent",
-    "window": "--window-size",
-    "activation": "--gelu, --glu-activation, --relu, --squared-relu",
-    "qkv_bias": "--add-qkv-bias, --attention-bias",
-    "attention_output_bias": "--attention-bias",
-    "attention_bias_apart": "--attention-bias",
-    "num_experts": "--num-experts",
-    "residual_experts": "--mlp-type",
-    "router_normalises": "--moe-router-pre-softmax, --topk",
-    "num_token_types": "--bert-no-binary-head",
-}
-"""What sets the fields of which no flag has the value."""
-
-
-def flag_setting(name: str) -> str:
-    """Return the flag that sets a field of ModelSpec, or the field if there is none."""
-    return _SET_BY.get(name) or flag_of(f"model.{name}") or name

@@ -46,6 +46,27 @@ def flag_of(field: str) -> str | None:
     return _flag_of(field)[0]
 
 
+_SET_BY = {
+    "architecture": "the script that trained it",
+    "rotary_dim": "--rotary-percent",
+    "window": "--window-size",
+    "activation": "--gelu, --glu-activation, --relu, --squared-relu",
+    "qkv_bias": "--add-qkv-bias, --attention-bias",
+    "attention_output_bias": "--attention-bias",
+    "attention_bias_apart": "--attention-bias",
+    "num_experts": "--num-experts",
+    "residual_experts": "--mlp-type",
+    "router_normalises": "--moe-router-pre-softmax, --topk",
+    "num_token_types": "--bert-no-binary-head",
+}
+"""What sets the fields of which no flag has the value."""
+
+
+def flag_setting(name: str) -> str:
+    """Return the flag that sets a field of ModelSpec, or the field if there is none."""
+    return _SET_BY.get(name) or flag_of(f"model.{name}") or name
+
+
 def _flag_of(field: str) -> tuple[str | None, bool]:
     """Return the flag of a decision, and whether it turns it off."""
     if field in _NO_FLAG:

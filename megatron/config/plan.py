@@ -26,9 +26,9 @@ from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.kernels import plan_kernels
-from megatron.config.network.model import resolve_model
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.network import plain_spec
 from megatron.config.networks.partition import stage_problems
 from megatron.config.objectives import (
     declaration_of,
@@ -242,16 +242,7 @@ def plan_model(
 ) -> ModelSpec:
     """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
     network = network_in(config, objective)
-    plain = resolve_model(
-        config.model,
-        config.experts,
-        config.lora,
-        config.tokenizer,
-        vocab_size=vocab_size,
-        tensor=tensor,
-        norms_embedding=config.optimizer.use_bnb_optimizer,
-    )
-    spec = network.spec(plain, config)
+    spec = network.spec(plain_spec(config, vocab_size=vocab_size, tensor=tensor), config)
     attention = config.kernels.attention_impl
     attention = attention if ATTENTIONS.is_own(attention) else ""
     own = (

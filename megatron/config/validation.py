@@ -19,7 +19,7 @@ from megatron.config.network.kernels import (
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
-from megatron.config.networks.network import Network, network_class, network_for
+from megatron.config.networks.network import Network, network_class, network_for, option_problems
 from megatron.config.objectives import Declaration, declaration_of, objective_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
@@ -143,6 +143,8 @@ def validate(
     problems += of_length
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
     problems += chain(_objective_problems(config, user, objective, network), others)
+    if not problems:
+        problems += option_problems(network, config)
     if problems or steps is None or schedule is None:
         raise ConfigError(*problems)
     return Validated(

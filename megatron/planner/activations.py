@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from megatron.config.networks.architecture import network_of
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.architecture import Architecture, Entry, network_of
 from megatron.config.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -26,6 +27,29 @@ class Activations:
 
     plan: Plan
     device: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The network."""
+        return self.plan.model
+
+    @property
+    def _network(self) -> Architecture:
+        return network_of(self.plan.model)
+
+    def of(self, spec: ModelSpec, *, samples: int = 1) -> "Activations":
+        """Return those of another network in this run, with `samples` for each sample."""
+        batch = self.plan.batch
+        micro = replace(batch, micro_batch_size=batch.micro_batch_size * samples)
+        return Activations(replace(self.plan, model=spec, batch=micro), self.device)
+
+    def entry(self, entry: Entry) -> int:
+        """Return the bytes that an entry of the list of layers keeps when nothing is recomputed."""
+        return self._network.kept(entry, self)
+
+    def deferred(self, entry: Entry) -> int:
+        """Return the bytes that its weight gradients are computed from: see `products`."""
+        return self._network.deferred(entry, self)
 
     @cached_property
     def rows(self) -> int:
@@ -54,16 +78,12 @@ class Activations:
     def layer(self, number: int) -> int:
         """Return the bytes that the layer `number`, from 1 on, keeps when nothing is recomputed."""
         spec = self.plan.model
-        if number > spec.num_layers:
-            return self._decoder.layer(1) + self._cross_attention()
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
         kept = (
-            spec.norms_per_layer * self._norm()
-            + self._attention()
+            spec.norms_per_layer * self.norm()
+            + self.attention()
             + (dropped if spec.hidden_dropout else 0)
         )
-        if number in spec.retro_layers:
-            kept += self._retrieval(number)
         experts = spec.experts_of(number)
         return kept + (self._mlp() if experts == 1 else self._mixture())
 
@@ -74,8 +94,6 @@ class Activations:
         are computed at once.
         """
         spec = self.plan.model
-        if number > spec.num_layers:
-            return self._decoder.products(1) + self._decoder._attention_products(self)
         widths = [spec.ffn_hidden_size]
         if spec.experts_of(number) > 1:
             widths = (
@@ -85,14 +103,9 @@ class Activations:
         inner = sum(widths) * (3 if spec.is_gated else 2)
         mlp = self.tokens * inner // self._tensor
         mlp += len(widths) * (self.outside + self.tokens) * spec.hidden_size
-        kept = self._attention_products() + mlp * self._bytes
-        if number in spec.retro_layers:
-            kept += self._attention_products(self._neighbors)
-            if number == spec.retro_layers[0]:
-                kept += spec.retro_encoder_layers * self._neighbors.products(1)
-        return kept
+        return self.attention_products() + mlp * self._bytes
 
-    def _attention_products(self, source: "Activations | None" = None) -> int:
+    def attention_products(self, source: "Activations | None" = None) -> int:
         """Return the same of attention.
 
         Args:
@@ -105,20 +118,16 @@ class Activations:
         streams = self.outside + self.tokens + (source.outside if source else 0)
         return (inner + streams * spec.hidden_size) * self._bytes
 
-    def in_front(self) -> int:
+    def embedding(self) -> int:
         """Return the activations of the embedding."""
         spec = self.plan.model
         mask = self._bytes if self.device == "cpu" else 1
         kept = self.outside * spec.hidden_size * mask if spec.hidden_dropout else 0
-        return kept + (self._norm() - self.stream if spec.embed_layernorm else 0)
-
-    def final_norm(self) -> int:
-        """Return the activations of the last norm, its result for the head included."""
-        return self._decoder._norm()
+        return kept + (self.norm() - self.stream if spec.embed_layernorm else 0)
 
     def features(self) -> int:
         """Return the activations of a head in front of the logits: dense layer, GELU and norm."""
-        return self.outside * self.plan.model.hidden_size * self._bytes + self._norm()
+        return self.outside * self.plan.model.hidden_size * self._bytes + self.norm()
 
     def logits(self) -> int:
         """Return the bytes that the loss keeps for backward: logits, in 32 bits or as kernels read them.
@@ -127,7 +136,7 @@ class Activations:
         head's input, and of its table in 32 bits.
         """
         if not self.defers_logits:
-            return self._logits_of(self._decoder.tokens)
+            return self._logits_of(self._scored.tokens)
         spec = self.plan.model
         table = spec.padded_vocab_size * spec.hidden_size // self._tensor
         return 4 * table + self.head_input()
@@ -138,8 +147,8 @@ class Activations:
         That is the gradient of the logits, and where they are cast to 32 bits that of 16 bits too; in
         chunks, also the logits of one.
         """
-        chunk = min(self.plan.kernels.loss_chunk_tokens, self._decoder.tokens)
-        logits = self._logits_of(chunk if self.defers_logits else self._decoder.tokens)
+        chunk = min(self.plan.kernels.loss_chunk_tokens, self._scored.tokens)
+        logits = self._logits_of(chunk if self.defers_logits else self._scored.tokens)
         is_cast = self.plan.precision.is_mixed
         gradient = logits + (self.uncast_logits(logits) if is_cast else 0)
         own = logits if self.defers_logits else 0
@@ -152,7 +161,7 @@ class Activations:
 
     def head_input(self) -> int:
         """Return the bytes of the activations that the logits are computed from."""
-        return self._decoder.tokens * self.plan.model.hidden_size * self._bytes
+        return self._scored.tokens * self.plan.model.hidden_size * self._bytes
 
     def uncast_logits(self, logits: int) -> int:
         """Return the bytes, in the network's dtype, of logits that take `logits` bytes in 32 bits."""
@@ -166,50 +175,32 @@ class Activations:
         return self.device == "cuda" and fused and not self.plan.model.logit_softcap
 
     def _logits_of(self, tokens: int) -> int:
-        spec = self.plan.model
-        if spec.num_outputs:
-            on_tokens = network_of(spec).scores_tokens(spec)
-            return 4 * spec.num_outputs * (tokens if on_tokens else self.rows)
+        return self._network.kept_logits(self, tokens)
+
+    def vocabulary_logits(self, tokens: int) -> int:
+        """Return the bytes of the logits of `tokens` over the vocabulary."""
+        spec = self.spec
         copies = 2 if spec.logit_softcap else 1
         each = self._bytes if self._overwrites_logits else 4
         return copies * each * tokens * spec.padded_vocab_size // self._tensor
 
     @cached_property
-    def _decoder(self) -> "Activations":
-        """Those of a decoder's samples; the same where the network has one stack."""
-        spec = self.plan.model
-        if not spec.num_decoder_layers:
-            return self
-        model = replace(spec, seq_length=spec.decoder_seq_length, num_decoder_layers=0)
-        return Activations(replace(self.plan, model=model), self.device)
+    def _scored(self) -> "Activations":
+        """Those of the samples whose logits are computed."""
+        return self.of(self._network.scored(self.spec))
 
-    def _cross_attention(self) -> int:
-        """Return the activations of a decoder layer's cross-attention, and of the norm before it."""
-        spec, decoder = self.plan.model, self._decoder
+    def cross_attention(self, source: "Activations") -> int:
+        """Return the activations of cross-attention to `source`, and of the norm in front of it."""
+        return self.norm() + self.attention() + self.keys_beyond(source.tokens - self.tokens)
+
+    def keys_beyond(self, tokens: int) -> int:
+        """Return the bytes of keys and values of more tokens than those of self-attention."""
+        spec = self.spec
         keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
-        own = decoder._norm() + decoder._attention()
-        return own + (self.tokens - decoder.tokens) * keys
+        return tokens * keys
 
-    def _retrieval(self, number: int) -> int:
-        """Return the activations of chunked cross-attention, and of the encoder in the first layer."""
-        spec, neighbors = self.plan.model, self._neighbors
-        keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
-        cross = self._norm() + self._attention() + neighbors.tokens * keys
-        if number != spec.retro_layers[0]:
-            return cross
-        layers = spec.retro_encoder_layers * neighbors.layer(1)
-        return cross + layers + neighbors._norm() + neighbors._attention() + neighbors.stream
-
-    @cached_property
-    def _neighbors(self) -> "Activations":
-        """Those of a GPT whose samples are retrieved neighbors."""
-        spec, batch = self.plan.model, self.plan.batch
-        each = spec.seq_length // spec.retro_chunk_length * spec.retro_num_neighbors
-        model = replace(spec, seq_length=spec.retro_retrieved_length, retro_layers=())
-        micro = replace(batch, micro_batch_size=batch.micro_batch_size * each)
-        return Activations(replace(self.plan, model=model, batch=micro), self.device)
-
-    def _norm(self) -> int:
+    def norm(self) -> int:
+        """Return the activations of a norm of the residual stream, its result included."""
         spec = self.plan.model
         stats = 2 if spec.normalization == "LayerNorm" else 1
         wide = self.device != "cpu" or self._residual == 4
@@ -220,7 +211,8 @@ class Activations:
             kept += self.outside * spec.hidden_size * extra
         return kept + self.outside * stats * (4 if wide else 2)
 
-    def _attention(self) -> int:
+    def attention(self) -> int:
+        """Return the activations of self-attention, without its norm."""
         spec, width = self.plan.model, self._bytes
         queries = spec.num_attention_heads * spec.head_dim
         keys = spec.num_query_groups * spec.head_dim
@@ -240,22 +232,25 @@ class Activations:
         selective = self.plan.recompute.granularity == "selective"
         return kept + (0 if selective else self._core())
 
+    @property
+    def _has_masks(self) -> bool:
+        return self.plan.kernels.attention == "sdpa" and not self.plan.parallel.ring
+
+    def padding_masks(self, queries: int) -> int:
+        """Return the bytes of masks of padding: `queries` of each sample see its real tokens."""
+        rows = self.rows * self._bytes if self._has_masks else 0
+        return rows * queries * self.spec.seq_length
+
     def masks(self, numbers: Iterable[int]) -> int:
         """Return the bytes of the attention masks that the layers `numbers` share."""
         spec = self.plan.model
-        if self.plan.kernels.attention != "sdpa" or self.plan.parallel.ring:
+        if not self._has_masks:
             return 0
         slopes, documents = spec.position_embedding == "alibi", self.plan.masks.isolate_documents
         layers = [*numbers]
-        encodes = any(number <= spec.num_layers for number in layers)
-        decodes = any(number > spec.num_layers for number in layers)
         rows = self.rows * self._bytes
-        if spec.num_decoder_layers:
-            # Of padding, for the encoder and for cross-attention; the decoder's is causal.
-            queries = spec.seq_length * encodes + spec.decoder_seq_length * decodes
-            return rows * queries * spec.seq_length
         heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
-        has_spans = documents or network_of(spec).masks_padding
+        has_spans = documents or self._network.masks_padding
         windows = {spec.window_of(number) for number in layers}
         kinds = sum(1 for window in windows if window or slopes or has_spans)
         return kinds * (rows if has_spans else self._bytes) * heads * spec.seq_length**2

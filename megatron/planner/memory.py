@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from megatron.config.networks.architecture import network_of
 from megatron.config.networks.counts import Weights, table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan import Plan
@@ -65,9 +66,9 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
     logits = activations.logits() if stage.has_head else 0
     loss = activations.loss() if stage.has_head else 0
     again = [
-        sum(activations.layer(part.layers[i]) for i in group)
+        sum(activations.entry(part.blocks[i]) for i in group)
         for part in stage.parts
-        for group in plan.recompute.groups(len(part.layers))
+        for group in plan.recompute.groups(len(part.blocks))
     ]
     # Divided weights: the layer at work and the one that is fetched meanwhile.
     divided = 2 * max((w.total for w in layers), default=0) * sizes.weight
@@ -89,7 +90,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
 
 def _put_off(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return what the weight passes still need that a zero-bubble schedule has put off."""
-    heaviest = max(sum(map(activations.products, part.layers)) for part in stage.parts)
+    heaviest = max(sum(map(activations.deferred, part.blocks)) for part in stage.parts)
     return schedule_of(plan).passes_put_off(stage.index) * heaviest
 
 
@@ -126,17 +127,17 @@ def weights_of(plan: Plan, stage: Stage) -> Weights:
 
 def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return the activations of a micro-batch on a stage or chunk, without inputs of recomputed layers."""
-    again = {stage.layers[i] for group in plan.recompute.groups(len(stage.layers)) for i in group}
-    kept = sum(activations.layer(number) for number in stage.layers if number not in again)
-    kept += activations.masks(stage.layers)
-    if stage.has_embedding:
-        kept += activations.in_front()
-    if stage.has_final_norm:
-        kept += activations.final_norm()
-    if stage.has("features"):
-        kept += activations.features()
+    blocks = stage.blocks
+    again = {blocks[i].number for group in plan.recompute.groups(len(blocks)) for i in group}
+    recomputed = [entry for entry in blocks if entry.number in again]
+    kept = sum(activations.entry(entry) for entry in stage.entries if entry not in recomputed)
+    kept += _masks(plan, stage, activations)
     # The pipeline holds what it has sent until it is needed no more.
     return kept + (0 if stage.has_head else activations.stream)
+
+
+def _masks(plan: Plan, stage: Stage, activations: Activations) -> int:
+    return network_of(plan.model).kept_masks(stage.layers, activations)
 
 
 def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
@@ -149,7 +150,7 @@ def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
         return 0
     recomputed = 0
     if plan.recompute.groups(len(stage.layers)):
-        recomputed = 2 * activations.masks(stage.layers)
+        recomputed = 2 * _masks(plan, stage, activations)
         if not value_at(plan.deepspeed, "activation_checkpointing.cpu_checkpointing", False):
             recomputed += 2 * _group_inputs(plan, stage, activations)
     if activations.defers_logits:

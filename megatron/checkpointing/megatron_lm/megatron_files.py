@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.expressed import (
-    Allowed,
-    flag_setting,
-    not_expressed,
-    plain_values,
-)
+from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
 from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.peft import without_adapters
 from megatron.checkpointing.manifest import STAGING, Manifest
@@ -28,6 +23,7 @@ from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
+from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.retro.checkpoints import core_name, retro_problems
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
-from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.layer_pattern import window_of
 from megatron.config.network.model import (
     ModelConfig,
@@ -59,13 +58,12 @@ def flag_problems(flags: Mapping[str, bool], reason: str) -> Iterator[str]:
 
 def unbuilt_flags(
     model: ModelConfig,
-    experts: ExpertConfig,
     masks: MaskConfig,
     parallel: ParallelConfig,
     *,
     positions: Collection[str],
 ) -> dict[str, bool]:
-    """Return which flags are given that networks with cross-attention, T5 and Retro, do not have.
+    """Return which flags of data and layout networks with cross-attention, T5 and Retro, do not have.
 
     Args:
         positions: that the network has.
@@ -73,10 +71,6 @@ def unbuilt_flags(
     own = position_of(model)
     return {
         f"--position-embedding-type {own}": own not in positions,
-        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
-        "--parallel-residual": model.parallel_residual,
-        "--sandwich-norm": model.sandwich_norm,
-        "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
         "--reset-position-ids": masks.reset_position_ids,
         "--reset-attention-mask": masks.reset_attention_mask,
         "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
@@ -84,16 +78,18 @@ def unbuilt_flags(
     }
 
 
-def encoder_problems(model: ModelConfig, masks: MaskConfig) -> Iterator[str]:
-    """Yield the flags of decoders, which mean nothing where tokens see those behind them too."""
+def encoder_problems(model: ModelConfig, masks: MaskConfig, reason: str) -> Iterator[str]:
+    """Yield the flags of decoders, which mean nothing where tokens see those behind them too.
+
+    Args:
+        reason: end of the messages.
+    """
     flags = {
-        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
         "--position-embedding-type alibi": position_of(model) == "alibi",
         "--reset-position-ids": masks.reset_position_ids,
         "--reset-attention-mask": masks.reset_attention_mask,
         "--eod-mask-loss": masks.eod_mask_loss,
     }
-    reason = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     return flag_problems(flags, reason)
 
 

@@ -5,7 +5,7 @@ Imports no flags, so that a network can be built and run without the command lin
 are needed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from megatron.config.networks.counts import (
     stack_flops,
     table_weights,
 )
+from megatron.config.networks.options import DECODER
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Kind = Literal["", "embedding", "positions", "block", "norm", "features", "logits", "bias", "task"]
@@ -40,7 +41,7 @@ class Entry:
         weights: of one rank.
         row: weights for each token of the vocabulary.
         tie: entries of one stage with the same tie share their weights; "": none.
-        number: of a block, from 1 on.
+        number: of a block, from 1 on; of an embedding in front of further blocks, that of the first.
     """
 
     name: str
@@ -109,6 +110,12 @@ class Architecture:
 
     not_in_transformers: str = ""
     """Why no architecture of transformers is this network; "" where one may be."""
+
+    options: frozenset[str] = DECODER
+    """Fields of ModelSpec that its layers read; another that is given is refused."""
+
+    lacks: str = "has no effect in this network: leave it out"
+    """End of the message about an option that it does not have."""
 
     megatron_in: str = ""
     """Dotted name of its form in Megatron-LM's files; "": it has none."""
@@ -186,6 +193,31 @@ class Architecture:
         """Return floating-point operations of forward and backward on one sample: see `stack_flops`."""
         head = spec.padded_vocab_size * spec.hidden_size
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
+
+    # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
+
+    def kept(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry keeps for backward when nothing is recomputed."""
+        parts = {"embedding": sizes.embedding, "norm": sizes.norm, "features": sizes.features}
+        if entry.kind == "block":
+            return int(sizes.layer(entry.number))
+        return int(parts[entry.kind]()) if entry.kind in parts else 0
+
+    def deferred(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that the weight gradients of a layer are computed from."""
+        return int(sizes.products(entry.number))
+
+    def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
+        """Return the bytes of the attention masks that the layers `numbers` share."""
+        return int(sizes.masks(numbers))
+
+    def kept_logits(self, sizes: Any, tokens: int) -> int:
+        """Return the bytes of the logits of `tokens`."""
+        return int(sizes.vocabulary_logits(tokens))
+
+    def scored(self, spec: ModelSpec) -> ModelSpec:
+        """Return the network with the samples whose logits are computed."""
+        return spec
 
     def scores_tokens(self, spec: ModelSpec) -> bool:
         """Whether there are logits of each token, rather than of each sequence."""

@@ -10,8 +10,12 @@ from typing import Any
 from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
+from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.lora import LoraConfig
+from megatron.config.network.model import ModelConfig, resolve_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Architecture
+from megatron.config.networks.options import ignored_options
 from megatron.config.objectives import Declaration
 from megatron.extensions.tasks.flags import LABELLED
 
@@ -46,6 +50,39 @@ class Network(Architecture):
             ConfigError: it learns none.
         """
         raise ConfigError(f"no downstream task is learned by a {self.name.upper()}")
+
+
+def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
+    """Return what all networks of `config` have in common, as a GPT."""
+    return resolve_model(
+        config.model,
+        config.experts,
+        config.lora,
+        config.tokenizer,
+        vocab_size=vocab_size,
+        tensor=tensor,
+        norms_embedding=config.optimizer.use_bnb_optimizer,
+    )
+
+
+def option_problems(network: Network, config: Config) -> Iterator[str]:
+    """Yield the options of a valid config that its network does not have."""
+    model = config.model
+    bare = replace(
+        config,
+        model=ModelConfig(
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            num_attention_heads=model.num_attention_heads,
+            seq_length=model.seq_length,
+        ),
+        experts=ExpertConfig(),
+        lora=LoraConfig(),
+    )
+    given, plain = (
+        network.spec(plain_spec(each, vocab_size=1, tensor=1), each) for each in (config, bare)
+    )
+    return ignored_options(given, plain, network.options, network.lacks)
 
 
 def network_for(declared: Declaration, extensions: Mapping[str, Any]) -> Network:

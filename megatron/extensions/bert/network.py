@@ -10,6 +10,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Entry, bias_entry, logits_entry
 from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
 from megatron.config.networks.network import Network
+from megatron.config.networks.options import DECODER, WINDOWS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.tasks.network import Classifier
@@ -26,12 +27,14 @@ class BERT(Network):
     served_in = "megatron.extensions.bert.routes.masked_lm_backend"
     use = "tools/fill_mask.py fills masks and scores sentences with it"
     usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
+    options = (DECODER - WINDOWS) | {"num_token_types", "binary_head", "head_activation"}
+    lacks = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     layers_in = "megatron.extensions.bert.layers.bert_layers"
     megatron_in = "megatron.checkpointing.megatron_lm.networks.BERTForm"
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags of decoders."""
-        return encoder_problems(config.model, config.masks)
+        return encoder_problems(config.model, config.masks, self.lacks)
 
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:

@@ -12,10 +12,11 @@ import yaml
 from torch import Tensor
 
 from megatron.checkpointing.export import Export
-from megatron.checkpointing.expressed import flag_setting, not_expressed, plain_values
+from megatron.checkpointing.expressed import not_expressed, plain_values
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
+from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.nemo.checkpoints import (
     CONFIG,

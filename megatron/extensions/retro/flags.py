@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from megatron.config.data.masks import MaskConfig
-from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
@@ -114,11 +113,15 @@ def plan_retro(config: RetroConfig, *, seq_length: int) -> RetroPlan:
 def retro_problems(
     config: RetroConfig,
     model: ModelConfig,
-    experts: ExpertConfig,
     masks: MaskConfig,
     parallel: ParallelConfig,
+    reason: str,
 ) -> Iterator[str]:
-    """Yield why a network with retrieval cannot be built."""
+    """Yield why a network with retrieval cannot be built.
+
+    Args:
+        reason: end of the messages about flags that it does not have.
+    """
     yield from range_problems(config)
     chunk, retrieved = config.retro_chunk_length, config.retro_num_retrieved_chunks
     positions = model.max_position_embeddings
@@ -139,13 +142,8 @@ def retro_problems(
             f"--num-layers {model.num_layers} must be at least 6: the first layer that attends to "
             "neighbors is the sixth"
         )
-    flags = {
-        **unbuilt_flags(model, experts, masks, parallel, positions=("learned", "rotary", "none")),
-        "--apply-residual-connection-post-layernorm": (
-            model.apply_residual_connection_post_layernorm
-        ),
-    }
-    yield from flag_problems(flags, "is not built for networks with retrieval: leave it out")
+    flags = unbuilt_flags(model, masks, parallel, positions=("learned", "rotary", "none"))
+    yield from flag_problems(flags, reason)
 
 
 def neighbor_problems(config: RetroConfig, model: ModelConfig, *, order: str) -> Iterator[str]:

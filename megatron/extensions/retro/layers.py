@@ -230,6 +230,8 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
             regrouping = Regrouping(keep, rows, keep)
             positions_s1 = torch.arange(s, device=prompts_b.device)[:, None]
             attends_sb = (positions_s1 >= prompts_b - 1) & (span_n12[:, 0, 1] > 0)
+        # The encoder ends without a norm, in the dtype of its residual stream.
+        context = context.to(normed_sbh.dtype)
         y, bias = self.inter_attention(
             normed_sbh, context, span_n12, shared=shared, regrouping=regrouping
         )

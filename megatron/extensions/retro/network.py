@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
@@ -17,6 +18,7 @@ from megatron.config.networks.counts import (
     norm_width,
 )
 from megatron.config.networks.network import Network
+from megatron.config.networks.options import COMMON, EMBEDDING, LORA, ROTARY
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.retro.flags import retro_flag_problems, retro_problems, with_retriever
 
@@ -31,6 +33,23 @@ class Retro(Network):
     service = "neighbors"
     use = "tools/retro/text_generation/retro_text_generation.py answers questions with it"
     usage = "evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ..."
+    options = (
+        COMMON
+        | ROTARY
+        | EMBEDDING
+        | LORA
+        | {
+            *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
+            *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
+            *(
+                "retro_retrieved_length",
+                "retro_attention_gate",
+                "retro_normed_residual",
+                "final_norm",
+            ),
+        }
+    )
+    lacks = "is not built for networks with retrieval: leave it out"
     layers_in = "megatron.extensions.retro.layers.retro_layers"
     batch_in = "megatron.extensions.retro.layers.retro_batch"
     caches = True
@@ -39,9 +58,7 @@ class Retro(Network):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why a network with retrieval cannot be built."""
-        return retro_problems(
-            config.retro, config.model, config.experts, config.masks, config.parallel
-        )
+        return retro_problems(config.retro, config.model, config.masks, config.parallel, self.lacks)
 
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
@@ -77,6 +94,28 @@ class Retro(Network):
         name = "ParallelTransformerRetroLayerPipe"
         return replace(plain, name=name, weights=plain.weights + Weights(cross))
 
+    def kept(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry keeps, those of retrieval included."""
+        spec, kept = sizes.spec, super().kept(entry, sizes)
+        if entry.number not in spec.retro_layers:
+            return kept
+        neighbors = _of_neighbors(sizes)
+        kept += sizes.norm() + sizes.attention() + sizes.keys_beyond(neighbors.tokens)
+        if entry.number != spec.retro_layers[0]:
+            return kept
+        layers = spec.retro_encoder_layers * neighbors.layer(1)
+        return int(kept + layers + neighbors.norm() + neighbors.attention() + neighbors.stream)
+
+    def deferred(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that the weight gradients of a layer are computed from."""
+        spec, kept = sizes.spec, super().deferred(entry, sizes)
+        if entry.number not in spec.retro_layers:
+            return kept
+        neighbors = _of_neighbors(sizes)
+        kept += sizes.attention_products(neighbors)
+        first = entry.number == spec.retro_layers[0]
+        return int(kept + (spec.retro_encoder_layers * neighbors.products(1) if first else 0))
+
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
         return super().flops(spec, recompute) + self._retrieval_flops(spec, recompute)
@@ -96,3 +135,11 @@ class Retro(Network):
         encoder += tokens * queries + s * keys + 2 * heads * tokens * m
         forward = len(spec.retro_layers) * cross + encoder
         return 2 * (3 + recompute.share) * forward
+
+
+def _of_neighbors(sizes: Any) -> Any:
+    """Return the activations of a GPT whose samples are retrieved neighbors."""
+    spec = sizes.spec
+    each = spec.seq_length // spec.retro_chunk_length * spec.retro_num_neighbors
+    model = replace(spec, seq_length=spec.retro_retrieved_length, retro_layers=())
+    return sizes.of(model, samples=each)

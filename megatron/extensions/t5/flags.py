@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from megatron.config.data.masks import MaskConfig
-from megatron.config.network.experts import ExpertConfig
-from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig, position_of
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
@@ -137,19 +135,15 @@ def _split_problems(parallel: ParallelConfig, encoder: int, decoder: int) -> Ite
 
 
 def unsupported_problems(
-    model: ModelConfig,
-    experts: ExpertConfig,
-    lora: LoraConfig,
-    masks: MaskConfig,
-    parallel: ParallelConfig,
+    model: ModelConfig, masks: MaskConfig, parallel: ParallelConfig, reason: str
 ) -> Iterator[str]:
-    """Yield the flags that networks with an encoder and a decoder do not have."""
+    """Yield the flags of data and layout that networks with an encoder and a decoder do not have.
+
+    Args:
+        reason: end of the messages.
+    """
     flags = {
-        **unbuilt_flags(model, experts, masks, parallel, positions=("learned", "relative")),
-        "--lora-rank": lora.lora_rank > 0,
-        "--embed-layernorm": model.embed_layernorm,
-        "--scale-embedding": model.scale_embedding,
-        "--untie-embeddings-and-output-weights": model.untie_embeddings_and_output_weights,
+        **unbuilt_flags(model, masks, parallel, positions=("learned", "relative")),
         "--eod-mask-loss": masks.eod_mask_loss,
         "--num-layers-per-virtual-pipeline-stage": bool(
             parallel.num_layers_per_virtual_pipeline_stage
@@ -158,7 +152,6 @@ def unsupported_problems(
             parallel.num_virtual_stages_per_pipeline_rank
         ),
     }
-    reason = "is not built for networks with an encoder and a decoder: leave it out"
     return flag_problems(flags, reason)
 
 

@@ -1,6 +1,8 @@
 """T5: an encoder and a decoder behind it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
@@ -25,6 +27,7 @@ from megatron.config.networks.counts import (
     table_weights,
 )
 from megatron.config.networks.network import Network
+from megatron.config.networks.options import COMMON
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.flags import (
@@ -48,6 +51,11 @@ class T5(Network):
     served_in = "megatron.extensions.t5.routes.text_to_text_backend"
     use = "tools/text_to_text.py generates text from text with it"
     usage = "generate with: tools/text_to_text.py --load {directory} --text TEXT"
+    options = COMMON | {
+        *("residual_after_norm", "num_decoder_layers", "decoder_seq_length"),
+        *("relative_buckets", "relative_max_distance"),
+    }
+    lacks = "is not built for networks with an encoder and a decoder: leave it out"
     layers_in = "megatron.extensions.t5.layers.t5_layers"
     batch_in = "megatron.extensions.t5.layers.t5_batch"
     caches = True
@@ -60,7 +68,7 @@ class T5(Network):
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why an encoder and a decoder cannot be built or divided."""
         model, parallel = config.model, config.parallel
-        yield from unsupported_problems(model, config.experts, config.lora, config.masks, parallel)
+        yield from unsupported_problems(model, config.masks, parallel, self.lacks)
         yield from encoder_decoder_problems(
             config.section(EncoderDecoderConfig),
             model,
@@ -105,10 +113,10 @@ class T5(Network):
         decoder = self._decoder_weights(spec, tensor)
         return [
             Entry(name="take_tokens"),
-            *self._embedding(spec, tensor),
+            *self._embedding(spec, tensor, number=0),
             *(self.block(spec, n, tensor=tensor, expert=expert) for n in range(1, layers + 1)),
             Entry(name="EncoderNormPipe", weights=norm),
-            *self._embedding(spec, tensor),
+            *self._embedding(spec, tensor, number=layers + 1),
             *(
                 Entry(
                     name="ParallelTransformerDecoderLayerPipe",
@@ -124,13 +132,14 @@ class T5(Network):
             bias_entry("OutputBiasPipe", spec, tensor=tensor),
         ]
 
-    def _embedding(self, spec: ModelSpec, tensor: int) -> list[Entry]:
+    def _embedding(self, spec: ModelSpec, tensor: int, *, number: int) -> list[Entry]:
         words = Entry(
             name="WordEmbeddingPipe",
             kind="embedding",
             weights=Weights(table_weights(spec, tensor=tensor)),
             row=spec.hidden_size,
             tie="embed",
+            number=number,
         )
         if spec.relative_buckets:
             biases = Weights(spec.relative_buckets * spec.num_attention_heads // tensor)
@@ -157,6 +166,38 @@ class T5(Network):
         decoder = 2 * spec.num_decoder_layers * ((3 + recompute.share) * forward + again)
         head = d * spec.padded_vocab_size * spec.hidden_size
         return float(2 * s * stack_flops(spec, recompute) + decoder + 6 * head)
+
+    def kept(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry keeps; the norm is the decoder's."""
+        own = sizes.of(self.scored(sizes.spec))
+        if entry.kind != "norm" and entry.number <= sizes.spec.num_layers:
+            return super().kept(entry, sizes)
+        if entry.kind != "block":
+            return super().kept(entry, own)
+        return int(own.layer(1) + own.cross_attention(sizes))
+
+    def deferred(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that the weight gradients of a layer are computed from."""
+        if entry.number <= sizes.spec.num_layers:
+            return super().deferred(entry, sizes)
+        own = sizes.of(self.scored(sizes.spec))
+        return int(own.products(1) + own.attention_products(sizes))
+
+    def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
+        """Return the bytes of masks of padding, of the encoder and of cross-attention.
+
+        The mask of the decoder's self-attention is causal.
+        """
+        spec = sizes.spec
+        encodes = any(number <= spec.num_layers for number in numbers)
+        decodes = any(number > spec.num_layers for number in numbers)
+        return int(
+            sizes.padding_masks(spec.seq_length * encodes + spec.decoder_seq_length * decodes)
+        )
+
+    def scored(self, spec: ModelSpec) -> ModelSpec:
+        """Return the decoder, with its samples."""
+        return replace(spec, seq_length=spec.decoder_seq_length, num_decoder_layers=0)
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
         """Yield the names of both stacks' parameters, with those of modules."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
@@ -32,6 +33,11 @@ class Classifier(Network):
         self.is_causal = under.is_causal
         self.masks_padding = under.masks_padding
         self.megatron_in = under.megatron_in
+        self.lacks = under.lacks
+        self.options = under.options | {
+            *("num_outputs", "num_choices", "head_layers", "first_token_head", "head_dropout"),
+            "labels",
+        }
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield those of the network below the head, and flags of other heads."""
@@ -74,6 +80,15 @@ class Classifier(Network):
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample, without the head."""
         return float(2 * spec.seq_length * stack_flops(spec, recompute) * spec.num_choices)
+
+    def kept(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry of the network below keeps; the head's are not counted."""
+        return self.under.kept(entry, sizes)
+
+    def kept_logits(self, sizes: Any, tokens: int) -> int:
+        """Return the bytes of the logits of `tokens`, or of their sequences."""
+        spec = sizes.spec
+        return int(4 * spec.num_outputs * (tokens if self.scores_tokens(spec) else sizes.rows))
 
     def scores_tokens(self, spec: ModelSpec) -> bool:
         """Whether the head is on each token; the loss of a decoder takes the last one's logits."""

@@ -14,7 +14,7 @@ STAGES = ("--pipeline-model-parallel-size", "4", "--num-layers", "4")
         (("--decoder-num-layers", "0"), "--decoder-num-layers 0 must be at least 1"),
         (("--max-position-embeddings", "7"), "less than --decoder-seq-length 8"),
         (("--position-embedding-type", "alibi"), "alibi is not built for"),
-        (("--window-size", "2"), "--window-size 2 is not built for"),
+        (("--window-size", "2"), "--window-size is not built for"),
         (("--num-experts", "2"), "--num-experts is not built for"),
         (("--lora-rank", "2"), "--lora-rank is not built for"),
         (("--pipeline-model-parallel-split-rank", "1"), "needs --pipeline-model-parallel-size"),

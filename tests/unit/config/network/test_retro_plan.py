@@ -71,7 +71,7 @@ def test_every_flag_reaches_the_network():
         (("--max-position-embeddings", "7", "--retro-num-retrieved-chunks", "3"), "the 9 tokens"),
         (("--dataloader-type", "cyclic"), "--dataloader-type cyclic"),
         (("--position-embedding-type", "alibi"), "alibi is not built for networks with retrieval"),
-        (("--window-size", "3"), "--window-size 3 is not built"),
+        (("--window-size", "3"), "--window-size is not built"),
         (("--num-experts", "2"), "--num-experts is not built"),
         (("--reset-attention-mask",), "--reset-attention-mask is not built"),
     ],

@@ -17,6 +17,7 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
 from megatron.model.layers.parts import LayerParts
+from megatron.planner.memory import memory_of_stages
 
 FLAGS = {
     "t5": ("--decoder-num-layers", "3", "--decoder-seq-length", "4"),
@@ -98,6 +99,30 @@ def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, gr
     assert plan.model.num_parameters == sum(p.numel() for p in model.parameters())
     names = ParameterNames.of(asdict(plan.model))
     assert names.parameter(names.module("3.mlp.dense_h_to_4h.weight")).startswith("3.")
+
+
+def test_a_plugins_network_says_what_its_layers_keep(wide, monkeypatch):
+    plan = tiny_plan("--network", wide)
+    (before,) = memory_of_stages(plan)
+
+    def kept(self, entry, sizes):
+        more = sizes.tokens * 1000 if entry.kind == "block" else 0
+        return Network.kept(self, entry, sizes) + more
+
+    monkeypatch.setattr(network_named(wide), "kept", kept, raising=False)
+    (after,) = memory_of_stages(plan)
+    tokens = plan.batch.micro_batch_size * plan.model.seq_length
+    assert after.activations - before.activations == plan.model.num_layers * tokens * 1000
+
+
+def test_the_embeddings_of_both_stacks_drop_features():
+    kept = [
+        memory_of_stages(plan_of("t5", "--hidden-dropout", p))[0].activations for p in ("0", "0.1")
+    ]
+    plan = plan_of("t5")
+    tokens = plan.batch.micro_batch_size * (plan.model.seq_length + plan.model.decoder_seq_length)
+    masks = (kept[1] - kept[0]) / plan.model.hidden_size
+    assert masks == tokens  # a byte each; kernels draw those of the layers again
 
 
 def test_a_plugins_network_is_no_other_programs(wide):

@@ -1,0 +1,67 @@
+"""Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from megatron.config.flag_names import flag_setting
+from megatron.config.network.model_spec import ModelSpec
+
+COMMON = frozenset(
+    (
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "head_dim"),
+        *("num_query_groups", "seq_length", "max_position_embeddings", "vocab_size"),
+        *("padded_vocab_size", "padded_vocab_in_softmax", "position_embedding", "normalization"),
+        *("norm_epsilon", "layernorm_1p", "qk_layernorm", "activation", "linear_bias", "qkv_bias"),
+        *("attention_bias_apart", "query_key_layer_scaling", "query_scalar", "attention_softcap"),
+        *("logit_softcap", "fp32_residual", "attention_dropout", "hidden_dropout"),
+        *("init", "init_std", "attention", "own_flags", "architecture"),
+        *("qkv_layout", "mlp_layout"),
+    )
+)
+"""Of attention, MLP, norms and logits, which all networks here are made of."""
+
+ROTARY = frozenset(
+    (
+        *("rotary_dim", "rotary_base", "rotary_interpolation", "rope_scaling", "rope_rule"),
+        *("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length"),
+        *("rope_attention_factor", "rope_truncation"),
+    )
+)
+EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings"))
+"""Of `EmbeddingPipe`, and of logits with a table of their own."""
+STREAM = frozenset(("parallel_residual", "sandwich_norm"))
+_WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
+_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
+_EXPERTS = (
+    *("num_experts", "experts_per_token", "residual_experts", "expert_ffn_hidden_size"),
+    *("shared_expert_ffn_hidden_size", "shared_expert_gate", "router_score", "router_normalises"),
+    *("router_scale", "router_bias", "router_groups", "router_groups_per_token"),
+)
+_GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, _LORA, _EXPERTS)
+"""The first option of each decides whether the others mean anything."""
+WINDOWS, LORA, EXPERTS = map(frozenset, _GROUPS)
+
+DECODER = frozenset(
+    ("residual_after_norm", *COMMON, *ROTARY, *EMBEDDING, *STREAM, *WINDOWS, *LORA, *EXPERTS)
+)
+"""All of a GPT."""
+
+
+def ignored_options(
+    spec: ModelSpec, plain: ModelSpec, options: frozenset[str], lacks: str
+) -> Iterator[str]:
+    """Yield a message for each option that a network is given and does not have.
+
+    Args:
+        spec: the network.
+        plain: the same without any option.
+        options: those that it has.
+        lacks: end of the messages.
+    """
+    names = [each.name for each in fields(spec) if each.name not in options]
+    given = {name for name in names if getattr(spec, name) != getattr(plain, name)}
+    for first, *others in _GROUPS:
+        if first in given:
+            given -= {*others}
+    for flag in dict.fromkeys(flag_setting(name) for name in names if name in given):
+        yield f"{flag} {lacks}"
