@@ -411,11 +411,11 @@ def _options(scheme: str) -> dict[str, Any]:
     """Return options of fsspec for file systems of `scheme`.
 
     Listings are never cached: other processes write meanwhile. S3's library makes one attempt, unless
-    AWS_MAX_ATTEMPTS is set: its pauses are drawn from Python's `random`, a stream that checkpoints save,
-    and `_request` repeats failures itself.
+    fsspec's configuration sets `retries`: its pauses are drawn from Python's `random`, a stream that
+    checkpoints save, and `_request` repeats failures itself.
     """
     options: dict[str, Any] = {"use_listings_cache": False}
-    if scheme.lower() in ("s3", "s3a") and "AWS_MAX_ATTEMPTS" not in os.environ:
+    if scheme.lower() in ("s3", "s3a"):
         from fsspec.config import conf
 
         set_by_user = conf.get("s3", {}).get("config_kwargs", {})

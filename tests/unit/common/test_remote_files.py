@@ -130,7 +130,6 @@ def test_repeated_requests_to_s3_leave_the_stream_of_random_alone(monkeypatch, c
     S3FileSystem.clear_instance_cache()
     monkeypatch.setattr(remote_files, "ATTEMPTS", 4)
     monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.delenv("AWS_MAX_ATTEMPTS", raising=False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name, value in {

@@ -138,7 +138,6 @@ def test_what_was_not_uploaded_is_by_the_next_save_or_at_the_end(
 ):
     remote.save(5)
     monkeypatch.setattr(remote_files, "ATTEMPTS", 1)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     from megatron.checkpointing import remote as module
 
     def fail(file, url):
