@@ -9,8 +9,6 @@ from source import PACKAGE, files_of
 ELSEWHERE = {
     # Weights, once they are loaded, in the layout of the library that multiplies them.
     "inference/engine/onednn_weights.py": {"weight.data", "module.weight", "own.packed"},
-    # A tokenizer of transformers.
-    "extensions/retro/inference_embedders.py": {"self._tokenizer.padding_side"},
 }
 
 

@@ -17,6 +17,7 @@ ELSEWHERE = {
     # One file that is nothing but these operators.
     "inference/engine/onednn_weights.py": {
         *("_C", "_linear_pointwise", "_make_subclass", "_reorder_linear_weight"),
+        "_is_mkldnn_bf16_supported",
     },
     # Its public forms are views, or copy.
     "fused_kernels/float8.py": {"_unsafe_view"},
