@@ -257,13 +257,14 @@ def _set_steps(optimizer: Any, counts: Mapping[Tensor, list[float]]) -> None:
 def _order_states(optimizer: Any) -> None:
     """Order the states as the first step does, so that the next files have the bytes of an unbroken run."""
     loaded = dict(optimizer.state)
+    in_groups = [owner for group in optimizer.param_groups for owner in group["params"]]
+    first = dict.fromkeys(owner for owner in in_groups if owner in loaded)
     optimizer.state.clear()
-    for group in optimizer.param_groups:
-        for owner in group["params"]:
-            if owner in loaded:
-                states = loaded[owner]
-                first = {name: states[name] for name in ("step",) if name in states}
-                optimizer.state[owner] = {**first, **states}
+    # ZeRO 3 has other tensors in the groups outside of a step than those that own the states.
+    for owner in {**first, **dict.fromkeys(loaded)}:
+        states = loaded[owner]
+        step = {"step": states["step"]} if "step" in states else {}
+        optimizer.state[owner] = {**step, **states}
 
 
 def _set_progress(engine: Any, checkpoint: FullCheckpoint) -> None:

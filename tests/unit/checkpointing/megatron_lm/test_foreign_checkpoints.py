@@ -322,7 +322,7 @@ def test_missing_flags_are_named(gpt2, tmp_path):
         )
     with pytest.raises(ConfigError, match="-size 3, but the files in .* are of 2 tensor-parallel"):
         tool("merge_mp_partitions.py", *GPT, "--load", theirs, "--tensor-model-parallel-size", 3)
-    with pytest.raises(ConfigError, match="RACE: only GPT, BERT, T5, RETRO are merged"):
+    with pytest.raises(ConfigError, match="RACE: only GPT, BERT, RETRO, T5 are merged"):
         tool("merge_mp_partitions.py", "--model-type", "RACE", "--load", theirs)
     with pytest.raises(ConfigError, match="parallel-size 5 does not divide num_layers 2"):
         tool(
