@@ -37,6 +37,6 @@ class SentenceDeclaration(Declaration, ABC):
 
     def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had masks and sentences among the parts of every run."""
-        objective, data = dict(plan["objective"]), dict(plan["data"])
+        objective, data = dict(plan["objective"]), dict(plan.get("data", {}))
         objective["own"], data["cut"] = objective.get("masked"), data.get("sentences")
         return {**plan, "objective": objective, "data": data}
