@@ -124,7 +124,7 @@ def batches():
         }
 
 
-def steps_are_those_of_one_process(stages, *flags, tensor=1):
+def steps_are_those_of_one_process(stages, *flags, tensor=1, partition=None):
     """Loss, norm and weights over three steps of four micro-batches."""
     distributed.start("gloo")
     groups = build_groups(Topology(pipeline=stages, data=1, tensor=tensor))
@@ -134,12 +134,13 @@ def steps_are_those_of_one_process(stages, *flags, tensor=1):
         *("--tensor-model-parallel-size", str(tensor)),
         world_size=stages * tensor,
     )
+    method = partition or plan.parallel.partition_method
     start_streams(groups, seed=5, activation_checkpointing={})
     engine = build_engine(
         layers(),
         loss=loss,
         groups=groups,
-        parallel=plan.parallel,
+        parallel=replace(plan.parallel, partition_method=method),
         recompute=plan.recompute,
         initialise=initialise,
         build_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
@@ -193,7 +194,7 @@ def the_table_is_on_two_stages(rank):
 
 def both_stacks_on_one_stage(rank):
     steps_are_those_of_one_process(
-        2, "--checkpoint-activations", "--pp-partition-method", "type:decodertransformer"
+        2, "--checkpoint-activations", partition="type:decodertransformer"
     )
 
 

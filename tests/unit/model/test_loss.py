@@ -76,10 +76,11 @@ def test_padded_columns_never_count(group, batch, dtype, largest):
     padded = torch.cat([logits.detach(), padding], -1).requires_grad_()
     expected = next_token_loss(group)(logits, {"labels": labels, "loss_mask": mask})
     loss = next_token_loss(group, vocab_size=7)(padded * 1, {"labels": labels, "loss_mask": mask})
-    assert torch.equal(loss, expected)
+    # A vector unit adds 7 columns and 11 in different orders.
+    torch.testing.assert_close(loss, expected)
     (ours,) = torch.autograd.grad(loss, padded)
     (theirs,) = torch.autograd.grad(expected, logits)
-    assert torch.equal(ours[..., :7], theirs)
+    torch.testing.assert_close(ours[..., :7], theirs)
     assert not ours[..., 7:].any()
     assert next_token_loss(group)(padded * 1, {"labels": labels, "loss_mask": mask}) > expected
 
