@@ -13,6 +13,7 @@ from megatron.common.errors import (
     MegatronError,
     UnreadableCheckpointError,
 )
+from megatron.common.extensions import declared_with
 from megatron.common.registry import NETWORKS
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName
@@ -24,7 +25,7 @@ from megatron.config.plugins import missing_plugins, modules_in
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
-_NETWORK_SECTIONS = ("model", "retro", "experts", "lora", "tokenizer", "text_task")
+_NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer", "text_task")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
 
 
@@ -100,7 +101,7 @@ class SavedNetwork:
         taken = [
             f"{options[name]}" + ("" if isinstance(value, bool) else f" {value}")
             for name, value in self.flags.items()
-            if name in initial and name not in differ and value != initial[name]
+            if name in now and name in initial and name not in differ and value != initial[name]
         ]
         lines = [f"--use-checkpoint-args: from {self.folder}: {' '.join(taken)}"]
         if differ:
@@ -151,10 +152,12 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
         except CheckpointError as error:
             errors.append(str(error))
             continue
+        saved = {**manifest.config, **manifest.config.get("extensions", {})}
+        own = [name for each in declared_with(saved, "OF_NETWORK") for name in each]
         flags = {
             name: value
-            for section in _NETWORK_SECTIONS
-            for name, value in manifest.config.get(section, {}).items()
+            for section in (*_NETWORK_SECTIONS, *own)
+            for name, value in saved.get(section, {}).items()
         }
         model = manifest.plan.get("model", {})
         flags |= dict(model.get("own_flags", ()))  # of plugins' parts

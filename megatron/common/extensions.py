@@ -38,6 +38,21 @@ def extension_of(module: str) -> str:
     return "" if inside == module else inside.partition(".")[0]
 
 
+def declared_with(sections: Iterable[str], name: str) -> list[Any]:
+    """Return what extensions that have some of these sections declare by a name in their `flags.py`.
+
+    The names are:
+        settings_of: function from a command line and saved flags to settings of files that flags name,
+            None without; they have `defaults`, values by field, and `contradictions`, a function from
+            the values of all flags to messages.
+        needs_complete_run: function from a Config to whether samples are numbered as those of a run
+            that trains, though the run at hand evaluates.
+        OF_NETWORK: names of sections that --use-checkpoint-args reads.
+    """
+    modules = [import_module(f"{PACKAGE}.{each}.flags") for each in extensions_with(sections)]
+    return [getattr(module, name) for module in modules if hasattr(module, name)]
+
+
 @cache
 def sections_of(name: str) -> Mapping[str, type]:
     """Return the sections of flags that an extension brings to a run, by name."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import (
+    declared_with,
     extension_names,
     extension_sections,
     extensions_with,
@@ -49,8 +50,6 @@ from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.config.run.logging import LoggingConfig, ProfilingConfig
 from megatron.config.run.urls import UrlConfig
-from megatron.extensions.retro.flags import RetroConfig
-from megatron.extensions.retro.project_settings import read_retro_project
 from megatron.extensions.tasks.flags import DownstreamConfig
 from megatron.extensions.tasks.text_flags import TextTaskConfig
 
@@ -64,7 +63,6 @@ class Config:
     """The value of every flag, by section. Flags are flat on the command line and nested here."""
 
     model: ModelConfig
-    retro: RetroConfig
     experts: ExpertConfig
     lora: LoraConfig
     parallel: ParallelConfig
@@ -120,8 +118,8 @@ def parse_config(
 ) -> tuple[Config, tuple[str, ...]]:
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
-    A `--config` file is read first; flags on the command line override it. Those of a Retro project
-    have to be equal to the settings in its config.json, which are their defaults.
+    A `--config` file is read first; flags on the command line override it. Settings of files that an
+    extension reads, such as a Retro project's, are defaults that flags must not contradict.
 
     Args:
         objective: of the entry script.
@@ -129,24 +127,24 @@ def parse_config(
         defaults: values by field name that replace the fields' own defaults.
 
     Raises:
-        ConfigError: a flag is unknown, refused, missing or malformed, or contradicts the project.
+        ConfigError: a flag is unknown, refused, missing or malformed, or contradicts such a setting.
     """
     sections = load_sections(argv, objective=objective)
     words = with_file_flags(argv, sections)
-    saved = (defaults or {}).get("retro_project_dir")
-    directory = value_in(words, "--retro-project-dir") or saved
-    project = read_retro_project(directory) if directory else None
+    found = [read(words, defaults or {}) for read in declared_with(sections, "settings_of")]
+    settings = [each for each in found if each is not None]
+    given = {name: value for each in settings for name, value in each.defaults.items()}
     parsed = parse_sections(
         words,
         sections,
         description=description,
         legacy=LEGACY,
         answers=TRAINER_NAMES,
-        defaults={**(defaults or {}), **project.defaults} if project else defaults,
+        defaults={**(defaults or {}), **given},
     )
     config = config_of(parsed.sections)
-    if project:
-        raise_if_any(project.contradictions(flatten(asdict(config))))
+    values = flatten(asdict(config))
+    raise_if_any(problem for each in settings for problem in each.contradictions(values))
     return config, parsed.notices
 
 

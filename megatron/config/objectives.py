@@ -1,6 +1,6 @@
 """Objectives as far as they need no torch: what each declares, its plan and checks of its flags."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +19,6 @@ class Declaration:
 
     script: str = ""  # which trains it; "": any, with --objective
     network: str = "gpt"  # that it trains: see NETWORKS
-    reads_neighbors: bool = False  # stored ones, of each chunk of a sample
     kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
     flags: tuple[str, ...] = ()  # those of objectives that it takes
     view: str = ""  # dotted name of what makes the view of samples; "": as they are
@@ -45,6 +44,25 @@ class Declaration:
     def data_problems(self, config: Config) -> Iterator[str]:
         """Yield every reason why the flags do not name the data."""
         return data_problems(config.data, self.kind)
+
+    def path_problems(self, config: Config) -> Iterator[str]:
+        """Yield what else a run needs that is to read its data."""
+        return iter(())
+
+    def trained(self, config: Config, name: ObjectiveName) -> ObjectiveName:
+        """Return the objective that is trained with these flags where `name`, this one, is asked for."""
+        return name
+
+    def saved_flags(self, words: Sequence[str], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the flags of a checkpoint that a run takes over, by field.
+
+        Args:
+            words: its command line.
+
+        Raises:
+            ConfigError: a flag among `words` is for another program.
+        """
+        return saved
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield wrong values of the flags of this objective alone."""

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.extensions import declared_with
 from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
@@ -76,7 +77,6 @@ from megatron.config.validation import (
     zero_of,
 )
 from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
-from megatron.extensions.retro.flags import plan_retro
 from megatron.extensions.tasks.flags import LABELLED, DownstreamPlan, plan_downstream
 from megatron.extensions.tasks.text_flags import TextTaskPlan, plan_text_task
 
@@ -172,7 +172,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     }
     raise_if_any(stage_problems(parallel, entries, layers_only))
     raise_if_any(fp8_size_problems(config.precision, model, tensor=parallel.tensor))
-    objective = _plan_objective(config, valid.objective)
+    objective = plan_objective(config, valid.objective)
     own_flags = config.extensions
     return Plan(
         model=model,
@@ -316,22 +316,15 @@ def plan_samples(
         training=steps.training,
         data=_plan_data(config, objective, steps, plan_evaluation(config.evaluation)),
         masks=plan_masks(config.masks),
-        objective=_plan_objective(config, objective),
+        objective=plan_objective(config, objective),
     )
-
-
-def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
-    plan = plan_objective(config, name)
-    if not network_in(config, name).retrieves:
-        return plan
-    return replace(plan, retro=plan_retro(config.retro, seq_length=config.model.seq_length))
 
 
 def _plan_data(
     config: Config, objective: ObjectiveName, steps: StepsPlan, evaluation: EvaluationPlan
 ) -> DataPlan:
-    if config.retro.retro_project_dir:
-        # Neighbors are those of the samples of a complete run, whose order depends on their number.
+    if any(needs(config) for needs in declared_with(config.extensions, "needs_complete_run")):
+        # The order of samples depends on their number.
         evaluation = replace(evaluation, only=False)
     data = plan_data(
         config.data,

@@ -66,7 +66,6 @@ from megatron.config.run.guards import guards_problems
 from megatron.config.run.logging import logging_problems
 from megatron.config.run.watchdog import watch_problems
 from megatron.extensions.chaos.flags import chaos_problems
-from megatron.extensions.retro.flags import neighbor_problems
 from megatron.extensions.tasks.flags import LABELLED, downstream_problems
 from megatron.extensions.tasks.text_flags import text_task_problems
 
@@ -554,8 +553,6 @@ def _objective_problems(
             f"objective {objective} cannot be padded"
         )
     yield from _flags_of_network_problems(config, network)
-    if declared.reads_neighbors:
-        yield from neighbor_problems(config.retro, config.model, order=config.data.dataloader_type)
     if config.plugins.dataset and declared.kind != "documents":
         yield f"--dataset {config.plugins.dataset} reads documents, not {declared.kind}"
     if has_curriculum(user) and not declared.takes_short_samples:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.checkpointing.saved_run import (
-    SavedNetwork,
     checkpoint_flags,
     consumed_samples,
     lost_plugins,
@@ -29,13 +28,10 @@ from megatron.config.data.corpora import prefixes_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.parser import value_in
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
 from megatron.data.token_files.pair_files import existing_pair
-from megatron.extensions.retro.flags import retro_objective
-from megatron.extensions.retro.instruct_flags import QUESTIONS
 from megatron.training.loop.loop import Hook
 from megatron.training.process.environment import read_launch, read_launcher, start_name
 from megatron.training.process.failure import FailureFile
@@ -63,40 +59,24 @@ def train_from(
         MegatronError: something that the user can mend.
     """
     saved = checkpoint_flags(argv)
-    if declaration_of(objective).kind == QUESTIONS:
-        saved = _without_project(argv, saved)
+    words = with_file_flags(argv, SECTIONS)
+    flags = declaration_of(objective).saved_flags(words, saved.flags if saved else {})
     try:
         config, notices = parse_config(
             argv,
             objective=objective,
             description=description or "",
-            defaults=saved.flags if saved else None,
+            defaults=flags,
         )
     except ConfigError as error:
         raise ConfigError(*error.problems, *lost_plugins(argv)) from error
     if saved:
-        notices = (*notices, *saved.describe(config))
+        notices = (*notices, *replace(saved, flags=flags).describe(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
-    objective = retro_objective(config.retro, config.plugins.objective or objective)
+    objective = config.plugins.objective or objective
+    objective = declaration_of(objective).trained(config, objective)
     return train(config, objective, notices=notices)
-
-
-def _without_project(argv: Sequence[str], saved: SavedNetwork | None) -> SavedNetwork | None:
-    """Return the flags of a checkpoint without a Retro project, whose samples are those of pretraining.
-
-    Raises:
-        ConfigError: `argv` names a project.
-    """
-    if value_in(with_file_flags(argv, SECTIONS), "--retro-project-dir"):
-        raise ConfigError(
-            "--retro-project-dir is for pretrain_retro.py: questions are in --data-folder, and "
-            "--retro-chunk-length is a flag here"
-        )
-    if saved is None:
-        return None
-    flags = {name: each for name, each in saved.flags.items() if name != "retro_project_dir"}
-    return replace(saved, flags=flags)
 
 
 def train(
@@ -198,8 +178,7 @@ def _may_be_gpu(wanted: str) -> bool:
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
-    if declaration_of(objective).reads_neighbors and not config.retro.retro_project_dir:
-        yield "--retro-project-dir is missing: the directory of Retro preprocessing"
+    yield from declaration_of(objective).path_problems(config)
     yield from _data_problems(config, declaration_of(objective).suffixes)
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
     tokenizer = objective_tokenizer_arguments(config.tokenizer, objective)

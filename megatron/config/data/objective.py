@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from megatron.common.registry import OwnFlags
 from megatron.config.parsing.declaration import resolved, setting
-from megatron.extensions.retro.project_settings import RetroPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,6 @@ class ObjectivePlan:
     equal_targets: bool  # each target counts as one, whatever its length
     fim: FimPlan
     own: Any = None  # plan of an extension's objective; see `Declaration.plan`
-    retro: RetroPlan = RetroPlan()
     own_flags: OwnFlags = ()  # of a plugin's objective
 
 

@@ -151,4 +151,4 @@ def view_of_neighbors(
     objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
 ) -> RoleView:
     """Return the view of an objective that reads neighbors; see `retro_view`."""
-    return retro_view(objective.retro, pad=tokenizer.eod, vocab_size=tokenizer.vocab_size)
+    return retro_view(objective.own, pad=tokenizer.eod, vocab_size=tokenizer.vocab_size)

@@ -1,13 +1,17 @@
 """Objectives of networks with retrieval: pretraining, and instruction tuning on questions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from megatron.common.errors import ConfigError
 from megatron.common.registry import KINDS, OBJECTIVES
 from megatron.config.config import Config
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import Declaration
 from megatron.config.parsing.declaration import options_of_field
+from megatron.config.parsing.parser import value_in
+from megatron.extensions.retro.flags import RetroConfig, neighbor_problems, plan_retro
 from megatron.extensions.retro.instruct_flags import (
     QUESTIONS,
     InstructConfig,
@@ -15,14 +19,52 @@ from megatron.extensions.retro.instruct_flags import (
     context_problems,
     plan_instructions,
 )
+from megatron.extensions.retro.project_settings import RetroPlan
 
 KINDS.declare(QUESTIONS, "", ())
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstructDeclaration(Declaration):
+class RetrievalDeclaration(Declaration):
+    """What objectives of networks with retrieval have in common."""
+
+    baseline: str  # objective of a GPT on the same samples, which is trained without retrieval
+
+    def trained(self, config: Config, name: ObjectiveName) -> ObjectiveName:
+        """Return that of a GPT without --retro-add-retriever."""
+        retro: RetroConfig = config.section(RetroConfig)
+        return name if retro.retro_add_retriever else self.baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetroDeclaration(RetrievalDeclaration):
+    """Pretraining on the samples of a project, whose chunks have stored neighbors."""
+
+    def plan(self, config: Config) -> RetroPlan:
+        """Return how neighbors are read."""
+        return plan_retro(config.section(RetroConfig), seq_length=config.model.seq_length)
+
+    def path_problems(self, config: Config) -> Iterator[str]:
+        """Yield that there is no project."""
+        if not config.section(RetroConfig).retro_project_dir:
+            yield "--retro-project-dir is missing: the directory of Retro preprocessing"
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield why the samples are not those whose chunks have stored neighbors."""
+        retro, order = config.section(RetroConfig), config.data.dataloader_type
+        return neighbor_problems(retro, config.model, order=order)
+
+    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a plan of version 1.0, which had retrieval among the parts of every run."""
+        objective = plan["objective"]
+        return {**plan, "objective": {**objective, "own": objective.get("retro")}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructDeclaration(RetrievalDeclaration):
     """Answers to questions, of a GPT or of a Retro."""
 
+    baseline: str = "instruct"
     kind: str = QUESTIONS
     flags: tuple[str, ...] = tuple(options_of_field(each)[0] for each in fields(InstructConfig))
 
@@ -46,6 +88,19 @@ class InstructDeclaration(Declaration):
             yield "--split is for token files; questions to evaluate on are in NAME_QA_dev.json"
         yield from context_problems(instruct)
 
+    def saved_flags(self, words: Sequence[str], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the flags of a checkpoint without a project, whose samples are those of pretraining.
+
+        Raises:
+            ConfigError: `words` name a project.
+        """
+        if value_in(words, "--retro-project-dir"):
+            raise ConfigError(
+                "--retro-project-dir is for pretrain_retro.py: questions are in --data-folder, and "
+                "--retro-chunk-length is a flag here"
+            )
+        return {name: value for name, value in saved.items() if name != "retro_project_dir"}
+
     def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had instructions among the parts of every run."""
         objective = plan["objective"]
@@ -55,11 +110,11 @@ class InstructDeclaration(Declaration):
 OBJECTIVES.declare(
     "retro",
     "megatron.extensions.retro.objective",
-    Declaration(
+    RetroDeclaration(
         script="pretrain_retro.py",
         network="retro",
         view="megatron.extensions.retro.data.view_of_neighbors",
-        reads_neighbors=True,
+        baseline="gpt",
     ),
 )
 _INSTRUCT = InstructDeclaration(script="tools/retro/sft/sft_retro.py")

@@ -1,8 +1,10 @@
 """Retro, a GPT that attends to retrieved neighbors: flags, resolution and checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from megatron.config.config import Config
 from megatron.config.data.masks import MaskConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
@@ -10,15 +12,16 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import range_problems, setting
 from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.parser import value_in
 from megatron.extensions.retro.instruct_flags import InstructConfig
-from megatron.extensions.retro.project_settings import RetroPlan
+from megatron.extensions.retro.project_settings import RetroPlan, RetroProject, read_retro_project
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetroConfig:
     """Retrieval (pretrain_retro.py): neighbors of each chunk of a sample."""
 
-    retro_project_dir: str | None = setting(None, plan="objective.retro.project_dir")
+    retro_project_dir: str | None = setting(None, plan="objective.own.project_dir")
     """Directory with the database and the neighbors of Retro preprocessing. Data, split, seed,
     lengths and tokenizer are those of its config.json, with and without --retro-add-retriever."""
 
@@ -49,7 +52,7 @@ class RetroConfig:
     """Factor of what cross-attention to neighbors adds to the residual stream; 0 leaves a GPT."""
 
     retro_verify_neighbor_count: bool = setting(
-        True, flag="--retro-no-verify-neighbor-count", plan="objective.retro.verifies_count"
+        True, flag="--retro-no-verify-neighbor-count", plan="objective.own.verifies_count"
     )
     """The check that there are neighbors for all samples of the run. Without it samples repeat from
     the first on where their neighbors end."""
@@ -62,13 +65,19 @@ class RetroConfig:
     """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
 
 
-_BASELINES = {"retro": "gpt", "instruct-retro": "instruct"}
-"""Objectives of a GPT on the same samples, by those of Retro."""
+def settings_of(words: Sequence[str], saved: Mapping[str, Any]) -> RetroProject | None:
+    """Return the project of a command line, or of a checkpoint; None if there is none.
+
+    Raises:
+        ConfigError: its config.json cannot be read.
+    """
+    directory = value_in(words, "--retro-project-dir") or saved.get("retro_project_dir")
+    return read_retro_project(directory) if directory else None
 
 
-def retro_objective(config: RetroConfig, name: str) -> str:
-    """Return the objective `name`; that of a GPT in place of Retro's without --retro-add-retriever."""
-    return name if config.retro_add_retriever else _BASELINES.get(name, name)
+def needs_complete_run(config: Config) -> bool:
+    """Return whether there is a project: its neighbors are those of the samples of a complete run."""
+    return bool(config.section(RetroConfig).retro_project_dir)
 
 
 def retro_layer_numbers(num_layers: int) -> tuple[int, ...]:
@@ -174,4 +183,5 @@ def retro_flag_problems(config: RetroConfig) -> Iterator[str]:
             yield f"{option} is for pretrain_retro.py{needed}: leave it out"
 
 
-SECTIONS = {"instruct": InstructConfig}
+SECTIONS = {"retro": RetroConfig, "instruct": InstructConfig}
+OF_NETWORK = ("retro",)

@@ -20,7 +20,12 @@ from megatron.config.networks.counts import (
 from megatron.config.networks.network import Network
 from megatron.config.networks.options import COMMON, EMBEDDING, LORA, ROTARY
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.extensions.retro.flags import retro_flag_problems, retro_problems, with_retriever
+from megatron.extensions.retro.flags import (
+    RetroConfig,
+    retro_flag_problems,
+    retro_problems,
+    with_retriever,
+)
 
 
 @NETWORKS.register("retro")
@@ -58,16 +63,19 @@ class Retro(Network):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why a network with retrieval cannot be built."""
-        return retro_problems(config.retro, config.model, config.masks, config.parallel, self.lacks)
+        own = config.section(RetroConfig)
+        return retro_problems(own, config.model, config.masks, config.parallel, self.lacks)
 
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
         """Yield the flags of retrieval."""
-        return retro_flag_problems(config.retro)
+        return retro_flag_problems(config.section(RetroConfig))
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return a GPT with chunked cross-attention to neighbors."""
-        return with_retriever(super().spec(plain, config), config.retro, config.model)
+        return with_retriever(
+            super().spec(plain, config), config.section(RetroConfig), config.model
+        )
 
     def num_contexts(self, spec: ModelSpec) -> int:
         """Return the number of neighbors of a prompt."""

@@ -9,7 +9,7 @@ from bytes_tokenizer import BytesTokenizer
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError, WrongDataError
-from megatron.extensions.retro.flags import retro_objective
+from megatron.config.objectives import declaration_of
 from megatron.extensions.retro.objective_instruct import Instruct, InstructRetro
 from megatron.training.entry import train_from
 from megatron.training.setup import data_request
@@ -169,7 +169,10 @@ def test_the_folder_and_the_names_are_needed():
 
 
 def test_the_baseline_is_a_gpt_on_the_same_questions():
-    retro = tiny_config("--retro-add-retriever").retro
-    assert retro_objective(retro, "instruct-retro") == "instruct-retro"
-    assert retro_objective(tiny_config().retro, "instruct-retro") == "instruct"
-    assert retro_objective(tiny_config().retro, "sft") == "sft"
+    def trained(name, *flags):
+        return declaration_of(name).trained(tiny_config(*flags), name)
+
+    assert trained("instruct-retro", "--retro-add-retriever") == "instruct-retro"
+    assert trained("instruct-retro") == "instruct"
+    assert trained("retro") == "gpt"
+    assert trained("sft") == "sft"

@@ -38,7 +38,7 @@ def plan_of(folder, *flags):
 
 def datasets_of(folder, *flags, vocab_size=EOD + 1):
     planned = plan_of(folder, *flags)
-    view = retro_view(planned.objective.retro, pad=EOD, vocab_size=vocab_size)
+    view = retro_view(planned.objective.own, pad=EOD, vocab_size=vocab_size)
     return build_datasets(planned.data, seq_length=16, seed=1234, view=view)
 
 
@@ -313,7 +313,7 @@ def test_settings_of_the_project_are_those_of_the_run(tmp_path):
     assert (planned.batch.global_batch_size, planned.training.train_samples) == (4, 16)
     assert planned.data.train.sources[0].prefix == str(folder / "data" / "corpus")
     assert planned.data.split == "80,20,0"
-    assert (planned.objective.retro.chunk_length, planned.objective.retro.num_chunks) == (4, 4)
+    assert (planned.objective.own.chunk_length, planned.objective.own.num_chunks) == (4, 4)
     assert planned.model.retro_retrieved_length == 8
 
 

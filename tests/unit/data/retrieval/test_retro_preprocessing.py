@@ -276,7 +276,7 @@ def test_training_reads_the_neighbors(folder):
     ]
     config, _ = parse_config([*network, "--retro-project-dir", str(folder / "project")])
     planned = plan(config, world_size=1, vocab_size=EOD + 1, device="cpu", objective="retro")
-    view = retro_view(planned.objective.retro, pad=EOD, vocab_size=EOD + 1)
+    view = retro_view(planned.objective.own, pad=EOD, vocab_size=EOD + 1)
     sets = build_datasets(planned.data, seq_length=16, seed=1234, view=view)
     database = ChunkDatabase(folder / "project", chunk_length=CHUNK, num_chunks=2, pad=EOD)
     for dataset, role in ((sets.train, "train"), (sets.valid["valid"], "valid")):
