@@ -84,10 +84,10 @@ class Registry(Generic[Part]):
         return iter(dict.fromkeys([*self.built_in, *self._entries]))
 
     def with_extensions(self) -> list[str]:
-        """Return all names, those of extensions that are not used yet too."""
+        """Return all names, with those of extensions that are not used yet: they come last, by extension."""
         for extension in extension_names():
             load_extension(extension)
-        return [*self]
+        return sorted(self, key=self.extension_with)
 
     def is_own(self, name: object) -> bool:
         """Whether `name` is that of a plugin's part."""

@@ -130,9 +130,9 @@ def a_base_gets_adapters_and_a_run_goes_on_bit_for_bit(rank):
         whole = read_sharded(folder / "here", manifest)
         reshaped.load_full(whole)
         loss = reshaped.evaluate(batches_of(plan, groups), 1)
+        lora_spec = plan.model
         plain, plan, groups = engine_of(*BASE)
         assert plan.model == without_adapters(plan.model)
-        lora_spec = engine_of(*LORA)[1].model
         plain.load_full(merge_adapters(lora_spec, whole), optimizer=False)
         assert_close(plain.evaluate(batches_of(plan, groups), 1), loss, rtol=0, atol=1e-5)
 

@@ -1,13 +1,16 @@
 """Messages name the flags that a decision comes from."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
+from typing import get_type_hints
 
 import pytest
 from tiny import tiny_plan
 
 from megatron.checkpointing.compare import _COMPARED_SECTIONS
+from megatron.common.registry import OBJECTIVES
 from megatron.config.config import all_sections
 from megatron.config.flag_names import flag_and_value
+from megatron.config.objectives import declaration_of
 from megatron.config.parsing.declaration import setting_of
 
 PLAN = asdict(tiny_plan())
@@ -23,11 +26,20 @@ def decisions(plan, path=""):
             yield from decisions(value, f"{path}{name}.")
 
 
+def decisions_of_objectives():
+    """Yield the decisions in the parts of plans that are objectives' own."""
+    for name in OBJECTIVES.with_extensions():
+        own = get_type_hints(declaration_of(name).plan)["return"]
+        if is_dataclass(own):
+            yield from (f"objective.own.{field.name}" for field in fields(own))
+
+
 def test_settings_name_decisions_that_exist():
     settings = (
         setting_of(field) for section in all_sections().values() for field in fields(section)
     )
-    assert {each for setting in settings for each in setting.decisions} <= {*decisions(PLAN)}
+    known = {*decisions(PLAN), *decisions_of_objectives()}
+    assert {each for setting in settings for each in setting.decisions} <= known
 
 
 def test_the_network_is_told_by_its_flags():
