@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
+from megatron.common.extensions import extension_names, load_extension
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.flags import argparse_form, default_text, field_docstrings
@@ -60,7 +61,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of the page; as --help, it names the parts of all extensions."""
+    for name in extension_names():
+        load_extension(name)
     sections = list(dict.fromkeys(each for own in PROGRAMS.values() for each in own))
     return "\n".join(
         [

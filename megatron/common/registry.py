@@ -80,14 +80,15 @@ class Registry(Generic[Part]):
         return name in self.built_in or name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all names: the built-in ones, then those of plugins."""
-        return iter(dict.fromkeys([*self.built_in, *self._entries]))
+        """Yield all names: those of the core, then those of plugins, then by extension."""
+        names = dict.fromkeys([*self.built_in, *self._entries])
+        return iter(sorted(names, key=self._extension))
 
     def with_extensions(self) -> list[str]:
-        """Return all names, with those of extensions that are not used yet: they come last, by extension."""
+        """Return all names, those of extensions that are not used yet too."""
         for extension in extension_names():
             load_extension(extension)
-        return sorted(self, key=self.extension_with)
+        return [*self]
 
     def is_own(self, name: object) -> bool:
         """Whether `name` is that of a plugin's part."""
@@ -96,9 +97,11 @@ class Registry(Generic[Part]):
 
     def extension_with(self, name: str) -> str:
         """Return the extension that has the part of that name; "" for the core and for plugins."""
-        if name not in self:
-            return ""
-        return extension_of(self.built_in.get(name) or _module(self._entries[name].part))
+        return self._extension(name) if name in self else ""
+
+    def _extension(self, name: str) -> str:
+        module = self.built_in.get(name)
+        return extension_of(_module(self._entries[name].part) if module is None else module)
 
     def declare(self, name: str, module: str, about: Any) -> None:
         """Declare a built-in part, and what is to be known of it before its module is imported."""

@@ -7,6 +7,7 @@ from typing import get_type_hints
 import pytest
 from golden_files import HERE, require_golden
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.flags import argparse_form
 from megatron.config.programs import PROGRAMS
@@ -32,6 +33,7 @@ def flag_lines(section):
 
 def test_flags():
     lines = []
+    OBJECTIVES.with_extensions()  # whichever another test has loaded
     for section in dict.fromkeys(each for own in PROGRAMS.values() for each in own):
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")
