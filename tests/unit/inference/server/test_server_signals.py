@@ -72,7 +72,9 @@ def test_a_step_that_hangs_does_not_keep_the_server(handlers, signals):
         headers_s=1,
         last_step_s=0.1,
     )
-    loop.submit([SimpleNamespace(prompt=[1], contexts=())], lambda index, event: answers.append(event))
+    loop.submit(
+        [SimpleNamespace(prompt=[1], contexts=())], lambda index, event: answers.append(event)
+    )
     try:
         with pytest.raises(ServingError, match=r"engine hangs: .* in wait \(tests/") as caught:
             server.serve_until_stopped()
