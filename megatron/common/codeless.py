@@ -26,6 +26,10 @@ class MessageError(MegatronError):
     """A message does not decode: another program has written it, or another version of this one."""
 
 
+class UnsendableError(MegatronError):
+    """A value contains an object of a kind that messages cannot contain."""
+
+
 def encode(value: Any) -> bytes:
     """Return `value` as JSON, with a tag around what JSON lacks.
 
@@ -35,11 +39,24 @@ def encode(value: Any) -> bytes:
     return json.dumps(_tagged(value), separators=(",", ":")).encode()
 
 
+def encode_or_refuse(value: Any) -> tuple[bytes, UnsendableError | None]:
+    """Return a message for processes that wait for one, and None or what is wrong with `value`.
+
+    The message then contains the error, which `decode` raises.
+    """
+    try:
+        return encode(value), None
+    except _DAMAGE as error:
+        content = json.dumps({"unsendable": str(error)}).encode()
+        return content, UnsendableError(str(error))
+
+
 def decode(content: bytes) -> Any:
     """Return the value that `encode` was given.
 
     Raises:
         MessageError: `content` is no such text.
+        UnsendableError: the sender could not encode its value.
     """
     try:
         return json.loads(content, object_hook=_untagged)
@@ -136,6 +153,10 @@ def _error(content: list[Any]) -> MegatronError:
     return error
 
 
+def _unsendable(message: str) -> None:
+    raise UnsendableError(message)
+
+
 _BY_TAG: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
     "set": set,
@@ -146,4 +167,5 @@ _BY_TAG: dict[str, Callable[[Any], Any]] = {
     "member": _member,
     "record": _record,
     "error": _error,
+    "unsendable": _unsendable,
 }

@@ -91,7 +91,15 @@ class TrainingError(MegatronError):
 
 
 class PeerLeftError(TrainingError):
-    """Another rank has ended the run, and has written down why."""
+    """Another rank has ended the run, and has written down why.
+
+    Args:
+        exit_code: of that rank.
+    """
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED):
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class RepeatedFailureError(TrainingError):

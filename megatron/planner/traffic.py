@@ -99,7 +99,9 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     parts = 1 if whole else parallel.tensor
     return Traffic(
         tensor=_tensor(plan, stage, number),
-        pipeline=Volume(exposed=number * _messages(plan, stage) * full / parts),
+        pipeline=Volume(
+            exposed=number * _messages(plan, stage) * full / parts + _tied(plan, stage)
+        ),
         data=_data(plan, stage, number),
         data_passes=number if parallel.zero_stage > 1 else 1,
         sequence=sequence,
@@ -116,6 +118,21 @@ def _messages(plan: Plan, stage: Stage) -> int:
         return 0
     ends = (stage.index == 0) + (stage.index == plan.parallel.pipeline - 1)
     return 2 * plan.parallel.chunks - ends
+
+
+def _tied(plan: Plan, stage: Stage) -> float:
+    """Return the bytes of a step for a table that is tied across stages.
+
+    Its gradients are summed over these, and the first one sends its weights to the others.
+    """
+    table = _shared(plan, stage)
+    holders = [each.index for each in stages_of(plan) if _shared(plan, each)]
+    if not table or len(holders) == 1:
+        return 0.0
+    precision = plan.precision
+    gradient = 2 * _ring(len(holders)) * (4 if precision.fp32_gradients else 2)
+    weight = BYTES[precision.dtype] if stage.index == holders[0] else 0
+    return table * (gradient + weight)
 
 
 def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:

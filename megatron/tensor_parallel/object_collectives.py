@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.common.codeless import decode, encode
+from megatron.common.codeless import decode, encode_or_refuse
 
 Value = TypeVar("Value")
 
@@ -26,12 +26,13 @@ def broadcast_object(value: Value, *, source: int, group: dist.ProcessGroup | No
 
     Raises:
         MessageError: what arrives is no message of this program.
+        UnsendableError: on all ranks, `value` cannot be sent.
     """
     device = _device(group)
     is_source = dist.get_rank() == source
-    message = b""
+    message, refusal = b"", None
     if is_source:
-        content = encode(value)
+        content, refusal = encode_or_refuse(value)
         message = len(content).to_bytes(_LENGTH_BYTES, "little") + content
     packet = _padded(message[:_PACKET_BYTES], _PACKET_BYTES).to(device)
     dist.broadcast(packet, src=source, group=group)
@@ -41,6 +42,8 @@ def broadcast_object(value: Value, *, source: int, group: dist.ProcessGroup | No
         rest = _padded(message[_PACKET_BYTES:], remaining).to(device)
         dist.broadcast(rest, src=source, group=group)
         received += _bytes_of(rest)
+    if refusal:
+        raise refusal
     if is_source:
         return value
     own: Value = decode(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
@@ -54,9 +57,10 @@ def all_gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> li
 
     Raises:
         MessageError: what arrives is no message of this program.
+        UnsendableError: on all ranks, one of them cannot send its object.
     """
     device, count = _device(group), dist.get_world_size(group)
-    content = encode(own)
+    content, _ = encode_or_refuse(own)
     length = torch.tensor([len(content)], device=device)
     lengths = [torch.empty_like(length) for _ in range(count)]
     dist.all_gather(lengths, length, group=group)

@@ -233,3 +233,15 @@ def _save_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
         yield f"--save {save}: {there} is a file; give a directory"
     elif there and not os.access(there, os.W_OK | os.X_OK):
         yield f"--save {save}: nothing can be written to {there}; give another directory"
+    elif _is_model_of_transformers(save):
+        yield (
+            f"--save {save} is the folder of a model of Hugging Face (config.json and weights): give "
+            "another directory; tools/convert_checkpoint/from_hf.py imports the model for --load"
+        )
+
+
+def _is_model_of_transformers(folder: Path) -> bool:
+    """Whether `folder` holds a model, and no checkpoint of a run that was exported into it."""
+    if not (folder / "config.json").is_file() or any(folder.glob("global_step*")):
+        return False
+    return any(chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin")))

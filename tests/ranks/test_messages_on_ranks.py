@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from ranks import outcomes_on_ranks, require_passed
 
-from megatron.common.codeless import MessageError
+from megatron.common.codeless import MessageError, UnsendableError
 from megatron.common.errors import WrongDataError
 from megatron.engine.deepspeed import distributed
 from megatron.tensor_parallel import object_collectives
@@ -51,6 +51,24 @@ def an_error_of_rank_0_is_raised_on_all(rank):
         from_rank_0(fail)
 
 
+def what_cannot_be_sent_is_an_error_on_all_ranks(rank):
+    def sends():
+        return object() if rank == 0 else "text"
+
+    for collective in (
+        lambda: broadcast_object(sends(), source=0),
+        lambda: all_gather_objects(sends()),
+        lambda: from_rank_0(object),
+        lambda: found_on_ranks([sends()]),
+        lambda: scattered([1, object()] if rank == 0 else None),
+        lambda: post(sends()),
+    ):
+        with pytest.raises(UnsendableError):
+            collective()
+    # No rank has been left behind in one of them.
+    assert all_gather_objects(rank) == [0, 1]
+
+
 def a_pickle_in_the_store_does_not_run(rank):
     posted = post("own")
     distributed.store().set(f"{posted._prefix}/{rank}", pickle.dumps(Trap()))
@@ -58,7 +76,7 @@ def a_pickle_in_the_store_does_not_run(rank):
     with pytest.raises(MessageError, match="another program writes to MASTER_ADDR:MASTER_PORT"):
         posted.of(other(rank))
     # A stranger is faster than the ranks that read.
-    with patch.object(collectives, "encode", lambda value: pickle.dumps(Trap())):
+    with patch.object(collectives, "encode_or_refuse", lambda value: (pickle.dumps(Trap()), None)):
         items = [1, 2] if rank == 0 else None
         with pytest.raises(MessageError):
             scattered(items)
@@ -67,7 +85,9 @@ def a_pickle_in_the_store_does_not_run(rank):
 
 
 def a_pickle_from_another_rank_does_not_run(rank):
-    with patch.object(object_collectives, "encode", lambda value: pickle.dumps(Trap())):
+    with patch.object(
+        object_collectives, "encode_or_refuse", lambda _: (pickle.dumps(Trap()), None)
+    ):
         with pytest.raises(MessageError):
             all_gather_objects(1)
         if rank == 0:
@@ -82,6 +102,7 @@ def a_pickle_from_another_rank_does_not_run(rank):
 CHECKS = [
     objects_come_back,
     an_error_of_rank_0_is_raised_on_all,
+    what_cannot_be_sent_is_an_error_on_all_ranks,
     a_pickle_in_the_store_does_not_run,
     a_pickle_from_another_rank_does_not_run,
 ]

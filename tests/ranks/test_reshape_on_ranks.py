@@ -7,10 +7,12 @@ import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from ended_groups import end_groups
 from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed, run_on_ranks
@@ -160,6 +162,36 @@ def experts_pass_through_layouts(rank):
         pass_through("bf16 experts", [*experts, "--moe-grouped-gemm", "--bf16"], 1e-2, folder)
 
 
+def a_dynamic_loss_scale_passes_through_layouts(rank):
+    # CPUs compute in fp16 too; only DeepSpeed's check refuses.
+    with (
+        patch.object(get_accelerator(), "is_fp16_supported", lambda: True),
+        shared_folder() as folder,
+    ):
+        flags = [*NETWORK, "--fp16", "--initial-loss-scale", "4096", "--loss-scale-window", "2"]
+        layouts = ["--zero-stage 1", PIPELINE, f"{TENSOR} --zero-stage 2", ""]
+        engine, plan, groups = engine_of(*flags, *layouts[0].split())
+        two_steps(engine, plan, groups)
+        two_steps(engine, plan, groups)
+        expected = scaler_of(engine)
+        assert expected["cur_scale"] > 4096
+        manifest = saved(engine, plan, folder, "0")
+        for number, layout in enumerate(layouts[1:], 1):
+            whole = read_sharded(folder / str(number - 1), manifest, verify=False)
+            end_groups()
+            engine, plan, _ = engine_of(*flags, *layout.split())
+            assert scaler_of(engine) != expected
+            engine.load_full(whole)
+            assert scaler_of(engine) == expected, layout
+            manifest = saved(engine, plan, folder, str(number))
+
+
+def scaler_of(engine):
+    """Return the numbers of the loss scaler: scale, steps, and the last overflow."""
+    numbers = vars(engine._engine.optimizer.loss_scaler)
+    return {name: n for name, n in numbers.items() if isinstance(n, int | float)}
+
+
 def weights_alone_frozen_ones_and_other_padding_are_reshaped(rank):
     with shared_folder() as folder:
         flags = [*NETWORK, "--bitfit", "--optimizer", "sgd", "--sgd-momentum", "0.5"]
@@ -256,6 +288,7 @@ CHECKS = [
     a_state_in_16_bits_passes_through_layouts,
     experts_pass_through_layouts,
     weights_alone_frozen_ones_and_other_padding_are_reshaped,
+    a_dynamic_loss_scale_passes_through_layouts,
 ]
 
 

@@ -140,13 +140,6 @@ def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:
             f"--save-interval {checkpoint.save_interval} has no effect without --save: nothing is "
             "saved"
         )
-    if starts_in_place(checkpoint):
-        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
-        yield (
-            f"{flag} with --load and --save on one directory: its checkpoints are moved "
-            f"to {Path(checkpoint.save or '') / INITIAL} and the run starts from the newest; later starts "
-            "continue from what the run saves"
-        )
     if checkpoint.save and not checkpoint.save_interval:
         yield (
             f"--save {checkpoint.save} without --save-interval: the run is saved once, when it ends"

@@ -49,7 +49,11 @@ def with_start_in_place(plan: Plan, config: Config) -> Plan:
     if from_rank_0(lambda: _begins(directory)):
         initial = replace(requested, load=str(directory / INITIAL), must_exist=True)
         return replace(plan, checkpoint=initial)
-    log.warning("%s was started before: the run continues from its newest checkpoint", directory)
+    flag = "--finetune" if config.checkpoint.finetune else "--reset-progress"
+    log.warning(
+        "%s was started before: the run continues from its newest checkpoint, and %s is ignored",
+        *(directory, flag),
+    )
     continued = replace(config.checkpoint, finetune=False, reset_progress=False, ckpt_step=None)
     return replace(plan, checkpoint=plan_checkpoint(continued, trains=trains))
 
@@ -58,7 +62,10 @@ def _begins(directory: Path) -> bool:
     """Whether the run in `directory` has saved nothing yet; its checkpoints are those in `initial` then."""
     initial, making = directory / INITIAL, directory / f"{STAGING}{INITIAL}"
     if published_tags(initial):
-        return not published_tags(directory)
+        if published_tags(directory):
+            return False
+        log.info("%s holds no checkpoint of this run yet: it starts from %s", directory, initial)
+        return True
     restore_replaced(directory)
     if not (making.exists() or published_tags(directory)):
         foreign = foreign_checkpoint_in(directory)
@@ -73,7 +80,11 @@ def _begins(directory: Path) -> bool:
         sync_folder(directory)
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
-    log.info("the checkpoints of %s are in %s now", directory, initial)
+    log.info(
+        "the checkpoints of %s are in %s now, and the run starts from one of them; later starts continue "
+        "from what the run saves",
+        *(directory, initial),
+    )
     return True
 
 

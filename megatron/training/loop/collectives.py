@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from megatron.common.codeless import decode, encode
+from megatron.common.codeless import UnsendableError, decode, encode_or_refuse
 from megatron.common.errors import MegatronError
 from megatron.engine.deepspeed import distributed
 from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
@@ -101,11 +101,17 @@ def post(own: T) -> Posted[T]:
     """Put an object of each rank into the rendezvous store, for one rank or few to read.
 
     Communication: two requests to the store, then one all-reduce of a byte.
+
+    Raises:
+        UnsendableError: on all ranks, one of them cannot send its object.
     """
-    prefix = _next_prefix("posted") if dist.get_world_size() > 1 else ""
-    if prefix:
-        distributed.store().set(f"{prefix}/{dist.get_rank()}", encode(own))
-    any_rank([False])
+    if dist.get_world_size() == 1:
+        return Posted(own, "")
+    prefix = _next_prefix("posted")
+    content, refusal = encode_or_refuse(own)
+    distributed.store().set(f"{prefix}/{dist.get_rank()}", content)
+    if any_rank([refusal is not None])[0]:
+        raise refusal or UnsendableError("another rank has an object that cannot be sent")
     return Posted(own, prefix)
 
 
@@ -117,6 +123,9 @@ def scattered(items: Sequence[T] | None) -> list[T]:
 
     Communication: one request of rank 0 to the rendezvous store, one all-reduce of a byte, and two
         requests of each rank.
+
+    Raises:
+        UnsendableError: on all ranks, one of the items cannot be sent.
     """
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
@@ -124,8 +133,9 @@ def scattered(items: Sequence[T] | None) -> list[T]:
     prefix = _next_prefix("scattered")
     if items is not None:
         keys = [f"{prefix}/{of}" for of in range(count)]
-        shares = [encode(list(items[of::count])) for of in range(count)]
-        distributed.store().multi_set(keys, shares)
+        messages = [encode_or_refuse(list(items[of::count])) for of in range(count)]
+        refused = next((content for content, refusal in messages if refusal), None)
+        distributed.store().multi_set(keys, [refused or content for content, _ in messages])
     any_rank([False])
     found: list[T] = decode(distributed.store().get(f"{prefix}/{rank}"))
     return found

@@ -14,7 +14,7 @@ from typing import Literal
 from megatron.checkpointing.lock import dead_owner, owner_of
 from megatron.checkpointing.manifest import LOCK
 from megatron.common.atomic_files import open_regular, require_regular
-from megatron.common.errors import WrongCheckpointError
+from megatron.common.errors import ExitCode, MegatronError, WrongCheckpointError
 from megatron.training.loop.journal import time_of
 from megatron.training.process.dead_ranks import Peer, Peers
 
@@ -46,6 +46,7 @@ class Failure:
     message: str
     traceback: str = ""
     groups: list[str] = field(default_factory=list)  # of a hang: which ranks were where
+    exit_code: ExitCode = ExitCode.FAILED  # of all ranks
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     time: str = field(
@@ -94,6 +95,7 @@ def failure_of(
         stage=stage,
         message=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
+        exit_code=error.exit_code if isinstance(error, MegatronError) else ExitCode.FAILED,
     )
     return located(failure, peers) if failure.kind == "lost peer" and peers else failure
 
@@ -203,6 +205,11 @@ class FailureFile:
             leader.numbers,
         )
 
+    def exit_code(self) -> ExitCode:
+        """Return the exit code of this attempt's cause; that of a failure where none can be read."""
+        cause = _read(self.file) if self.is_written() else None
+        return cause.exit_code if cause else ExitCode.FAILED
+
     def is_written(self) -> bool:
         """Whether a cause of this attempt is there."""
         return self._identity() not in (None, self._stale)
@@ -250,7 +257,8 @@ def _read(file: Path) -> Failure | None:
         # Another version may write more or less; its defaults are not of this process.
         known = {each.name: content[each.name] for each in fields(Failure) if each.name in content}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
-        return replace(failure, iteration=int(failure.iteration))
+        code = ExitCode(failure.exit_code)
+        return replace(failure, iteration=int(failure.iteration), exit_code=code)
     except (OSError, ValueError, TypeError):
         return None
 

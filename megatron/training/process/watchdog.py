@@ -106,6 +106,7 @@ class Watchdog:
         self._rank = rank
         self._written_down: BaseException | None = None
         self._is_reported_elsewhere = False
+        self._code_of_cause = ExitCode.FAILED
         self._messages: NodeMessages | None = None
         self._world_size = 1
         self._looks_at = 0.0
@@ -137,9 +138,7 @@ class Watchdog:
             if not (is_misuse or isinstance(error, PeerLeftError)):
                 self.write_down(error)
             if self._is_reported_elsewhere:
-                raise PeerLeftError(
-                    f"another rank has ended the run: {self.failures.file} contains the cause"
-                ) from error
+                raise self._peer_left() from error
             raise
         finally:
             self._ended.set()
@@ -209,9 +208,13 @@ class Watchdog:
             PeerLeftError: it has.
         """
         if self.failures.is_written():
-            raise PeerLeftError(
-                f"another rank has ended the run: {self.failures.file} contains the cause"
-            )
+            raise self._peer_left()
+
+    def _peer_left(self) -> PeerLeftError:
+        return PeerLeftError(
+            f"another rank has ended the run: {self.failures.file} contains the cause",
+            self.failures.exit_code(),
+        )
 
     def begins_step(self, iteration: int) -> None:
         """Record that step `iteration` begins."""
@@ -315,7 +318,7 @@ class Watchdog:
         last = threading.Thread(target=self._report_lost_rank, name="report", daemon=True)
         last.start()
         last.join(LONGER * self._hangs.timeout_s if self._hangs else SAVING_GRACE_S)
-        self._leave("another rank has ended, for which this one would wait")
+        self._leave("another rank has ended, for which this one would wait", self._code_of_cause)
 
     def _report_lost_rank(self) -> None:
         """Write the cause to disk and stderr, and finish a save in progress."""
@@ -330,9 +333,9 @@ class Watchdog:
         if self.failures.record(failure) or not self.failures.is_written():
             self._write_message(failure.message)
         else:
-            self._write_message(
-                f"another rank has ended the run: {self.failures.file} contains the cause"
-            )
+            left = self._peer_left()
+            self._code_of_cause = left.exit_code
+            self._write_message(str(left))
         self.before_leaving()
 
     def _is_stuck(self, hangs: Hangs) -> bool:
@@ -409,10 +412,10 @@ class Watchdog:
         prefix = f"[rank {self._rank}] " if self._rank else ""
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
 
-    def _leave(self, cause: str) -> None:
+    def _leave(self, cause: str, code: ExitCode = ExitCode.FAILED) -> None:
         write_root_cause(cause)
         # Past the main thread, which may wait inside compiled code for ever.
-        os._exit(ExitCode.FAILED)
+        os._exit(code)
 
 
 def next_start_folder(directory: Path) -> Path:

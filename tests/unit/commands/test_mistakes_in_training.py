@@ -29,6 +29,10 @@ def folder(tmp_path, monkeypatch):
         out.append([1, 2, 3])
     (tmp_path / "runs").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
+    (tmp_path / "mask.yaml").write_text("mask_prob: 0.2\n")
     (tmp_path / "small.yaml").write_text("network:\n  num-layers: 2\n  num-layer: 3\n")
     (tmp_path / "tab.yaml").write_text("lr: 1\n\tseed: 2\n")
     (tmp_path / "comma.json").write_text('{"train_batch_size": 2,\n}')
@@ -78,6 +82,21 @@ MISTAKES = [
     ("--seed 1.5", ["--seed", "'1.5'"]),
     ("--lr-decay-style cosin", ["--lr-decay-style cosin", "did you mean cosine"]),
     ("num-layers=2", ["num-layers=2", "flag"]),
+    ("--save model", ["--save model is the folder of a model of Hugging Face", "from_hf.py"]),
+    # Flags of another objective.
+    (
+        "--mask-prob 0.2",
+        ["--mask-prob is for pretrain_bert.py and pretrain_t5.py; pretrain_gpt.py"],
+    ),
+    (
+        "--mask_prob 0.2",
+        ["--mask-prob is for pretrain_bert.py and pretrain_t5.py; pretrain_gpt.py"],
+    ),
+    ("--config mask.yaml", ["--mask-prob is for pretrain_bert.py and pretrain_t5.py"]),
+    ("--decoder-num-layers 2", ["--decoder-num-layers is for pretrain_t5.py"]),
+    ("--decoder_num_layers=2", ["--decoder-num-layers is for pretrain_t5.py"]),
+    ("--retro-num-neighbors 3", ["--retro-num-neighbors is for pretrain_retro.py"]),
+    ("--retro_num_neighbors 3", ["--retro-num-neighbors is for pretrain_retro.py"]),
 ]
 
 
@@ -131,6 +150,14 @@ def test_paths_and_flags_are_told_together(folder):
 def test_a_right_command_has_no_problems(folder):
     flags = "--data-path corpus --load runs --save new/run --save-interval 5"
     config, _ = parse_config([*tiny_argv(*TOKENIZER), *flags.split()])
+    require_startable(config, world_size=1, objective="gpt")
+
+
+def test_a_run_continues_where_its_model_was_exported_to(folder):
+    (folder / "model" / "global_step5").mkdir()
+    config, _ = parse_config(
+        [*tiny_argv(*TOKENIZER), *("--data-path", "corpus"), "--save", "model"]
+    )
     require_startable(config, world_size=1, objective="gpt")
 
 

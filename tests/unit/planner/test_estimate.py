@@ -321,6 +321,18 @@ def test_traffic_of_rings():
     assert (traffic.pipeline, traffic.sequence) == (Volume(), Volume())
 
 
+def test_a_table_on_two_stages_is_summed_and_sent_in_each_step():
+    flags = ("--pipeline-model-parallel-size", "2", "--num-layers", "2", "--bf16")
+    tied, untied = (
+        traffic_of(tiny_plan(*flags, *more, world_size=2), 3).pipeline
+        for more in ((), ("--untie-embeddings-and-output-weights",))
+    )
+    table = 12 * 8
+    assert tied.exposed - untied.exposed == table * (4 + 2)  # gradients in fp32, weights in bf16
+    alone = traffic_of(tiny_plan("--bf16", world_size=2), 3).pipeline
+    assert alone.exposed == 0
+
+
 def test_gradients_and_weights_hide_beside_the_passes():
     def data(*flags, number=4, **sizes):
         return traffic_of(tiny_plan(*flags, **{"world_size": 4} | sizes), number).data

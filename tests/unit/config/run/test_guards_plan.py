@@ -60,6 +60,6 @@ def test_a_directory_is_the_same_however_it_is_written(load):
     assert checkpoint.load == checkpoint.save
     # The first job of a chain has nothing to load yet.
     assert not checkpoint.must_exist
-    notices = tiny_plan(*SAVE, "--load", load, "--finetune").notices
-    assert "--finetune with --load and --save on one directory" in str(notices)
+    # Whether it begins or continues is known once the directory has been read.
+    assert "--finetune" not in str(tiny_plan(*SAVE, "--load", load, "--finetune").notices)
     assert tiny_plan(*SAVE, "--load", "s2").checkpoint.must_exist

@@ -16,6 +16,7 @@ from megatron.common.registry import NETWORKS
 from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.decode_graphs import StepShape
+from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.kv_cache import Decode, Prefill
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
@@ -82,6 +83,14 @@ def test_what_is_computed_in_prefill_is_read_in_decode_steps():
     assert once_per_sequence(None, compute).tolist() == [[7.0]]
 
 
+def test_states_report_that_one_of_them_grows():
+    states = states_of(rows=2)
+    states.state(3)
+    assert not states.grows
+    states.state(None, 1)
+    assert states.grows
+
+
 @pytest.fixture(scope="module")
 def recurrent():
     """Return the example plugin, whose network is registered meanwhile."""
@@ -139,6 +148,22 @@ def test_a_recurrence_continues_from_its_state(network, options):
     assert found == expected
     search = BeamSearchRequest.of(requests[0], 1, 1.0)
     assert [*engine.run_alone(search)[0].tokens] == expected[0]
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_steps_are_captured_unless_a_state_grows(network, grows, monkeypatch):
+    spec, model = network
+    monkeypatch.setattr(DecodeStates, "grows", property(lambda states: grows))
+    captured = []
+
+    def capture(step):
+        captured.append(step)
+        return record(step)
+
+    engine = engine_of(spec, model, key_rounding=4, capture=capture)
+    [done] = engine.generate([Request(prompt=(1, 2, 3), max_new_tokens=4)])
+    assert len(done.tokens) == 4
+    assert bool(captured) is not grows
 
 
 def test_decode_steps_run_one_token(network):

@@ -30,6 +30,25 @@ def start(job):
     return start
 
 
+def test_each_start_reports_what_it_does(job, start, caplog):
+    caplog.set_level("INFO")
+
+    def reports(flag):
+        caplog.clear()
+        start(flag)
+        return caplog.text
+
+    job.save(5)
+    assert "are in " in (first := reports("--finetune"))
+    assert "the run starts from one of them" in first
+    again = reports("--finetune")
+    assert f"it starts from {job.directory / 'initial'}" in again
+    job.save(10)
+    later = reports("--reset-progress")
+    assert "continues from its newest checkpoint, and --reset-progress is ignored" in later
+    assert "starts from" not in later
+
+
 def test_the_first_start_moves_the_checkpoints_and_the_next_continues(job, start):
     for iteration in (5, 10):
         job.save(iteration)

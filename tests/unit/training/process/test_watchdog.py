@@ -257,6 +257,18 @@ def test_a_start_ends_when_another_rank_has_said_why_it_fails(tmp_path):
     assert read(tmp_path)["message"] == "DataError: the disk of this host is full"
 
 
+def test_other_ranks_end_with_the_exit_code_of_the_cause(tmp_path):
+    waits, loses_it, fails = (Watchdog(FailureFile(str(tmp_path)), rank=rank) for rank in range(3))
+    fails.write_down(WrongDataError("corpus.bin is damaged"))
+    assert read(tmp_path)["exit_code"] == ExitCode.MISUSED
+    with pytest.raises(PeerLeftError) as left:
+        waits.raise_if_over()
+    assert left.value.exit_code == ExitCode.MISUSED
+    with pytest.raises(PeerLeftError) as left, loses_it.watching():
+        raise RuntimeError("Connection closed by peer")
+    assert left.value.exit_code == ExitCode.MISUSED
+
+
 def orphan(rank, directory, pids, saves):
     os.setsid()
     watchdog = Watchdog(FailureFile(str(directory)), rank=0, launchers=Launchers(is_parent=True))
