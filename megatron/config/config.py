@@ -324,7 +324,7 @@ def parse_conversion(
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
     """
-    sections = load_sections(argv)
+    sections = load_sections([*found, *argv])
     parsed = parse_sections(
         [*found, *with_file_flags(argv, sections)],
         {**sections, "own": own},
