@@ -20,7 +20,8 @@ FLOORS = [
     {"inference.loading"},
     {"inference.evaluation", "inference.server", "diagnostics", "api"},
     {"extensions.masked_lm", "extensions.corpora", "extensions.openai_api", "extensions.chaos"},
-    {"extensions.bert", "extensions.t5", "extensions.tasks", "extensions.detox"},
+    {"extensions.bert", "extensions.t5", "extensions.detox"},
+    {"extensions.tasks"},
     {"extensions.retro", "extensions.nemo"},
 ]
 FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}

@@ -6,11 +6,11 @@ from os.path import commonprefix
 from typing import Any
 
 from megatron.common.errors import WrongCheckpointError
+from megatron.common.extensions import declared_in
 from megatron.config.flag_names import flag_and_value
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_named
+from megatron.config.networks.architecture import Architecture, network_named
 from megatron.config.parallelism.layout import ParallelPlan
-from megatron.extensions.tasks.data.tasks import TASKS
 
 _WIDTH = 40
 """Columns of a value in a table; of a longer value, the columns around the first difference."""
@@ -65,10 +65,6 @@ _NOT_IN_WEIGHTS = (
     "lora_dropout",
     "head_dropout",
     "padded_vocab_in_softmax",
-    "retro_encoder_hidden_dropout",
-    "retro_encoder_attention_dropout",
-    "retro_attention_gate",
-    "retro_num_neighbors",
 )
 """Fields of the network that the shapes and meaning of weights do not depend on."""
 
@@ -83,16 +79,6 @@ _HEADS = (
     *("labels", "num_token_types"),
 )
 """Fields that decide which heads there are, and what they need of a text."""
-
-_RETRIEVER = (
-    "architecture",
-    "retro_layers",
-    "retro_encoder_layers",
-    "retro_chunk_length",
-    "retro_retrieved_length",
-    "retro_normed_residual",
-)
-"""Fields that decide which weights of retrieval there are."""
 
 _DEFAULTS, _LAYOUT_DEFAULTS = (
     {each.name: each.default for each in fields(section) if each.default is not MISSING}
@@ -159,7 +145,7 @@ def require_same(
     if not with_optimizer:
         added += _ADAPTERS if adds_adapters(then, now) else ()
         added += _HEADS if replaces_head(then, now) else ()
-        added += _RETRIEVER if adds_retriever(then, now) else ()
+        added += _network(now).further_weights if extends(then, now) else ()
     found = [
         *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *added)),
         # Weights alone are cast.
@@ -269,20 +255,25 @@ def has_other_task(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     saved, current = (plan.get("downstream", {}).get("task", "") for plan in (then, now))
     if not saved or not current or saved == current:
         return False
-    labels = [_labels(plan, task) for plan, task in ((then, saved), (now, current))]
+    labels = [labels_in(plan) for plan in (then, now)]
     is_own = "text-classification" in (saved, current)
     return not (is_own and labels[0] == labels[1])
 
 
-def _labels(plan: Mapping[str, Any], task: str) -> list[str]:
-    own = plan["model"].get("labels", ())
-    return [*own] if own or task not in TASKS else [*TASKS[task].classes]
+def labels_in(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the outputs of a head, as in a manifest's plan; () without names."""
+    task = plan.get("downstream", {}).get("task", "")
+    known = (classes_of(task) for classes_of in declared_in("declarations", "classes_of"))
+    return tuple(plan["model"].get("labels", ())) or next(filter(None, known), ())
 
 
-def adds_retriever(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether this run adds retrieval to a checkpoint of a GPT (Retro-fitting)."""
-    before, after = (plan["model"].get("architecture", "gpt") for plan in (then, now))
-    return network_named(after).extends == before
+def extends(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether this run adds weights to a checkpoint of another network (Retro-fitting of a GPT)."""
+    return _network(now).extends == then["model"].get("architecture", "gpt")
+
+
+def _network(plan: Mapping[str, Any]) -> type[Architecture]:
+    return network_named(plan["model"].get("architecture", "gpt"))
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -336,10 +327,11 @@ def _without_num_samples(options: Any) -> Any:
 
 
 def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:
+    names = (*_NOT_IN_WEIGHTS, *_network(now).not_in_weights)
     if now["model"]["position_embedding"] == "learned":
-        return _NOT_IN_WEIGHTS
+        return names
     # Only a learned table has a row for each position.
-    return (*_NOT_IN_WEIGHTS, "max_position_embeddings")
+    return (*names, "max_position_embeddings")
 
 
 def _differences(

@@ -414,13 +414,27 @@ EXPORTERS: Registry[Any] = Registry(
     {
         "transformers": "megatron.checkpointing.hugging_face.export",
         "safetensors": "megatron.checkpointing.own_safetensors",
-        "nemo": "megatron.extensions.nemo.checkpoints_export",
-        "nemo-autoresume": "megatron.extensions.nemo.checkpoints_export",
     },
     call="job, folder",
 )
 """Functions (job: megatron.checkpointing.export.Export, folder) that write a checkpoint in another
 format to a folder, and return the text that the tool prints of it."""
+
+LOADERS: Registry[Any] = Registry(
+    "format of checkpoints", "--loader", call="path, *, heads, task", takes_flags=False
+)
+"""Functions that read a checkpoint of another program beside those that the core knows, and return a
+megatron.checkpointing.megatron_lm.foreign_checkpoint.ForeignCheckpoint; `about` is a
+megatron.checkpointing.megatron_lm.detect.Format."""
+
+FAMILIES: Registry[Any] = Registry(
+    "set of architectures",
+    built_in={"decoders": "megatron.checkpointing.hugging_face.families.registry"},
+    call="",
+    takes_flags=False,
+)
+"""Functions that return megatron.checkpointing.hugging_face.families.family.Family, of the models of
+transformers that are written and read; the first that expresses a network is preferred."""
 
 REGISTRIES = (
     OBJECTIVES,

@@ -76,7 +76,6 @@ from megatron.config.validation import (
     validate,
     zero_of,
 )
-from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
 from megatron.extensions.tasks.flags import LABELLED, DownstreamPlan, plan_downstream
 from megatron.extensions.tasks.text_flags import TextTaskPlan, plan_text_task
 
@@ -103,7 +102,6 @@ class Plan:
     checkpoint: CheckpointPlan
     logging: LoggingPlan
     watch: WatchPlan
-    chaos: ChaosPlan
     guards: GuardsPlan
     recompute: RecomputePlan
     kernels: KernelsPlan
@@ -204,7 +202,6 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
             device=valid.device,
             world_size=valid.world_size,
         ),
-        chaos=plan_chaos(config.training),
         guards=plan_guards(config.guards),
         recompute=plan_recompute(
             config.recompute,

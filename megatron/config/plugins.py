@@ -101,6 +101,33 @@ def plan_plugins(plugins: PluginConfig, extensions: Mapping[str, Any]) -> Plugin
     )
 
 
+@dataclass(frozen=True)
+class RunHook:
+    """A hook of an extension, which acts on a run with flags of its section.
+
+    Args:
+        section: its name.
+        problems: function (config, *, trains) that yields the problems of these flags.
+    """
+
+    section: str
+    problems: Callable[..., Iterator[str]]
+
+
+def hooks_of_sections(extensions: Mapping[str, Any]) -> dict[str, RunHook]:
+    """Return the hooks of the extensions whose flags a run has, by name.
+
+    Args:
+        extensions: instances of sections by name.
+    """
+    found = {name: HOOKS.about(name) for name in HOOKS.with_extensions()}
+    return {
+        name: hook
+        for name, hook in found.items()
+        if isinstance(hook, RunHook) and hook.section in extensions
+    }
+
+
 def modules_in(words: Sequence[str]) -> list[str]:
     """Return the modules of --plugin in the words of a command line."""
     modules: list[str] = []

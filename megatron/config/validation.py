@@ -59,13 +59,12 @@ from megatron.config.parallelism.precision import (
 from megatron.config.parallelism.recompute import Storage, plan_storage, recompute_problems
 from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_problems, zero_twins
 from megatron.config.parsing.json_tree import value_at
-from megatron.config.plugins import plugin_problems
+from megatron.config.plugins import hooks_of_sections, plugin_problems
 from megatron.config.run.checkpoint import checkpoint_problems
 from megatron.config.run.evaluation import evaluation_problems, plan_evaluation
 from megatron.config.run.guards import guards_problems
 from megatron.config.run.logging import logging_problems
 from megatron.config.run.watchdog import watch_problems
-from megatron.extensions.chaos.flags import chaos_problems
 from megatron.extensions.tasks.flags import LABELLED, downstream_problems
 from megatron.extensions.tasks.text_flags import text_task_problems
 
@@ -359,7 +358,8 @@ def _run_problems(
     )
     yield from watch_problems(config.training, parallel, config.checkpoint)
     trains = not plan_evaluation(config.evaluation).only
-    yield from chaos_problems(config.training, config.checkpoint, trains=trains)
+    for hook in hooks_of_sections(config.extensions).values():
+        yield from hook.problems(config, trains=trains)
     yield from guards_problems(config.guards, config.checkpoint)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (

@@ -154,6 +154,20 @@ def mark_residual(parameter: nn.Parameter) -> nn.Parameter:
     return mark_initial(parameter, "residual")
 
 
+def mark_further(module: nn.Module) -> None:
+    """Mark the parameters of `module` as those that a network has beside those of the one that it extends.
+
+    They keep their initial values where a checkpoint has none of them.
+    """
+    for parameter in module.parameters():
+        parameter.is_further = True  # type: ignore[attr-defined]
+
+
+def is_further(parameter: nn.Parameter) -> bool:
+    """Whether `parameter` is none of the network that this one extends."""
+    return hasattr(parameter, "is_further")
+
+
 def initial_of(parameter: nn.Parameter) -> Initial:
     """Return how `parameter` is initialized."""
     default: Initial = "matrix" if parameter.dim() > 1 else "constructed"

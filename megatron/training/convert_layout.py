@@ -12,6 +12,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.plan import plan
+from megatron.config.plugins import hooks_of_sections
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.engine.deepspeed.patches.runtime import any_dtype
@@ -28,6 +29,7 @@ def config_of_layout(
     saved: Config, manifest: Manifest, output: str, *, tensor: int, pipeline: int
 ) -> Config:
     """Return the config of the run that saved a checkpoint, for another layout on CPUs."""
+    of_run = {hook.section for hook in hooks_of_sections(saved.extensions).values()}
     size = manifest.plan["batch"]["global_batch_size"]
     held = manifest.plan["checkpoint"]
     return replace(
@@ -46,9 +48,10 @@ def config_of_layout(
             distributed_backend="gloo",
         ),
         # Options of resuming do not apply to a conversion.
-        training=replace(saved.training, global_batch_size=size, max_restarts=0, chaos=None),
+        training=replace(saved.training, global_batch_size=size, max_restarts=0),
         logging=replace(saved.logging, slow_rank_factor=None),
         guards=GuardsConfig(),
+        extensions={name: own for name, own in saved.extensions.items() if name not in of_run},
         kernels=KernelsConfig(),
         checkpoint=CheckpointConfig(
             save=output,

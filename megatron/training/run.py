@@ -13,8 +13,8 @@ from megatron.common.registry import HOOKS, METRICS
 from megatron.common.standard_streams import lost_output
 from megatron.config.config import Config
 from megatron.config.plan import Plan
+from megatron.config.plugins import hooks_of_sections
 from megatron.engine.engine import Engine
-from megatron.extensions.chaos.hook import build_chaos
 from megatron.extensions.tasks.evaluation import EpochProgress, TaskEvaluation, TaskSets
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups
@@ -77,12 +77,11 @@ class Run:
         own = plan.plugins
         of_plugins = [HOOKS.get(name, own.own_flags)(self) for name in own.hooks]
         require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
-        self._own_hooks = [*of_plugins, *hooks]
-        speaks = groups.rank == 0
+        speaks, saves = groups.rank == 0, plan.checkpoint.save
         self._progress = EpochProgress(tasks.steps) if tasks and speaks else None
-        saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
-        self.chaos = build_chaos(plan, self.journal, state) if plan.chaos.is_on else None
+        of_flags = [HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
+        self._own_hooks = [*of_flags, *of_plugins, *hooks]
         writer = build_writer(plan.logging, asdict(config)) if speaks else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
         self.evaluation = Evaluation(
@@ -144,8 +143,10 @@ class Run:
         saved = started_from if plan.checkpoint.load == plan.checkpoint.save else -1
         if saved > 0:
             from_rank_0(lambda: tidy(Path(plan.checkpoint.save), saved))
-        saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
         if plan.checkpoint.save:
+            saving = self.engine
+            for hook in self._own_hooks:
+                saving = hook.for_saves(saving)
             epoch = self.tasks.steps if self.tasks else 0
             self._checkpoints = Checkpoints(
                 saving, plan, self.config, saved=saved or -1, epoch=epoch
@@ -293,7 +294,6 @@ class Run:
             WatchedHook(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
             # Behind the save of an epoch, so that an error in it loses no step.
             WatchedHook(self.tasks, watchdog, "evaluation", longer=True) if self.tasks else None,
-            self.chaos,
             *self._own_hooks,
         ]
         return [hook for hook in hooks if hook]

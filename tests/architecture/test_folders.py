@@ -16,7 +16,7 @@ CIRCLES = {
         }
     ),
     frozenset({"extensions.retro", "extensions.retro.retrieval"}),
-    frozenset({"extensions.bert", "extensions.nemo", "extensions.tasks", "extensions.tasks.data"}),
+    frozenset({"extensions.tasks", "extensions.tasks.data"}),
 }
 """Folders that import each other, directly or through others: none may be added."""
 

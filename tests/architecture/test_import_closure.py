@@ -6,8 +6,8 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 BUDGETS = {
     "megatron.model.gpt": 42,
     "megatron.objectives.gpt": 98,
-    "megatron.engine.build": 146,
-    "pretrain_gpt.py": 306,
+    "megatron.engine.build": 139,
+    "pretrain_gpt.py": 297,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

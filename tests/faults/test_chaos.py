@@ -10,7 +10,7 @@ from small_job import Job, calm_job, is_same
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.extensions.chaos.flags import FAULTS, ChaosPlan
+from megatron.extensions.chaos.flags import FAULTS, ChaosPlan, plan_chaos
 from megatron.extensions.chaos.hook import strikes
 
 MOST_STARTS = 30
@@ -98,10 +98,10 @@ SAVING = ["--save", "runs", "--load", "runs", "--save-interval", "2"]
 
 
 def test_fault_options_become_chances() -> None:
-    plan = tiny_plan(*SAVING, "--chaos", "seed=7,kill=0.5,stall_s=3").chaos
+    plan = plan_chaos(tiny_config(*SAVING, "--chaos", "seed=7,kill=0.5,stall_s=3"))
     assert plan == ChaosPlan(seed=7, kill=0.5, stall_s=3)
     assert plan.is_on
-    assert not tiny_plan().chaos.is_on
+    assert not plan_chaos(tiny_config()).is_on
     assert all(ChaosPlan(**{fault: 0.1}).is_on for fault in FAULTS)
 
 
@@ -124,4 +124,4 @@ def test_fault_options_become_chances() -> None:
 def test_faults_that_cannot_be_injected_are_refused(flags: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         tiny_plan(*flags)
-    assert tiny_config().training.chaos is None
+    assert "chaos" not in tiny_config().extensions

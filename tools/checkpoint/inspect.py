@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
-from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of
+from megatron.checkpointing.megatron_lm.detect import TORCH_DIST, system_of, title_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         if not path.exists():
             raise WrongCheckpointError(f"{path}: there is no such file or directory{near(path)}")
         raise WrongCheckpointError(f"{path} holds no checkpoint of a known format")
-    print(f"checkpoint: {SYSTEMS[system]}")
+    print(f"checkpoint: {title_of(system)}")
     if system == "own":
         lines = _own(path, each=config.parameters)
     elif system in _COMMANDS:

@@ -15,13 +15,15 @@ from megatron.checkpointing.remote import local_checkpoint, local_directory, upl
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.hugging_face import ImportConfig
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
-    sections = {"import": ImportConfig, "urls": UrlConfig}
+    load_plugins(modules_in(argv))
+    sections = {"import": ImportConfig, "plugins": PluginModulesConfig, "urls": UrlConfig}
     parsed = parse_sections(argv, sections, description=__doc__ or "").sections
     config: ImportConfig = parsed["import"]
     if config.seq_length is not None and config.seq_length < 1:

@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> None:
     modules = plugins_in(argv)
     load_plugins(modules)
     raise_if_any(missing_plugins(saved.config if saved else {}, modules))
+    EXPORTERS.with_extensions()  # which --help lists
     exporters = {section.__name__: section for section in EXPORTERS.sections()}
     parsed = parse_sections(
         argv,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpointing.compare import labels_in
 from megatron.checkpointing.export import Export, ExportOptions
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import family_of
@@ -31,7 +32,6 @@ from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.extensions.tasks.data.tasks import TASKS
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -130,10 +130,9 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
 
 def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:
     """Return the network with the names of a GLUE task's classes, which are not in its checkpoint."""
-    task = TASKS.get(manifest.plan.get("downstream", {}).get("task", ""))
-    if spec.labels or not spec.num_outputs or spec.num_choices > 1 or task is None:
+    if not spec.num_outputs or spec.num_choices > 1:
         return spec
-    return replace(spec, labels=task.classes)
+    return replace(spec, labels=labels_in(manifest.plan))
 
 
 def chat_template_of(manifest: Manifest) -> str:

@@ -34,13 +34,12 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
+from megatron.common.registry import KINDS
 from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import Plan, plan
-from megatron.extensions.tasks.flags import LABELLED
-from megatron.extensions.tasks.text_flags import TEXT_TASKS
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -55,7 +54,6 @@ _LANGUAGE_MODEL, _IMAGE_READER = "language_model.", ("vision_tower.", "multi_mod
 _INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _MOST_TOKENS = 4096  # default of --seq-length, at most
-_MOST_QUERY_TOKENS = 64  # default of --max-query-length
 
 _NO_TRAINING = [
     *("--micro-batch-size", "1", "--train-iters", "1", "--lr", "0.0001"),
@@ -128,7 +126,7 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
         folder,
         description.flags,
         measured,
-        _script(description),
+        description.script,
         description.is_text_part,
         _absent(description),
     )
@@ -142,26 +140,20 @@ def _absent(description: "ModelDescription") -> list[str]:
     return sorted(modules.intersection(description.family.absent))
 
 
-def _script(description: "ModelDescription") -> str:
-    """Return the script that trains a network."""
-    task = description.plan.downstream.task
-    if task in TEXT_TASKS:
-        return f"tasks/{task.replace('-', '_')}.py"
-    return declaration_of(description.family.objective).script
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """A transformers model as a plan and a manifest, without weights.
 
     Args:
-        flags: of the script of pretraining, for this network and tokenizer.
+        flags: of `script`, for this network and tokenizer.
+        script: which trains it.
         manifest: without files.
         is_text_part: whether this is the language model of a multimodal one.
     """
 
     family: Family
     flags: Sequence[str]
+    script: str
     plan: Plan
     tokenizer: Tokenizer
     manifest: Manifest
@@ -184,10 +176,9 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     rows = int(config["vocab_size"])
     length = options.seq_length or min(_positions(config), _MOST_TOKENS)
     flags = [*family.flags(config), *_shared_flags(source, config, rows, options, length)]
-    if family.objective == "question-answering":  # which has to leave room for a context
-        flags += ["--max-query-length", str(max(1, min(_MOST_QUERY_TOKENS, length // 2)))]
-    is_labelled = declaration_of(family.objective).kind == LABELLED
-    data = ["--train-data" if is_labelled else "--data-path", "none"]
+    flags += family.flags_for(length)
+    declared = declaration_of(family.objective)
+    data = ["--data-path" if KINDS.about(declared.kind) else "--train-data", "none"]
     run_config, _ = parse_config([*flags, *_NO_TRAINING, *data, "--save", str(save)])
     tokenizer = build_tokenizer(
         **objective_tokenizer_arguments(run_config.tokenizer, family.objective)
@@ -202,6 +193,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     return ModelDescription(
         family=family,
         flags=flags,
+        script=family.script_of(config) or declared.script,
         plan=run_plan,
         tokenizer=tokenizer,
         manifest=manifest_of_import(run_config, run_plan),

@@ -13,7 +13,6 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.extensions.bert.layers import BertHeadPipe
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -229,7 +228,7 @@ def _our_logits(
 def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
     """Return the outputs of BERT's encoder for real tokens, and of its pooler."""
     found: list[Tensor] = []
-    head = next(each for each in network.modules() if isinstance(each, BertHeadPipe))
+    head: Any = next(each for each in network.modules() if hasattr(each, "pooler"))
     head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     network(batch)
     (x_bsh,) = found

@@ -10,7 +10,7 @@ from megatron.checkpointing.hugging_face.import_model import ImportOptions, impo
 from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
-from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of
+from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of, title_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
 from megatron.checkpointing.resharding.sharded_tensor import (
@@ -26,6 +26,7 @@ from megatron.common.errors import (
     WrongCheckpointError,
     near,
 )
+from megatron.common.registry import KINDS, LOADERS
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
 from megatron.config.networks.architecture import network_named
@@ -35,8 +36,6 @@ from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.logging import LoggingConfig
-from megatron.extensions.nemo import checkpoints as nemo
-from megatron.extensions.tasks.flags import LABELLED
 from megatron.tokenizer.build import build_tokenizer
 
 
@@ -87,17 +86,18 @@ def find(
             return bigscience.find(source)
         case "llama_meta":
             return llama_meta.find(source)
-        case "nemo":
-            return nemo.find(source, heads=heads, task=task)
         case None:
             if not source.exists():
                 raise WrongCheckpointError(
                     f"{source}: there is no such file or directory{near(source)}"
                 )
             raise WrongCheckpointError(f"{source} holds no checkpoint of a known format")
+        case system if system in LOADERS:
+            read: Callable[..., ForeignCheckpoint] = LOADERS.get(system)
+            return read(source, heads=heads, task=task)
         case system:
             raise WrongCheckpointError(
-                f"{source} is {SYSTEMS[str(system)]}: reading it is not supported"
+                f"{source} is {title_of(system)}: reading it is not supported"
             )
 
 
@@ -273,7 +273,7 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
         deepspeed=DeepSpeedConfig(),
         logging=LoggingConfig(),
         # Of a network for a downstream task there are no token files.
-        data=DataConfig() if declaration_of(found.objective).kind == LABELLED else config.data,
+        data=config.data if KINDS.about(declaration_of(found.objective).kind) else DataConfig(),
     )
     # "cuda" allows 16-bit dtypes; nothing is trained here.
     run_plan = plan(

@@ -1,8 +1,11 @@
 """Detect the system that wrote a checkpoint from its file names."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.checkpointing.manifest import LATEST, MANIFEST, checkpoint_of
+from megatron.common.registry import LOADERS
 
 SYSTEMS = {
     "own": "this program's",
@@ -12,13 +15,33 @@ SYSTEMS = {
     "llama_meta": "Llama in Meta's files",
     "hugging_face": "in Hugging Face's format",
     "universal": "DeepSpeed's universal, written by another program",
-    "nemo": "a checkpoint of NeMo's",
     "deepspeed": "DeepSpeed's, of a run without a pipeline, written by another program",
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format that is registered in LOADERS.
+
+    Args:
+        program: that writes it.
+        recognises: whether a path holds a checkpoint in it.
+        tokenizer_in: dotted name of a function that returns the type of the tokenizer in a path and
+            its vocabulary file, None if there is none.
+    """
+
+    program: str
+    recognises: Callable[[Path], bool]
+    tokenizer_in: str
+
+
+def title_of(system: str) -> str:
+    """Return what a checkpoint of that system is, for messages."""
+    return SYSTEMS.get(system) or f"a checkpoint of {LOADERS.about(system).program}'s"
+
+
 def system_of(path: Path) -> str | None:
-    """Return a key of SYSTEMS, or None."""
+    """Return a key of SYSTEMS or a name in LOADERS, or None."""
     if (checkpoint_of(path) / MANIFEST).is_file():
         return "own"
     folder = _latest(path)
@@ -28,9 +51,7 @@ def system_of(path: Path) -> str | None:
         "hugging_face": (path / "config.json").is_file(),
         "bigscience": any(folder.glob("layer_*-model_*-model_states.pt")),
         "universal": (folder / "zero").is_dir(),
-        "nemo": path.suffix == ".nemo"
-        or path.name.startswith("mp_autoresume")
-        or any(path.glob("mp_rank_*/mp_autoresume*.ckpt")),
+        **{name: LOADERS.about(name).recognises(path) for name in LOADERS.with_extensions()},
         "torch_dist": any(next(path.glob(pattern), None) for pattern in shards),
         "megatron": path.is_file()
         and path.suffix == ".pt"
@@ -59,7 +80,7 @@ def foreign_checkpoint_in(path: Path) -> str:
         "write --load NEW",
     }
     convert = f"convert it with tools/checkpoint/util.py --load-dir {path} --save-dir NEW, and write --load NEW"
-    return f"{SYSTEMS[str(system)]}, {how.get(str(system), convert)}"
+    return f"{title_of(str(system))}, {how.get(str(system), convert)}"
 
 
 def _latest(path: Path) -> Path:

@@ -25,7 +25,6 @@ from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec
-from megatron.extensions.retro.checkpoints import core_name, retro_problems
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _SAME = (
@@ -168,8 +167,7 @@ def _problems(
         yield "Megatron-LM's files cannot express layers with experts"
     if model.get("lora_rank"):
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
-    if model.get("retro_layers"):
-        yield from retro_problems(model, pipeline=pipeline, flag=flags[1])
+    yield from _form_of(model).problems(model, pipeline=pipeline, flag=flags[1])
     spec = without_adapters(spec_of({**model, "num_experts": ()}))
     for field, value, _ in not_expressed(spec, _expressed(spec)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
@@ -215,8 +213,8 @@ def _keys(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the key paths of a parameter in a stage's state dict: none, one or two."""
     module = ParameterNames.of(model).module(name)
-    if model.get("retro_layers"):
-        yield (core_name(module),)
+    if flat := _form_of(model).flat_name(module):
+        yield (flat,)
         return
     part = module.partition(".")[0]
     if part not in _PATHS:

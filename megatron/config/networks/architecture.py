@@ -5,9 +5,9 @@ Imports no flags, so that a network can be built and run without the command lin
 are needed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, imported
@@ -110,6 +110,15 @@ class Architecture:
 
     not_in_transformers: str = ""
     """Why no architecture of transformers is this network; "" where one may be."""
+
+    unlike: ClassVar[Mapping[str, str]] = {}
+    """Models of transformers that are taken for this network and are another, by model_type: why."""
+
+    not_in_weights: tuple[str, ...] = ()
+    """Fields of ModelSpec beside those of a GPT that the shapes and meaning of weights do not depend on."""
+
+    further_weights: tuple[str, ...] = ()
+    """Fields that decide which weights it has beside those of the network that it extends."""
 
     options: frozenset[str] = DECODER
     """Fields of ModelSpec that its layers read; another that is given is refused."""

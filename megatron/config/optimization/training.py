@@ -66,11 +66,6 @@ class TrainingConfig:
     fails; each time it resumes from --load. Under that launcher already, give its own
     option of this name instead."""
 
-    chaos: str | None = None
-    """Fault injection, to prove that the run and its cluster survive: KEY=NUMBER,KEY=NUMBER. seed; chances for each step and rank: kill, stall (for stall_s
-    seconds, 60); for each save and rank: kill_save, slow_disk (slow_disk_s seconds a file, 1),
-    full_disk; for each checkpoint: flip a bit, truncate a file. Never for a run to be kept."""
-
     skip_train_iteration_range: list[str] | None = setting(None, plan="training.skips")
     """Iterations to skip, as A-B with both ends: their samples are skipped, and neither weights nor
     optimizer change."""

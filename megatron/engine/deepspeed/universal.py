@@ -18,10 +18,9 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed.patches.master_weights import copy_to_weights, master_weight
-from megatron.extensions.retro.layers import is_retriever
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.object_collectives import all_gather_objects
-from megatron.tensor_parallel.sharding import expert_share_of, shard_of
+from megatron.tensor_parallel.sharding import expert_share_of, is_further, shard_of
 
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -126,10 +125,12 @@ def _parameters_to_fill(
     """Return the parameters and the biases of routers by name, without those that go on with their initial weights."""
     names = dict(module.named_parameters())
     buffers = {name: buffer for name, buffer in module.named_buffers() if is_buffer(name)}
-    for is_added in (is_adapter, is_retriever):
-        if not any(map(is_added, stored)):
-            # Of a network without adapters or retrieval.
-            names = {name: p for name, p in names.items() if not is_added(name)}
+    further = {name for name, p in names.items() if is_further(p)}
+    adapters = {name for name in names if is_adapter(name)}
+    for added in (further, adapters):
+        if added.isdisjoint(stored):
+            # The checkpoint is of a network without adapters, or of the one that this one extends.
+            names = {name: p for name, p in names.items() if name not in added}
     if new_head:
         names = {name: p for name, p in names.items() if not _is_of_head(name, stored)}
     return names | buffers

@@ -1,10 +1,11 @@
-"""MegatronBert: BERT with norms in front of sublayers; heads of pretraining and downstream tasks."""
+"""MegatronBert: BERT with norms in front of sublayers; heads of pretraining. BERT in Megatron-LM's files."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
@@ -15,11 +16,13 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_name,
 )
 from megatron.checkpointing.hugging_face.tensor_mapping import QueriesKeysValues
+from megatron.checkpointing.megatron_lm.networks import Form
+from megatron.common.registry import FAMILIES
 from megatron.config.network.model_spec import ModelSpec
-from megatron.extensions.tasks.checkpoints import CLASS_KEYS, LABEL_KEYS, class_flags, label_flags
 
 
-def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
+def encoder_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    """Yield the flags of positions and activation."""
     yield from ("--position-embedding-type", "learned_absolute")
     flags = activation_flags(config["hidden_act"], gated=False)
     yield from flags
@@ -27,7 +30,8 @@ def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
         yield "--openai-gelu"
 
 
-def _needs(_: ModelSpec) -> Allowed:
+def encoder_needs(_: ModelSpec) -> Allowed:
+    """Return the values of fields that are those of a BERT."""
     return {
         "architecture": ("bert",),
         "num_token_types": None,
@@ -48,13 +52,13 @@ def _qkv(spec: ModelSpec) -> QueriesKeysValues:
     return QueriesKeysValues(groups=spec.num_attention_heads, queries=1, head_dim=spec.head_dim)
 
 
-_ENCODER = {
+ENCODER = {
     "embedding.word_embeddings": "bert.embeddings.word_embeddings",
     "embedding.position_embeddings": "bert.embeddings.position_embeddings",
     "embedding.tokentype_embeddings": "bert.embeddings.token_type_embeddings",
     "final_layernorm": "bert.encoder.ln",
 }
-_POOLER = {"pooler.dense": "bert.pooler.dense"}
+POOLER = {"pooler.dense": "bert.pooler.dense"}
 
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
@@ -76,11 +80,11 @@ MEGATRON_BERT = Family(
         "is_decoder": False,
         "add_cross_attention": False,
     },
-    flags_of=_flags_of,
-    needs=_needs,
+    flags_of=encoder_flags,
+    needs=encoder_needs,
     network={
-        **_ENCODER,
-        **_POOLER,
+        **ENCODER,
+        **POOLER,
         "lm_head.dense": "cls.predictions.transform.dense",
         "lm_head.layernorm": "cls.predictions.transform.LayerNorm",
         "binary_head": "cls.seq_relationship",
@@ -103,7 +107,7 @@ MEGATRON_BERT = Family(
 )
 
 
-PRETRAINED_BERTS = (
+_PARTS = (
     replace(
         MEGATRON_BERT,
         architecture="MegatronBertForMaskedLM",
@@ -120,83 +124,33 @@ PRETRAINED_BERTS = (
 """Classes with a part of the heads of pretraining, to be read."""
 
 
-def _downstream(
-    task: str,
-    *,
-    objective: str,
-    flags: Callable[[HuggingFaceConfig], list[str]],
-    needs: Callable[[ModelSpec], Allowed],
-    network: Mapping[str, str],
-    keys: Mapping[str, Callable[[ModelSpec], Any]] = MappingProxyType({}),
-) -> Family:
-    """Return the architecture with the head of a downstream task.
-
-    Args:
-        task: in the names of the classes of transformers.
-        flags: of the task, for config.json.
-        needs: values of the fields of the head.
-        network: modules of the head.
-        keys: entries of config.json about the head.
-    """
-    return replace(
-        MEGATRON_BERT,
-        architecture=f"MegatronBertFor{task}",
-        auto_class=f"AutoModelFor{task}",
-        keys={**MEGATRON_BERT.keys, **keys},
-        flags_of=lambda config: [*_flags_of(config), *flags(config)],
-        needs=lambda spec: {
-            **_needs(spec),
-            "binary_head": (False,),
-            "num_token_types": (2,),
-            "num_outputs": (spec.num_outputs or 1,),
-            "num_choices": (1,),
-            "labels": None,
-            "head_dropout": None,
-            **needs(spec),
-        },
-        network={**_ENCODER, **network},
-        objective=objective,
-        computes=lambda spec: spec,
-    )
+@FAMILIES.register("berts")
+def berts() -> tuple[Family, ...]:
+    """Return the architectures with heads of pretraining."""
+    return (MEGATRON_BERT, *_PARTS)
 
 
-DOWNSTREAM_BERTS = (
-    _downstream(
-        "TokenClassification",
-        objective="token-classification",
-        flags=lambda config: [
-            *("--task", "token-classification", "--head-layers", "1"),
-            *label_flags(config),
-        ],
-        needs=lambda spec: {"head_layers": (1,), "labels": (spec.labels or ("O",),)},
-        network={"classification_head.0": "classifier"},
-        keys=LABEL_KEYS,
-    ),
-    _downstream(
-        "QuestionAnswering",
-        objective="question-answering",
-        flags=lambda _: ["--task", "question-answering", "--head-layers", "1"],
-        needs=lambda _: {"head_layers": (1,), "labels": ((),), "num_outputs": (2,)},
-        network={"classification_head.0": "qa_outputs"},
-    ),
-    _downstream(
-        "SequenceClassification",
-        objective="classification",
-        flags=class_flags,
-        needs=lambda _: {"head_layers": (0,)},
-        network={**_POOLER, "classification_head": "classifier"},
-        keys=CLASS_KEYS,
-    ),
-    _downstream(
-        "MultipleChoice",
-        objective="multiple-choice",
-        flags=lambda _: ["--task", "RACE"],
-        needs=lambda spec: {
-            "head_layers": (0,),
-            "num_outputs": (1,),
-            "num_choices": (max(2, spec.num_choices),),
-        },
-        network={**_POOLER, "classification_head": "classifier"},
-    ),
-)
-"""Architectures with the head of a downstream task, those with a head on each token in front."""
+class BERTForm(Form):
+    """BERT's heads."""
+
+    expresses = ("num_token_types", "binary_head", "head_activation")
+
+    def recognises(self, names: Collection[str]) -> bool:
+        """Whether there is a masked-LM head, or that of a task."""
+        return any(name.startswith(("lm_head.dense.", "classification_head.")) for name in names)
+
+    def flags(
+        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Yield the flags of the heads."""
+        if not any(name.startswith(("binary_head.", "classification_head.")) for name in modules):
+            yield "--bert-no-binary-head"
+        if arguments.get("openai_gelu"):
+            yield "--openai-gelu"
+
+    def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+        """Return the arguments of the heads."""
+        return {
+            "bert_binary_head": model["binary_head"],
+            "openai_gelu": model["head_activation"] == "gelu_tanh",
+        }

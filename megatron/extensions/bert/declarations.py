@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron.common.registry import OBJECTIVES
+from megatron.common.registry import FAMILIES, OBJECTIVES
 from megatron.config.config import Config
 from megatron.extensions.bert.flags import bert_samples, bert_sentences
 from megatron.extensions.masked_lm.declarations import SentenceDeclaration
@@ -32,3 +32,4 @@ OBJECTIVES.declare(
         view="megatron.extensions.bert.data.masked_view",
     ),
 )
+FAMILIES.declare("berts", "megatron.extensions.bert.checkpoints", None)

@@ -1,9 +1,10 @@
 """BERT: an encoder with a masked-LM head and a head for the order of segments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
-from megatron.common.registry import NETWORKS
+from megatron.common.registry import NETWORKS, imported
 from megatron.config.config import Config
 from megatron.config.network.model_problems import encoder_problems
 from megatron.config.network.model_spec import ModelSpec
@@ -13,7 +14,6 @@ from megatron.config.networks.network import Network
 from megatron.config.networks.options import DECODER, WINDOWS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
-from megatron.extensions.tasks.network import Classifier
 
 
 @NETWORKS.register("bert")
@@ -30,7 +30,11 @@ class BERT(Network):
     options = (DECODER - WINDOWS) | {"num_token_types", "binary_head", "head_activation"}
     lacks = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     layers_in = "megatron.extensions.bert.layers.bert_layers"
-    megatron_in = "megatron.checkpointing.megatron_lm.networks.BERTForm"
+    megatron_in = "megatron.extensions.bert.checkpoints.BERTForm"
+    unlike: ClassVar[Mapping[str, str]] = {
+        "bert": "BertModel, and all classes with it, has its norms behind the sublayers (post-LN), and "
+        "a network here in front of them (pre-LN), as MegatronBertModel: no weights are the same in both"
+    }
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags of decoders."""
@@ -81,4 +85,5 @@ class BERT(Network):
 
     def classifier(self) -> Network:
         """Return this network with the head of a downstream task."""
-        return Classifier(self)
+        found: Network = imported("megatron.extensions.tasks.network.Classifier")(self)
+        return found

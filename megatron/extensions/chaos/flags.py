@@ -1,12 +1,25 @@
-"""Fault injection (--chaos): resolution and checks."""
+"""Fault injection (--chaos): flags, resolution and checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from megatron.config.optimization.training import TrainingConfig
+from megatron.config.config import Config
 from megatron.config.parsing.flags import finite_or_none
-from megatron.config.run.checkpoint import CheckpointConfig, goes_on
+from megatron.config.run.checkpoint import goes_on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosConfig:
+    """Faults of a run that is to survive them."""
+
+    chaos: str | None = None
+    """Fault injection, to prove that the run and its cluster survive:
+    KEY=NUMBER,KEY=NUMBER. seed; chances for each step and rank: kill, stall (for stall_s seconds, 60); for each save and rank: kill_save, slow_disk (slow_disk_s seconds a file, 1),
+    full_disk; for each checkpoint: flip a bit, truncate a file. Never for a run to be kept."""
+
+
+SECTIONS = {"chaos": ChaosConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +51,16 @@ FAULTS = ("kill", "stall", "kill_save", "slow_disk", "full_disk", "flip", "trunc
 _WORDS = {field.name: field.type for field in fields(ChaosPlan)}
 
 
-def plan_chaos(training: TrainingConfig) -> ChaosPlan:
+def plan_chaos(config: Config) -> ChaosPlan:
     """Return the faults of --chaos."""
-    given: dict[str, Any] = {
-        key: finite_or_none(number) for key, number in _pairs(training.chaos or "")
-    }
+    text = config.section(ChaosConfig).chaos
+    given: dict[str, Any] = {key: finite_or_none(number) for key, number in _pairs(text or "")}
     return ChaosPlan(**given | {"seed": int(given.get("seed", 0))})
 
 
-def chaos_problems(
-    training: TrainingConfig, checkpoint: CheckpointConfig, *, trains: bool
-) -> Iterator[str]:
+def chaos_problems(config: Config, *, trains: bool) -> Iterator[str]:
     """Yield every problem of --chaos."""
-    text = training.chaos
+    text, checkpoint = config.section(ChaosConfig).chaos, config.checkpoint
     if text is None:
         return
     for key, number in _pairs(text):

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
 from megatron.common.errors import CheckpointError
-from megatron.config.plan import Plan
+from megatron.common.registry import HOOKS
 from megatron.engine.engine import Engine
-from megatron.extensions.chaos.flags import ChaosPlan
+from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
 from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, StepResult
@@ -37,14 +37,18 @@ _ON_DISK = ("flip", "truncate")
 _NUM_FORETOLD, _LOOKS_AHEAD = 5, 1000
 
 
-def build_chaos(plan: Plan, journal: Journal | None, state: TrainState) -> "Chaos":
-    """Return the hook that injects the faults of a run resumed from `state`, after a warning.
+@HOOKS.register("chaos")
+def build_chaos(run: Any) -> Hook:
+    """Return the hook that injects the faults of a `megatron.training.run.Run`, after a warning.
 
     Communication: every rank must call this, in step.
     """
-    last, directory = plan.training.train_iters, Path(plan.checkpoint.save)
-    chaos = Chaos(plan.chaos, directory, last=last, journal=journal)
-    chaos.warn(state.iteration)
+    plan = plan_chaos(run.config)
+    if not plan.is_on:
+        return Hook()
+    last, directory = run.plan.training.train_iters, Path(run.plan.checkpoint.save)
+    chaos = Chaos(plan, directory, last=last, journal=run.journal)
+    chaos.warn(run.state.iteration)
     return chaos
 
 
@@ -121,7 +125,7 @@ class Chaos(Hook):
             if due and iteration < self._last and self._is_any_whole(tags[1:]):
                 self._damage(due[0], tag, iteration)
 
-    def on_faulty_disk(self, engine: Engine) -> Engine:
+    def for_saves(self, engine: Engine) -> Engine:
         """Return `engine` for saving to a disk that has faults."""
         return cast(Engine, _OnFaultyDisk(engine, self))
 

@@ -18,6 +18,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpo
 from megatron.checkpointing.megatron_lm.megatron import found_in
 from megatron.checkpointing.resharding.unpickle import Opaque, read_foreign
 from megatron.common.errors import MegatronError, WrongCheckpointError
+from megatron.common.registry import LOADERS
 from megatron.config.parsing.files import parse_yaml
 from megatron.extensions.tasks.flags import objective_of
 
@@ -53,6 +54,7 @@ TARGETS = {
 """Classes of NeMo by the task of their head."""
 
 
+@LOADERS.register("nemo")
 def find(path: Path, *, heads: int | None = None, task: str | None = None) -> ForeignCheckpoint:
     """Read an archive, a mp_autoresume checkpoint, or a folder of mp_rank_XX with such; merge ranks.
 
@@ -101,12 +103,14 @@ def _require_room(archive: tarfile.TarFile, path: Path, folder: str) -> None:
         )
 
 
-def tokenizer_in(archive: Path) -> tuple[str, bytes]:
-    """Return the type of the tokenizer of an archive, and its vocabulary.
+def tokenizer_in(archive: Path) -> tuple[str, bytes] | None:
+    """Return the type of the tokenizer of an archive, and its vocabulary; None of other checkpoints.
 
     Raises:
         WrongCheckpointError: it is no archive, or has no vocabulary.
     """
+    if archive.suffix != ".nemo":
+        return None
     config, vocabulary = b"", b""
     with _errors_name(archive), tarfile.open(archive) as tar:
         for member in tar:

@@ -14,12 +14,18 @@ from megatron.extensions.nemo.flags_tasks import (
     COMMON,
     FIXED,
     HEAD_GROUPS,
+    NEMO_TASKS,
     ROLES,
     SCHEDULES,
     TRANSLATED,
     WITHOUT_EFFECT,
     NemoTask,
 )
+
+
+def task_flags(argv: Sequence[str], task: str, *, world_size: int) -> list[str]:
+    """Return the command line of a text task, by the name of --task: see `nemo_flags`."""
+    return nemo_flags(argv, NEMO_TASKS[task], world_size=world_size)
 
 
 def nemo_flags(argv: Sequence[str], task: NemoTask, *, world_size: int) -> list[str]:

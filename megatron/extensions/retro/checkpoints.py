@@ -1,10 +1,14 @@
 """Retro in the files of Megatron core: parameter names, flags, and what core cannot express."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-CROSS_ATTENTION = ".cross_attention.attn."
+from torch import Tensor
+
+from megatron.checkpointing.megatron_lm.networks import Form, Renamed
+
+_CROSS_ATTENTION = ".cross_attention.attn."
 """Part of the names of chunked cross-attention, which no other network of Megatron-LM has."""
 
 _FIRST_NORM = (
@@ -27,13 +31,6 @@ _GPT = (
 )
 """Parts of module names here and in Megatron core."""
 
-RENAMED = (
-    (r"^decoder\.", ""),
-    (r"\.pre_mlp_layernorm\.norm\.", ".post_attention_layernorm."),
-    *((re.escape(core), own) for own, core in _RETRIEVAL),
-)
-"""From parameter names of Megatron core to ours, in front of the names that a GPT has too."""
-
 _ARGUMENTS = {
     "retro_num_neighbors": ("retro_num_neighbors",),
     "retro_num_retrieved_chunks": ("retro_num_retrieved_chunks",),
@@ -44,74 +41,76 @@ _ARGUMENTS = {
 """Names of Megatron-LM's arguments by fields of ours."""
 
 
-EXPRESSED = (
-    *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
-    *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
-    # Of which `retro_problems` allows one value each.
-    *("retro_retrieved_length", "retro_attention_gate", "retro_normed_residual", "final_norm"),
-)
-"""Fields of ModelSpec in the arguments and weights of Megatron core."""
+class RetroForm(Form):
+    """Retro, in the names of Megatron core, in its layers without Transformer Engine."""
 
+    renamed: ClassVar[Renamed] = (
+        (r"^decoder\.", ""),
+        (r"\.pre_mlp_layernorm\.norm\.", ".post_attention_layernorm."),
+        *((re.escape(core), own) for own, core in _RETRIEVAL),
+    )
+    """From parameter names of Megatron core to ours, in front of the names that a GPT has too."""
 
-def core_name(module: str) -> str:
-    """Return the name of a parameter in Megatron core, in its layers without Transformer Engine.
+    expresses = (
+        *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
+        *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
+        # Of which `problems` allows one value each.
+        *("retro_retrieved_length", "retro_attention_gate", "retro_normed_residual", "final_norm"),
+    )
 
-    Args:
-        module: its name in `ParameterNames`.
-    """
-    for own, core in (_FIRST_NORM, *_RETRIEVAL, *_GPT):
-        module = module.replace(own, core)
-    return re.sub(r"^(layers|final_layernorm)\.", r"decoder.\1.", module)
+    def recognises(self, names: Collection[str]) -> bool:
+        """Whether there is chunked cross-attention."""
+        return any(_CROSS_ATTENTION in name for name in names)
 
+    def flat_name(self, module: str) -> str:
+        """Return the name of a parameter in Megatron core."""
+        for own, core in (_FIRST_NORM, *_RETRIEVAL, *_GPT):
+            module = module.replace(own, core)
+        return re.sub(r"^(layers|final_layernorm)\.", r"decoder.\1.", module)
 
-def retro_flags(modules: Collection[str], arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the flags of the network of Megatron core.
+    def flags(
+        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Yield the flags of the encoder of neighbors and of its form."""
+        yield from ("--retro-add-retriever", "--retro-normed-residual")
+        if not any(name.startswith("final_layernorm.") for name in modules):
+            yield "--retro-no-final-norm"
+        of_encoder = {
+            match[1]
+            for name in modules
+            if (match := re.search(r"\.encoder\.layers\.(\d+)\.", name))
+        }
+        yield f"--retro-encoder-layers={len(of_encoder)}"
+        for field, names in _ARGUMENTS.items():
+            value = next(
+                (arguments[name] for name in names if arguments.get(name) is not None), None
+            )
+            if value is not None:
+                yield f"--{field.replace('_', '-')}={value}"
 
-    Args:
-        modules: names of its parameters, as `ParameterNames` has them.
-        arguments: those in the file; may be empty.
-    """
-    yield from ("--retro-add-retriever", "--retro-normed-residual")
-    if not any(name.startswith("final_layernorm.") for name in modules):
-        yield "--retro-no-final-norm"
-    layers = {
-        match[1] for name in modules if (match := re.search(r"\.encoder\.layers\.(\d+)\.", name))
-    }
-    yield f"--retro-encoder-layers={len(layers)}"
-    for field, names in _ARGUMENTS.items():
-        value = next((arguments[name] for name in names if arguments.get(name) is not None), None)
-        if value is not None:
-            yield f"--{field.replace('_', '-')}={value}"
+    def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+        """Return the arguments of the encoder of neighbors."""
+        chunk = model["retro_chunk_length"]
+        return {
+            "retro_add_retriever": True,
+            "retro_encoder_layers": model["retro_encoder_layers"],
+            "retro_num_retrieved_chunks": model["retro_retrieved_length"] // chunk,
+            **{
+                theirs: model[field]
+                for field, names in _ARGUMENTS.items()
+                if field in model
+                for theirs in names
+            },
+        }
 
-
-def retro_arguments(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Megatron-LM's arguments of a network, as in a manifest's plan."""
-    chunk = model["retro_chunk_length"]
-    return {
-        "retro_add_retriever": True,
-        "retro_encoder_layers": model["retro_encoder_layers"],
-        "retro_num_retrieved_chunks": model["retro_retrieved_length"] // chunk,
-        **{
-            theirs: model[field]
-            for field, names in _ARGUMENTS.items()
-            if field in model
-            for theirs in names
-        },
-    }
-
-
-def retro_problems(model: Mapping[str, Any], *, pipeline: int, flag: str) -> Iterator[str]:
-    """Yield why Megatron core cannot load or express a Retro.
-
-    Args:
-        flag: name of the flag for `pipeline`.
-    """
-    if pipeline > 1:
-        yield f"{flag} {pipeline}: Megatron core runs Retro without pipeline stages; write 1"
-    for needed, is_met in (
-        ("--retro-normed-residual", model["retro_normed_residual"]),
-        ("--retro-no-final-norm", not model["final_norm"]),
-        ("--retro-attention-gate 1", model["retro_attention_gate"] == 1),
-    ):
-        if not is_met:
-            yield f"Megatron core computes Retro as with {needed}, and this one was trained without it"
+    def problems(self, model: Mapping[str, Any], *, pipeline: int, flag: str) -> Iterator[str]:
+        """Yield why Megatron core cannot load or express a Retro."""
+        if pipeline > 1:
+            yield f"{flag} {pipeline}: Megatron core runs Retro without pipeline stages; write 1"
+        for needed, is_met in (
+            ("--retro-normed-residual", model["retro_normed_residual"]),
+            ("--retro-no-final-norm", not model["final_norm"]),
+            ("--retro-attention-gate 1", model["retro_attention_gate"] == 1),
+        ):
+            if not is_met:
+                yield f"Megatron core computes Retro as with {needed}, and this one was trained without it"

@@ -21,6 +21,7 @@ from megatron.model.layers.norms import norm_layer, residual_and_norm
 from megatron.model.layers.parts import LayerParts, once_per_sequence
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.broadcast import Batch
+from megatron.tensor_parallel.sharding import mark_further
 
 FIRST_LAYER = 3
 """Index of the first transformer layer in the list of GPT."""
@@ -28,8 +29,6 @@ FIRST_LAYER = 3
 PROMPT_LENGTHS = "prompt_lengths"
 """Field of a batch whose samples are a prompt, which retrieved its neighbors, and an answer: tokens of
 the prompt. Without it chunks of equal length have retrieved them."""
-
-_RETRIEVER = {"inter_attention", "pre_inter_attention_layernorm", "encoder"}
 
 
 def retro_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
@@ -80,11 +79,6 @@ def retro_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
         "neighbor_lengths": tokens.context_lengths.clamp(max=length)[:, None],
         PROMPT_LENGTHS: tokens.prompt_lengths,
     }
-
-
-def is_retriever(name: str) -> bool:
-    """Whether a parameter name belongs to cross-attention to neighbors or to their encoder."""
-    return not _RETRIEVER.isdisjoint(name.split("."))
 
 
 def _layer_of(step: Step) -> Layer:
@@ -141,6 +135,8 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
         contexts = spec.retro_num_neighbors, spec.retro_retrieved_length
         self.inter_attention = ParallelCrossAttention(spec, parts, number=number, contexts=contexts)
         self.pre_inter_attention_layernorm = norm_layer(spec, kernels=parts.kernels).build()
+        mark_further(self.inter_attention)
+        mark_further(self.pre_inter_attention_layernorm)
         divided = parts.sequence_parallel
         self.parts, self.part = (parts.group.size(), parts.group.rank()) if divided else (1, 0)
 
@@ -189,6 +185,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         self.encoder = None
         if number == spec.retro_layers[0]:
             self.encoder = RetroEncoder(spec, parts.without_states)
+            mark_further(self.encoder)
             self.replaces = ("hidden", "encoder_hidden")
         if number == spec.retro_layers[-1]:
             self.drops = ("encoder_hidden", "encoder_span", "batch")

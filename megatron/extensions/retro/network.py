@@ -58,7 +58,15 @@ class Retro(Network):
     layers_in = "megatron.extensions.retro.layers.retro_layers"
     batch_in = "megatron.extensions.retro.layers.retro_batch"
     caches = True
-    megatron_in = "megatron.checkpointing.megatron_lm.networks.RetroForm"
+    megatron_in = "megatron.extensions.retro.checkpoints.RetroForm"
+    not_in_weights = (
+        *("retro_encoder_hidden_dropout", "retro_encoder_attention_dropout"),
+        *("retro_attention_gate", "retro_num_neighbors"),
+    )
+    further_weights = (
+        *("architecture", "retro_layers", "retro_encoder_layers", "retro_chunk_length"),
+        *("retro_retrieved_length", "retro_normed_residual"),
+    )
     not_in_transformers = "transformers has no Retro"
 
     def problems(self, config: Config) -> Iterator[str]:

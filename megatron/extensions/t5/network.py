@@ -1,8 +1,8 @@
 """T5: an encoder and a decoder behind it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
@@ -59,11 +59,12 @@ class T5(Network):
     layers_in = "megatron.extensions.t5.layers.t5_layers"
     batch_in = "megatron.extensions.t5.layers.t5_batch"
     caches = True
-    megatron_in = "megatron.checkpointing.megatron_lm.networks.T5Form"
+    megatron_in = "megatron.extensions.t5.checkpoints.T5Form"
     not_in_transformers = (
         "T5 of transformers is another network than Megatron's T5, which has LayerNorm with biases, "
         "biases in all layers and on the logits, scaled scores, and learned positions"
     )
+    unlike: ClassVar[Mapping[str, str]] = dict.fromkeys(("t5", "mt5"), not_in_transformers)
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why an encoder and a decoder cannot be built or divided."""

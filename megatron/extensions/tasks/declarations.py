@@ -1,8 +1,17 @@
 """Objectives of labelled texts: of a BERT, and of a GPT where a text has one label."""
 
-from megatron.common.registry import KINDS, OBJECTIVES
+from megatron.common.registry import FAMILIES, KINDS, OBJECTIVES
 from megatron.config.objectives import Declaration
 from megatron.extensions.tasks.flags import LABELLED
+
+
+def classes_of(task: str) -> tuple[str, ...]:
+    """Return the names of the classes of a task that has them by its name; () of another one."""
+    # Imported here: who reads labels of a checkpoint seldom needs the readers of all tasks.
+    from megatron.extensions.tasks.data.tasks import TASKS
+
+    return tuple(TASKS[task].classes) if task in TASKS else ()
+
 
 KINDS.declare(LABELLED, "", ())
 for _name, _module, _script in (
@@ -27,3 +36,4 @@ for _name in ("gpt-classification", "gpt-multiple-choice"):
         "megatron.extensions.tasks.objective",
         Declaration(script="tasks/main.py", kind=LABELLED),
     )
+FAMILIES.declare("labelled-tasks", "megatron.extensions.tasks.checkpoints", None)

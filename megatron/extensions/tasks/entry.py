@@ -1,4 +1,7 @@
-"""Token and text classification and question answering from a command line of flags or settings."""
+"""Token and text classification and question answering from a command line.
+
+Other extensions read settings of other programs in it, with a function `task_flags` of their flags.py.
+"""
 
 import logging
 import time
@@ -9,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from megatron.checkpointing.manifest import published_tags
-from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
+from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.remote import downloaded, fetch, local_directory
 from megatron.checkpointing.saved_run import (
     checkpoint_flags,
@@ -18,6 +21,8 @@ from megatron.checkpointing.saved_run import (
 )
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
+from megatron.common.extensions import declared_in
+from megatron.common.registry import LOADERS, imported
 from megatron.common.remote_files import is_url
 from megatron.config.config import Config, all_sections, parse_conversion
 from megatron.config.data.objective import ObjectiveName
@@ -27,8 +32,6 @@ from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
-from megatron.extensions.nemo.flags import nemo_flags
-from megatron.extensions.nemo.flags_tasks import NEMO_TASKS
 from megatron.extensions.tasks.flags import objective_of
 from megatron.extensions.tasks.text_flags import TextTaskConfig
 from megatron.training.entry import train_from
@@ -49,7 +52,7 @@ _TOKENIZER = (
 
 
 def train_text_task(argv: Sequence[str], task: str, *, description: str | None) -> ExitCode:
-    """Finetune on a task, or evaluate, by flags and NeMo's settings; return the exit code.
+    """Finetune on a task, or evaluate, by flags and settings; return the exit code.
 
     Sizes of the network and its tokenizer are those of --pretrained-checkpoint or --load, where
     `argv` has no flags for them.
@@ -61,13 +64,15 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
         MegatronError: something that the user can mend.
     """
     launch = read_launch(None)
-    words = nemo_flags(argv, NEMO_TASKS[task], world_size=launch.world_size)
+    words = [*argv]
+    for flags_of in declared_in("flags", "task_flags"):
+        words = flags_of(words, task, world_size=launch.world_size)
     is_first = launch.rank == 0
     words = with_pretrained_network([f"--task={task}", *words], is_first=is_first)
     load = value_in(words, "--load")
     if load and load != value_in(words, "--save") and not Path(load).exists():
         raise WrongCheckpointError(f"--load {load}: there is no such path{near(Path(load))}")
-    if load and Path(load).exists() and system_of(Path(load)) == "nemo":
+    if load and Path(load).exists() and system_of(Path(load)) in LOADERS:
         words += _tokenizer_of(Path(load), words, is_first=is_first)
         words.append(f"--load={_converted(Path(load), words, is_first=is_first)}")
     if load:
@@ -131,7 +136,7 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
 
 
 def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list[str]:
-    """Return the flags of the tokenizer in an archive of NeMo's, unless `words` name another.
+    """Return the flags of the tokenizer in a checkpoint of another program, unless `words` name another.
 
     Its vocabulary is written to --save.
 
@@ -139,11 +144,13 @@ def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list
         WrongCheckpointError: it is no archive, or has no vocabulary.
     """
     save = value_in(words, "--save")
-    if source.suffix != ".nemo" or value_in(words, "--vocab-file") or save is None:
+    system = system_of(source)
+    if system not in LOADERS or value_in(words, "--vocab-file") or save is None:
         return []
-    from megatron.extensions.nemo.checkpoints import tokenizer_in  # torch takes seconds
-
-    kind, vocabulary = tokenizer_in(source)
+    found = imported(LOADERS.about(str(system)).tokenizer_in)(source)
+    if found is None:
+        return []
+    kind, vocabulary = found
     file = Path(save) / f"{CONVERTED}-vocab.txt"
     if is_first:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -175,12 +182,13 @@ def _is_own(source: Path) -> bool:
         raise WrongCheckpointError(
             f"--pretrained-checkpoint {source}: there is no such file or directory{near(source)}"
         )
-    system = system_of(source)
-    if system not in ("own", "megatron", "hugging_face", "nemo"):
-        what = f"is {SYSTEMS[system]}" if system else "holds no checkpoint of a known format"
+    system, others = system_of(source), LOADERS.with_extensions()
+    if system not in ("own", "megatron", "hugging_face", *others):
+        programs = ", ".join(["Megatron-LM", *(LOADERS.about(name).program for name in others)])
+        what = f"is {title_of(system)}" if system else "holds no checkpoint of a known format"
         raise WrongCheckpointError(
             f"--pretrained-checkpoint {source} {what}: give a checkpoint of this program, of "
-            "Megatron-LM, NeMo or transformers"
+            f"{programs} or transformers"
         )
     return system == "own"
 

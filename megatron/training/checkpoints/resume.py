@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.checkpointing.compare import (
     adds_adapters,
-    adds_retriever,
+    extends,
     has_other_task,
     has_same_ranks,
     layout_changes,
@@ -124,7 +124,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     require_reshapable(
         manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer
     )
-    adds = adds_adapters(manifest.plan, now), adds_retriever(manifest.plan, now)
+    adds = adds_adapters(manifest.plan, now), extends(manifest.plan, now)
     new_head = replaces_head(manifest.plan, now)
     other = manifest.plan["downstream"]["task"] if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:

@@ -84,6 +84,10 @@ class Hook:
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Act on the step's result; `state` counts it already."""
 
+    def for_saves(self, engine: Any) -> Any:
+        """Return the engine that saves checkpoints: `engine`, or one around it."""
+        return engine
+
 
 def require_hooks(hooks: Sequence[Any], source: str) -> None:
     """Raise ConfigError if `hooks`, which `source` gave, are not a sequence of hooks."""

@@ -9,7 +9,7 @@ from tiny import tiny_plan
 from megatron.checkpointing.compare import (
     Difference,
     adds_adapters,
-    adds_retriever,
+    extends,
     has_same_ranks,
     layout_changes,
     other_changes,
@@ -283,8 +283,8 @@ def test_retrieval_is_added_to_a_gpt_of_the_same_sizes():
     gpt = saved("--num-layers", "9", "--max-position-embeddings", "6")
     retro = saved(*sizes, objective="retro")
     require_same(gpt, retro, "folder", with_optimizer=False)
-    assert adds_retriever(gpt, retro)
-    assert not adds_retriever(retro, retro)
+    assert extends(gpt, retro)
+    assert not extends(retro, retro)
     with pytest.raises(CheckpointError, match="--retro-add-retriever"):
         require_same(gpt, retro, "folder")
     with pytest.raises(CheckpointError, match="--retro-add-retriever"):

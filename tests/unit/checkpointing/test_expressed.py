@@ -8,7 +8,7 @@ from golden_files import require_golden
 from tiny import tiny_spec
 
 from megatron.checkpointing.expressed import not_expressed, plain_values
-from megatron.checkpointing.hugging_face.families.registry import FAMILIES
+from megatron.checkpointing.hugging_face.families.registry import all_families
 from megatron.checkpointing.megatron_lm import megatron_files
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
@@ -56,7 +56,10 @@ def of_nemo(spec: ModelSpec) -> list[str]:
     return []
 
 
-EXPORTED = {each.architecture: each for each in FAMILIES} | {"Megatron-LM": None, "NeMo": None}
+EXPORTED = {each.architecture: each for each in all_families()} | {
+    "Megatron-LM": None,
+    "NeMo": None,
+}
 
 
 def problems_of(exporter: str, made: Any = ModelSpec, **changes: Any) -> list[str]:

@@ -42,6 +42,7 @@ def test_how_the_run_was_to_go_on_does_not_matter(flags):
     assert held.saves_optimizer == decided.checkpoint.saves_optimizer
     assert held.saves_streams == decided.checkpoint.saves_streams
     assert new.parallel.tensor == 2
+    assert "chaos" not in options.extensions
 
 
 def test_the_first_stage_of_a_decoder_belongs_to_the_layout_that_saved_it():

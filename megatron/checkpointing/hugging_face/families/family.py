@@ -67,6 +67,8 @@ class Family:
         computes: the network that transformers computes with these weights, where it differs.
         has_prediction_layer: whether files may hold a layer behind the last one, which predicts a
             later token and is left out.
+        script_of: the script that trains such a network; "" for that of the objective.
+        flags_for: flags that depend on the length of samples.
         absent: modules of `network` that this class does not have; they begin with initial weights.
     """
 
@@ -82,6 +84,8 @@ class Family:
     norms_around_one: bool = False
     objective: ObjectiveName = "gpt"
     computes: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
+    script_of: Callable[[HuggingFaceConfig], str] = lambda _: ""
+    flags_for: Callable[[int], Iterable[str]] = lambda _: ()
     absent: Collection[str] = ()
     has_prediction_layer: bool = False
 

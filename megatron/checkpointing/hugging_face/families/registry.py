@@ -14,28 +14,26 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
     QWEN3_MOE,
 )
 from megatron.common.errors import CheckpointError
+from megatron.common.registry import FAMILIES, NETWORKS
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
+from megatron.config.networks.architecture import network_named, network_of
 from megatron.config.objectives import declaration_of
-from megatron.extensions.bert.checkpoints import (
-    DOWNSTREAM_BERTS,
-    MEGATRON_BERT,
-    PRETRAINED_BERTS,
-)
-from megatron.extensions.t5.network import T5
-from megatron.extensions.tasks.checkpoints import decoder_classifier
 
-_DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
+DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
+"""Without experts."""
 
-FAMILIES = (
-    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE),
-    *_DECODERS,
-    MEGATRON_BERT,
-    *PRETRAINED_BERTS,
-    *DOWNSTREAM_BERTS,
-    *map(decoder_classifier, _DECODERS),
-)
-"""In order of preference."""
+
+@FAMILIES.register("decoders")
+def decoders() -> tuple[Family, ...]:
+    """Return the architectures of GPTs."""
+    return (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, *DECODERS)
+
+
+def all_families() -> list[Family]:
+    """Return those of the core, of plugins and of extensions, in order of preference."""
+    names = sorted(FAMILIES.with_extensions(), key=FAMILIES.extension_with)
+    return [family for name in names for family in FAMILIES.get(name)()]
+
 
 _NOT_COMPARED = (
     *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
@@ -48,14 +46,6 @@ _NOT_COMPARED = (
 """Keys whose values may differ in form; the translation to flags handles or refuses them."""
 
 
-_NEVER = {
-    "bert": "BertModel, and all classes with it, has its norms behind the sublayers (post-LN), and a "
-    "network here in front of them (pre-LN), as MegatronBertModel: no weights are the same in both",
-    **dict.fromkeys(("t5", "mt5"), T5.not_in_transformers),
-}
-"""Architectures that no network here is, by model_type."""
-
-
 def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
     """Return the architecture that expresses `spec`.
 
@@ -66,7 +56,8 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         CheckpointError: there is none; lists what does not fit the nearest one.
     """
     network = network_of(spec)
-    known = {declaration_of(family.objective).network for family in FAMILIES}
+    families = all_families()
+    known = {declaration_of(family.objective).network for family in families}
     if network.not_in_transformers or network.name not in known:
         reason = network.not_in_transformers or f"transformers has no {network.name}"
         raise CheckpointError(
@@ -75,7 +66,7 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         )
     candidates = [
         family
-        for family in FAMILIES
+        for family in families
         if wanted == family.model_type
         or (not wanted and declaration_of(family.objective).network == spec.architecture)
     ]
@@ -96,15 +87,17 @@ def family_of_config(config: HuggingFaceConfig) -> Family:
     Raises:
         CheckpointError: it is none that is known here.
     """
-    named = config.get("architectures") or ()
-    families = [each for each in FAMILIES if each.model_type == config.get("model_type")]
-    for family in sorted(families, key=lambda each: each.architecture not in named):
+    named, model_type = config.get("architectures") or (), config.get("model_type")
+    families = all_families()
+    fitting = [each for each in families if each.model_type == model_type]
+    for family in sorted(fitting, key=lambda each: each.architecture not in named):
         return family
-    if reason := _NEVER.get(str(config.get("model_type"))):
-        raise CheckpointError(f"config.json: {reason}")
+    for name in NETWORKS.with_extensions():
+        if reason := network_named(name).unlike.get(str(model_type)):
+            raise CheckpointError(f"config.json: {reason}")
     raise CheckpointError(
-        f"config.json: model_type is {config.get('model_type')!r}; known are "
-        f"{', '.join(dict.fromkeys(family.model_type for family in FAMILIES))}"
+        f"config.json: model_type is {model_type!r}; known are "
+        f"{', '.join(dict.fromkeys(family.model_type for family in families))}"
     )
 
 

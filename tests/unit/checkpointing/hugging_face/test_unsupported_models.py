@@ -7,7 +7,7 @@ import torch
 from architectures import EXPERTS, GEMMAS, LLAMA, SHARED, SIGMOID, SIZES, THEIRS, tool
 from tiny import tiny_plan
 
-from megatron.checkpointing.hugging_face.families.registry import FAMILIES, family_of
+from megatron.checkpointing.hugging_face.families.registry import all_families, family_of
 from megatron.common.errors import CheckpointError
 
 _LOCAL_STRETCHED = {
@@ -86,6 +86,6 @@ def test_gemma_3_does_not_stretch_positions_in_the_window():
 
 def test_only_gpt_neox_has_parallel_residuals():
     spec = tiny_plan(*SIZES.split(), "--parallel-residual").model
-    problems = {each.model_type: "\n".join(each.problems(spec)) for each in FAMILIES}
+    problems = {each.model_type: "\n".join(each.problems(spec)) for each in all_families()}
     refused = {name for name, why in problems.items() if "(--parallel-residual)" in why}
     assert refused == problems.keys() - {"gpt_neox"}
