@@ -167,7 +167,7 @@ def require_same(
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
     if with_optimizer and has_other_task(then, now):
-        found.append(Difference("--task", *(plan["downstream"]["task"] for plan in (then, now))))
+        found.append(Difference("--task", task_in(then), task_in(now)))
     refusals = []
     if found:
         refusals.append(
@@ -200,7 +200,7 @@ def _schedule_problems(
             "\n  (the decay ends with the run where no --lr-decay-… flag is given; its iterations "
             "times --global-batch-size are its samples)"
         )
-        if now.get("downstream", {}).get("task"):
+        if task_in(now):
             text += "\n  (--epochs is the length of the run)"
     yield text
 
@@ -266,12 +266,17 @@ def has_other_task(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
     Tasks of the user's own labels have the same head as others with these labels.
     """
-    saved, current = (plan.get("downstream", {}).get("task", "") for plan in (then, now))
+    saved, current = task_in(then), task_in(now)
     if not saved or not current or saved == current:
         return False
     labels = [_labels(plan, task) for plan, task in ((then, saved), (now, current))]
     is_own = "text-classification" in (saved, current)
     return not (is_own and labels[0] == labels[1])
+
+
+def task_in(plan: Mapping[str, Any]) -> str:
+    """Return the downstream task that a plan learns; "" for none."""
+    return str((plan.get("objective", {}).get("own") or {}).get("task", ""))
 
 
 def _labels(plan: Mapping[str, Any], task: str) -> list[str]:
@@ -322,6 +327,8 @@ def other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[D
             # Options that the saving version did not have cannot differ.
             unknown = set(now[section]) - set(then[section])
             skip = ("on_resume", *_NOT_IN_STEP.get(section, ()), *unknown)
+            # Files and options of a task; another task is refused.
+            skip += ("own",) if section == "objective" and task_in(now) else ()
             saved, current = (
                 {section: _without_num_samples(plan[section])} for plan in (then, now)
             )

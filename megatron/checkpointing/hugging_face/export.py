@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpointing.compare import task_in
 from megatron.checkpointing.export import Export, ExportOptions
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import family_of
@@ -130,7 +131,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
 
 def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:
     """Return the network with the names of a GLUE task's classes, which are not in its checkpoint."""
-    task = TASKS.get(manifest.plan.get("downstream", {}).get("task", ""))
+    task = TASKS.get(task_in(manifest.plan))
     if spec.labels or not spec.num_outputs or spec.num_choices > 1 or task is None:
         return spec
     return replace(spec, labels=task.classes)

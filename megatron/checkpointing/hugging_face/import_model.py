@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron.checkpointing.compare import task_in
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import (
     family_of_config,
@@ -144,7 +145,7 @@ def _absent(description: "ModelDescription") -> list[str]:
 
 def _script(description: "ModelDescription") -> str:
     """Return the script that trains a network."""
-    task = description.plan.downstream.task
+    task = task_in(description.manifest.plan)
     if task in TEXT_TASKS:
         return f"tasks/{task.replace('-', '_')}.py"
     return declaration_of(description.family.objective).script

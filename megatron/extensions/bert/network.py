@@ -13,7 +13,6 @@ from megatron.config.networks.network import Network
 from megatron.config.networks.options import DECODER, WINDOWS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
-from megatron.extensions.tasks.network import Classifier
 
 
 @NETWORKS.register("bert")
@@ -23,6 +22,7 @@ class BERT(Network):
     name = "bert"
     is_causal = False
     masks_padding = True
+    takes_heads = True
     service = "masks"
     served_in = "megatron.extensions.bert.routes.masked_lm_backend"
     use = "tools/fill_mask.py fills masks and scores sentences with it"
@@ -35,12 +35,6 @@ class BERT(Network):
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags of decoders."""
         return encoder_problems(config.model, config.masks, self.lacks)
-
-    @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
-        """Yield the flag of heads on tokens."""
-        if config.text_task.head_layers is not None:
-            yield f"--head-layers {config.text_task.head_layers} is for a BERT; leave it out"
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder, with the binary head unless a flag leaves it out."""
@@ -78,7 +72,3 @@ class BERT(Network):
         yield f"{first}.classification_head.", "classification_head."
         yield f"{first + 1}.word_embeddings.", "output_layer."
         yield f"{first + 2}.output_bias", "lm_head.bias"
-
-    def classifier(self) -> Network:
-        """Return this network with the head of a downstream task."""
-        return Classifier(self)
