@@ -19,7 +19,7 @@ from megatron.config.inference.generation import GenerationConfig
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.parser import value_in
 from megatron.extensions.tasks.entry import objective_in, with_pretrained_network
-from megatron.extensions.tasks.flags import is_finetuned
+from megatron.extensions.tasks.flags import DownstreamConfig, is_finetuned
 from megatron.extensions.tasks.inference_flags import (
     TaskConfig,
     name_problems,
@@ -148,7 +148,7 @@ def measure_passages(
 
 
 def _valid_file(source: ModelSource) -> Path:
-    return Path((source.config.downstream.valid_data or [""])[0])
+    return Path((source.config.section(DownstreamConfig).valid_data or [""])[0])
 
 
 def reported(

@@ -153,7 +153,7 @@ def require_same(
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
     if with_optimizer and has_other_task(then, now):
-        found.append(Difference("--task", *(plan["downstream"]["task"] for plan in (then, now))))
+        found.append(Difference("--task", task_in(then), task_in(now)))
     refusals = []
     if found:
         refusals.append(
@@ -186,7 +186,7 @@ def _schedule_problems(
             "\n  (the decay ends with the run where no --lr-decay-… flag is given; its iterations "
             "times --global-batch-size are its samples)"
         )
-        if now.get("downstream", {}).get("task"):
+        if task_in(now):
             text += "\n  (--epochs is the length of the run)"
     yield text
 
@@ -252,7 +252,7 @@ def has_other_task(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
     Tasks of the user's own labels have the same head as others with these labels.
     """
-    saved, current = (plan.get("downstream", {}).get("task", "") for plan in (then, now))
+    saved, current = task_in(then), task_in(now)
     if not saved or not current or saved == current:
         return False
     labels = [labels_in(plan) for plan in (then, now)]
@@ -260,9 +260,14 @@ def has_other_task(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return not (is_own and labels[0] == labels[1])
 
 
+def task_in(plan: Mapping[str, Any]) -> str:
+    """Return the downstream task that a plan learns; "" for none."""
+    return str((plan.get("objective", {}).get("own") or {}).get("task", ""))
+
+
 def labels_in(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the outputs of a head, as in a manifest's plan; () without names."""
-    task = plan.get("downstream", {}).get("task", "")
+    task = task_in(plan)
     known = (classes_of(task) for classes_of in declared_in("declarations", "classes_of"))
     return tuple(plan["model"].get("labels", ())) or next(filter(None, known), ())
 
@@ -313,6 +318,8 @@ def other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[D
             # Options that the saving version did not have cannot differ.
             unknown = set(now[section]) - set(then[section])
             skip = ("on_resume", *_NOT_IN_STEP.get(section, ()), *unknown)
+            # Files and options of a task; another task is refused.
+            skip += ("own",) if section == "objective" and task_in(now) else ()
             saved, current = (
                 {section: _without_num_samples(plan[section])} for plan in (then, now)
             )

@@ -25,7 +25,7 @@ from megatron.config.plugins import missing_plugins, modules_in
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
-_NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer", "text_task")
+_NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
 
 

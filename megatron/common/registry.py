@@ -376,6 +376,9 @@ NETWORKS: Registry[Any] = Registry(
 )
 """Classes like megatron.config.networks.network.Network, with their `name`."""
 
+HEADS: Registry[Any] = Registry("head", call="under", takes_flags=False)
+"""Functions of a network, one that `takes_heads`, that return it with another head than its own."""
+
 DATASETS: Registry[Any] = Registry(
     "dataset", "--dataset", otherwise="; token files are named by --data-path"
 )

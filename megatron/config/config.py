@@ -50,8 +50,6 @@ from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.config.run.logging import LoggingConfig, ProfilingConfig
 from megatron.config.run.urls import UrlConfig
-from megatron.extensions.tasks.flags import DownstreamConfig
-from megatron.extensions.tasks.text_flags import TextTaskConfig
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +73,6 @@ class Config:
     masks: MaskConfig
     objective: ObjectiveConfig
     fim: FimConfig
-    downstream: DownstreamConfig
-    text_task: TextTaskConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     guards: GuardsConfig
@@ -94,6 +90,14 @@ class Config:
         """Return the section of an extension; its defaults for a run without that extension."""
         found = (each for each in self.extensions.values() if isinstance(each, kind))
         return next(found, None) or kind()
+
+    def with_section(self, section: Any) -> "Config":
+        """Return this config with another section of an extension in place of its own."""
+        extensions = {
+            name: section if isinstance(each, type(section)) else each
+            for name, each in self.extensions.items()
+        }
+        return replace(self, extensions=extensions)
 
 
 SECTIONS: Mapping[str, type] = {

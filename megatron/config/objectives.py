@@ -27,6 +27,7 @@ class Declaration:
     takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
     tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
     extra_ids: int = 0  # without --vocab-extra-ids
+    has_epochs: bool = False  # of data that flags of its own name; each ends with a save
 
     def plan(self, config: Config) -> Any:
         """Return the part of the plan that is this objective's own, a dataclass; None for none."""
@@ -43,7 +44,25 @@ class Declaration:
 
     def data_problems(self, config: Config) -> Iterator[str]:
         """Yield every reason why the flags do not name the data."""
-        return data_problems(config.data, self.kind)
+        return data_problems(config.data)
+
+    def prepared(self, config: Config, *, world_size: int) -> Config:
+        """Return `config` with what files of its data decide, such as the number of steps.
+
+        Values that are refused later count as if they were possible.
+
+        Raises:
+            WrongDataError: a file is missing or malformed.
+        """
+        return config
+
+    def network_with_head(self, network: Any) -> Any:
+        """Return the network with this objective's head, if that is not its own.
+
+        Raises:
+            ConfigError: there is none for it.
+        """
+        return network
 
     def path_problems(self, config: Config) -> Iterator[str]:
         """Yield what else a run needs that is to read its data."""
@@ -66,6 +85,11 @@ class Declaration:
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield wrong values of the flags of this objective alone."""
+        return iter(())
+
+    @classmethod
+    def misplaced(cls, config: Config) -> Iterator[str]:
+        """Yield flags of such objectives, given to one of another class; `flags` are found without."""
         return iter(())
 
     def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -155,6 +179,8 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
             this = own.script or f"--objective {name}"
             yield f"{flag} is for {scripts}; {this} has no use for it"
     yield from range_problems(config.fim)
+    for kind in dict.fromkeys(type(each) for each in declared if not isinstance(own, type(each))):
+        yield from kind.misplaced(config)
     yield from own.problems(config)
 
 

@@ -76,8 +76,6 @@ from megatron.config.validation import (
     validate,
     zero_of,
 )
-from megatron.extensions.tasks.flags import LABELLED, DownstreamPlan, plan_downstream
-from megatron.extensions.tasks.text_flags import TextTaskPlan, plan_text_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +94,6 @@ class Plan:
     data: DataPlan
     masks: MaskPlan
     objective: ObjectivePlan
-    downstream: DownstreamPlan
-    text_task: TextTaskPlan
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
@@ -190,8 +186,6 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         data=_plan_data(config, valid.objective, steps, evaluation),
         masks=plan_masks(config.masks),
         objective=replace(objective, own_flags=OBJECTIVES.flags_of(valid.objective, own_flags)),
-        downstream=plan_downstream(config.downstream),
-        text_task=plan_text_task(config.text_task, config.downstream.task),
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
@@ -260,9 +254,9 @@ def fewest_processes(config: Config) -> int:
     return replica_size(config.parallel) * replicas * compared
 
 
-def with_some_data(config: Config) -> Config:
+def with_some_data(config: Config, objective: ObjectiveName) -> Config:
     """Return `config`, with a meaningless prefix where it names no data: to plan, not to train."""
-    if config.downstream.task:
+    if declaration_of(objective).has_epochs:
         return config
     return replace(config, data=_with_some_data(config.data))
 
@@ -338,7 +332,7 @@ def _plan_data(
 def _notices(valid: Validated, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
     config = valid.config
     yield from parallel_notices(config.parallel, seq_length=config.model.seq_length)
-    if declaration_of(valid.objective).kind != LABELLED:  # which saves after every epoch
+    if not declaration_of(valid.objective).has_epochs:
         yield from checkpoint_notices(config.checkpoint)
     yield from precision_notices(config.precision, valid.deepspeed)
     yield from zero_notices(valid.zero, config.optimizer)

@@ -65,8 +65,6 @@ from megatron.config.run.evaluation import evaluation_problems, plan_evaluation
 from megatron.config.run.guards import guards_problems
 from megatron.config.run.logging import logging_problems
 from megatron.config.run.watchdog import watch_problems
-from megatron.extensions.tasks.flags import LABELLED, downstream_problems
-from megatron.extensions.tasks.text_flags import text_task_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,19 +209,11 @@ def _elastic_problems(config: Config, user: dict[str, Any], *, world_size: int) 
             "--elastic needs --global-batch-size: without it a step has as many samples as the "
             "replicas that there are"
         )
-    optimizer = plan_optimizer(config.optimizer, on_cpu=False).name
-    for flag, reason in (
-        (
-            optimizer == "adam8bit" and "--use-bnb-optimizer",
-            "Adam's 8-bit state loads into its own layout only",
-        ),
-        (
-            config.downstream.task and f"--task {config.downstream.task}",
-            "an epoch is divided evenly between the replicas, which decides its steps",
-        ),
-    ):
-        if flag:
-            yield f"--elastic does not work with {flag}: {reason}; leave --elastic out"
+    if plan_optimizer(config.optimizer, on_cpu=False).name == "adam8bit":
+        yield (
+            "--elastic does not work with --use-bnb-optimizer: Adam's 8-bit state loads into its own "
+            "layout only; leave --elastic out"
+        )
 
 
 def _value_of(config: Config, objective: ObjectiveName, section: str, field: str) -> Any:
@@ -530,20 +520,6 @@ def _objective_problems(
         num_attention_heads=config.model.num_attention_heads,
         num_groups=num_query_groups_of(config.model),
         takes_ring=_takes_ring(config, network),
-    )
-    yield from downstream_problems(
-        config.downstream,
-        objective,
-        labelled=declared.kind == LABELLED,
-        loads=config.checkpoint.load is not None,
-    )
-    task = config.downstream.task
-    yield from text_task_problems(
-        config.text_task,
-        task,
-        seq_length=config.model.seq_length,
-        num_files=len(config.downstream.valid_data or ()),
-        has_folder=bool(config.checkpoint.save or config.checkpoint.load),
     )
     length = config.model.seq_length
     if objective != "gpt" and padded_length(config.parallel, length) > length:

@@ -1,7 +1,8 @@
 """The interface of a training objective: own datasets, batch fields, layers, loss."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
@@ -11,7 +12,6 @@ from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.model.layers.layer_list import Step
 from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import Loss
-from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.broadcast import Batch, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -28,13 +28,28 @@ class Objective(ABC):
 
     name: ObjectiveName
     token_fields: tuple[str, ...] = ("tokens",)  # of a sample, whose ids the vocabulary must hold
-    predictions: Predictions | None = None  # of a downstream task, that its loss records
 
     def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
         """Return data sets of this objective's own; None if samples are cut from token files.
 
         Raises:
             DataError: a file is missing or malformed.
+        """
+        return None
+
+    def initial_weights(self, plan: ObjectivePlan) -> str:
+        """Return the directory of a checkpoint whose weights alone a new run begins with; "": none."""
+        return ""
+
+    def epochs(
+        self, run: Any, *, sets: Datasets, batches: Callable[..., Iterator[Batch]]
+    ) -> Any | None:
+        """Return what acts after each epoch, a `megatron.training.loop.epochs.EpochHook`; None for none.
+
+        Args:
+            run: a `megatron.training.run.Run`.
+            sets: its data sets.
+            batches: yields this replica's micro-batches of a data set, from a sample on.
         """
         return None
 

@@ -102,10 +102,8 @@ def train(
     save = "" if config.guards.replay_step else config.checkpoint.save or ""
     refuse_repeated_failure(save, launcher)
     started = read_launch(config.parallel.local_rank)
-    if config.downstream.task:
-        from megatron.extensions.tasks.epochs import with_steps_of_epochs
-
-        config = with_steps_of_epochs(config, world_size=started.world_size)
+    name = objective if isinstance(objective, str) else objective.name
+    config = declaration_of(name).prepared(config, world_size=started.world_size)
     watchdog = Watchdog(
         FailureFile(save),
         rank=started.rank,
@@ -120,7 +118,6 @@ def train(
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
     with watchdog.watching():
         # Before torch, which takes seconds to import: errors are reported at once.
-        name = objective if isinstance(objective, str) else objective.name
         with before_the_first_step():
             config = with_local_data(config, name)
         valid = require_startable(config, world_size=started.world_size, objective=name)

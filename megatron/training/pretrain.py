@@ -20,16 +20,12 @@ from megatron.common.errors import (
     raise_if_any,
 )
 from megatron.config.config import Config
-from megatron.config.objectives import objective_tokenizer_arguments
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
-from megatron.data.datasets.epoch_order import ShuffledEpochs
 from megatron.data.datasets.run_datasets import Datasets
 from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
-from megatron.extensions.tasks.data.tasks import task_of
-from megatron.extensions.tasks.epochs import with_steps_of_epochs
-from megatron.extensions.tasks.evaluation import TaskSets
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
 from megatron.objectives.objective import Objective
@@ -132,9 +128,9 @@ def pretrain(
 
 
 def _with_files(config: Config, launch: Launch, objective: Objective) -> Config:
-    """Return `config` with local copies of files at URLs, and the steps of the files' epochs."""
+    """Return `config` with local copies of files at URLs, and what files of the data decide."""
     config = with_local_checkpoints(config)
-    config = with_steps_of_epochs(config, world_size=launch.world_size)
+    config = declaration_of(objective.name).prepared(config, world_size=launch.world_size)
     return with_local_data(config, objective.name)
 
 
@@ -216,20 +212,7 @@ class _Job:
             test=test,
             watchdog=watchdog,
             hooks=hooks,
-            tasks=self.tasks(),
-        )
-
-    def tasks(self) -> TaskSets | None:
-        """Return the labelled data of a downstream task, if one is learned."""
-        train, predictions = self.sets.train, self.objective.predictions
-        if predictions is None or not isinstance(train, ShuffledEpochs):
-            return None
-        return TaskSets(
-            task=task_of(self.plan.downstream.task, self.plan.text_task),
-            steps=train.plan.steps,
-            sets=self.sets.labelled,
-            batches=self.batches,
-            predictions=predictions,
+            epochs=partial(self.objective.epochs, sets=self.sets, batches=self.batches),
         )
 
 
@@ -251,7 +234,8 @@ def _build(
     """
     # Before anything slow: a checkpoint of another run is refused at once.
     watchdog.starts("choosing a checkpoint")
-    chosen, pretrained = _choose_checkpoints(plan)
+    initial = objective.initial_weights(plan.objective)
+    chosen, pretrained = _choose_checkpoints(plan, initial)
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
     if plan.model.padded_vocab_in_softmax:
@@ -274,7 +258,7 @@ def _build(
         plan = resume(engine, plan, state, chosen, uses=uses)
     elif pretrained:
         watchdog.starts("loading")
-        resume(engine, with_weights_of(plan, plan.downstream.pretrained), TrainState(), pretrained)
+        resume(engine, with_weights_of(plan, initial), TrainState(), pretrained)
     watchdog.starts("starting to train")
     batches = partial(
         setup.batches_of,
@@ -295,8 +279,11 @@ def _build(
     )
 
 
-def _choose_checkpoints(plan: Plan) -> tuple[Chosen | None, Chosen | None]:
+def _choose_checkpoints(plan: Plan, initial: str) -> tuple[Chosen | None, Chosen | None]:
     """Return the checkpoint that a run goes on from, or that whose weights alone it begins with.
+
+    Args:
+        initial: directory of the latter; "": none.
 
     Raises:
         WrongCheckpointError: there is none to evaluate.
@@ -305,8 +292,8 @@ def _choose_checkpoints(plan: Plan) -> tuple[Chosen | None, Chosen | None]:
     """
     chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
     pretrained = None
-    if plan.downstream.pretrained and not chosen:
-        weights = with_weights_of(plan, plan.downstream.pretrained)
+    if initial and not chosen:
+        weights = with_weights_of(plan, initial)
         pretrained = choose_checkpoint(weights, flag="--pretrained-checkpoint")
     if plan.evaluation.only and not (chosen or pretrained):
         raise WrongCheckpointError(

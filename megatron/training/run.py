@@ -1,11 +1,12 @@
 """A training run: its steps with their hooks, the last save and the last evaluations."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from megatron.checkpointing.publish import tidy
 from megatron.common.errors import DataError, ExitCode, TrainingError, before_the_first_step
@@ -15,7 +16,6 @@ from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.config.plugins import hooks_of_sections
 from megatron.engine.engine import Engine
-from megatron.extensions.tasks.evaluation import EpochProgress, TaskEvaluation, TaskSets
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
@@ -27,6 +27,7 @@ from megatron.training.guards.skip_samples import Skip
 from megatron.training.guards.stop import Requests, Stop
 from megatron.training.loop.batch_stream import Batches, Stream
 from megatron.training.loop.collectives import from_rank_0
+from megatron.training.loop.epochs import EpochHook
 from megatron.training.loop.journal import END, Journal
 from megatron.training.loop.loop import Hook, Meter, Schedule, StepResult, require_hooks, train
 from megatron.training.loop.state import TrainState
@@ -54,7 +55,7 @@ class Run:
         test: test sets by name.
         watchdog: notified of the run's progress.
         hooks: act around steps behind those of the run and of --hook.
-        tasks: labelled data of a downstream task, if one is learned.
+        epochs: returns what acts after each epoch of this run, if its data have such.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Run:
         test: Mapping[str, Batches],
         watchdog: Watchdog,
         hooks: Sequence[Hook] = (),
-        tasks: TaskSets | None = None,
+        epochs: Callable[[Any], EpochHook | None] = lambda run: None,
     ):
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
@@ -78,7 +79,6 @@ class Run:
         of_plugins = [HOOKS.get(name, own.own_flags)(self) for name in own.hooks]
         require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
         speaks, saves = groups.rank == 0, plan.checkpoint.save
-        self._progress = EpochProgress(tasks.steps) if tasks and speaks else None
         self.journal = Journal(Path(saves)) if speaks and saves else None
         of_flags = [HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
         self._own_hooks = [*of_flags, *of_plugins, *hooks]
@@ -92,22 +92,13 @@ class Run:
             tensorboard=self.tensorboard,
             after_batch=watchdog.moves,
         )
-        self.tasks = tasks and TaskEvaluation(
-            engine,
-            plan,
-            config,
-            groups,
-            tasks,
-            journal=self.journal,
-            tensorboard=self.tensorboard,
-            after_call=watchdog.moves,
-        )
+        self.epochs = epochs(self)
 
     def evaluate(self) -> None:
-        """Evaluate on the validation and test sets or a downstream task, and do nothing else."""
-        if self.tasks:
+        """Evaluate on the validation and test sets, or as after an epoch, and do nothing else."""
+        if self.epochs:
             with self.watchdog.during("evaluation"):
-                self.tasks.predict(self.state)
+                self.epochs.predict(self.state)
         else:
             self._evaluate_at_end()
         if self.tensorboard:
@@ -147,7 +138,7 @@ class Run:
             saving = self.engine
             for hook in self._own_hooks:
                 saving = hook.for_saves(saving)
-            epoch = self.tasks.steps if self.tasks else 0
+            epoch = self.epochs.steps if self.epochs else 0
             self._checkpoints = Checkpoints(
                 saving, plan, self.config, saved=saved or -1, epoch=epoch
             )
@@ -172,16 +163,16 @@ class Run:
         if self.journal:
             around = checkpoints.system_info if checkpoints else {}
             self.journal.start(started_from, around, flags_said(self.config))
-        if self.tasks and saved > 0:
+        if self.epochs and saved > 0:
             with self.watchdog.during("evaluation", longer=True):
-                self.tasks.catch_up(state)
+                self.epochs.catch_up(state)
         log_phase("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
         meters += [energy] if energy else []
         meters.append(self._plugin_metrics())
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
-        if self._progress:
-            self._progress.close()
+        if self.epochs and self.epochs.progress:
+            self.epochs.progress.close()
         log_phase("after training is done")
         # Before the evaluations, so that an error in one of them loses no step.
         if not save(state, leaves=True):
@@ -199,7 +190,7 @@ class Run:
         return self._end(reason, stop.exit_code)
 
     def _length_flags(self) -> str:
-        return "--epochs" if self.tasks else "--train-iters or --train-samples"
+        return "--epochs" if self.epochs else "--train-iters or --train-samples"
 
     def _end(self, reason: str, code: ExitCode) -> ExitCode:
         """Log and record why the run ends; return its exit code."""
@@ -275,7 +266,7 @@ class Run:
         plan, watchdog = self.plan, self.watchdog
         hooks: list[Hook | None] = [
             StepProgress(watchdog),
-            self._progress,
+            self.epochs and self.epochs.progress,
             Skip(
                 plan.training.skips,
                 train_iters=plan.training.train_iters,
@@ -293,7 +284,7 @@ class Run:
             WatchedHook(self.evaluation, watchdog, "evaluation") if self.valid else None,
             WatchedHook(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
             # Behind the save of an epoch, so that an error in it loses no step.
-            WatchedHook(self.tasks, watchdog, "evaluation", longer=True) if self.tasks else None,
+            WatchedHook(self.epochs, watchdog, "evaluation", longer=True) if self.epochs else None,
             *self._own_hooks,
         ]
         return [hook for hook in hooks if hook]

@@ -360,8 +360,6 @@ def data_request(plan: Plan) -> DataRequest:
         data=plan.data,
         model=plan.model,
         objective=plan.objective,
-        downstream=plan.downstream,
-        text_task=plan.text_task,
         batch=plan.batch,
         seed=plan.training.seed,
         trains=not plan.evaluation.only,

@@ -14,7 +14,6 @@ from megatron.config.data.split_paths import (
     read_split_groups,
 )
 from megatron.config.parsing.declaration import setting
-from megatron.extensions.tasks.flags import LABELLED
 
 SampleOrder = Literal["bigscience", "megatron-core"]
 """Programs whose sample order a run can have."""
@@ -154,8 +153,7 @@ def plan_data(
         cut: how documents are cut, if the kind needs it.
     """
     groups = _groups(data)
-    if kind == LABELLED:
-        groups["train"] = [SplitGroup("train", ())]
+    groups["train"] = groups["train"] or [SplitGroup("train", ())]
     weighted = len(data.data_path or []) > 1
     (train,) = _datasets(groups["train"], train_samples, weighted)
     return DataPlan(
@@ -173,12 +171,9 @@ def plan_data(
     )
 
 
-def data_problems(data: DataConfig, kind: str = "documents") -> Iterator[str]:
-    """Yield every reason why the flags do not name the token files of a kind."""
-    yield from _surplus_problems(data)
-    if kind == LABELLED:
-        yield from _token_file_problems(data)
-        return
+def data_problems(data: DataConfig) -> Iterator[str]:
+    """Yield every reason why the flags do not name token files."""
+    yield from surplus_problems(data)
     weighted = [_flag(paths) + ("" if paths.texts else "-path") for paths in _weighted_paths(data)]
     if data.data_path and weighted:
         yield f"--data-path and {weighted[0]} both name the data: give one of them"
@@ -215,14 +210,13 @@ def prefixes_of(data: DataConfig, kind: str) -> list[str]:
     return [prefix + suffix for prefix in sorted(prefixes) for suffix in suffixes_of(kind)]
 
 
-def _token_file_problems(data: DataConfig) -> Iterator[str]:
-    """Yield the flags that name token files, of a run that learns labelled texts."""
-    given = ["--data-path"] if data.data_path else []
-    for flag in (*given, *map(_flag, _weighted_paths(data))):
-        yield f"{flag} is for token files; a downstream task learns those of --train-data"
+def token_file_flags(data: DataConfig) -> list[str]:
+    """Return the flags that name token files."""
+    return ["--data-path"] * bool(data.data_path) + [*map(_flag, _weighted_paths(data))]
 
 
-def _surplus_problems(data: DataConfig) -> Iterator[str]:
+def surplus_problems(data: DataConfig) -> Iterator[str]:
+    """Yield what is wrong with --mid-level-dataset-surplus."""
     surplus = data.mid_level_dataset_surplus
     flag = f"--mid-level-dataset-surplus {surplus}"
     if not 0 < surplus < math.inf:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import NETWORKS, imported
+from megatron.common.registry import HEADS, NETWORKS, imported
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.counts import (
     Weights,
@@ -81,6 +81,9 @@ class Architecture:
 
     retrieves: bool = False
     """Whether it reads neighbors of its samples."""
+
+    takes_heads: bool = False
+    """Whether another head can be in place of its own; see `classifier`."""
 
     extends: str = ""
     """The network whose checkpoints it can start from, with initial values for its further weights."""
@@ -257,7 +260,10 @@ class Architecture:
         Raises:
             ConfigError: it learns none.
         """
-        raise ConfigError(f"no downstream task is learned by a {self.name.upper()}")
+        if not self.takes_heads:
+            raise ConfigError(f"no downstream task is learned by a {self.name.upper()}")
+        network: Architecture = HEADS.get("classes")(self)
+        return network
 
 
 FIRST_LAYER = 3

@@ -2,7 +2,6 @@
 
 from megatron.common.registry import NETWORKS
 from megatron.config.networks.network import Network
-from megatron.extensions.tasks.network import Classifier
 
 
 @NETWORKS.register("gpt")
@@ -15,8 +14,5 @@ class GPT(Network):
     usage = "generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
     layers_in = "megatron.model.gpt.gpt_layers"
     caches = True
+    takes_heads = True
     megatron_in = "megatron.checkpointing.megatron_lm.networks.GPTForm"
-
-    def classifier(self) -> Network:
-        """Return this network with the head of a downstream task."""
-        return Classifier(self)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.experts import ExpertConfig
@@ -17,7 +16,6 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Architecture
 from megatron.config.networks.options import ignored_options
 from megatron.config.objectives import Declaration
-from megatron.extensions.tasks.flags import LABELLED
 
 
 class Network(Architecture):
@@ -42,14 +40,6 @@ class Network(Architecture):
     def num_layers(self, config: Config) -> int:
         """Return the number of layers that pipeline stages divide."""
         return config.model.num_layers
-
-    def classifier(self) -> "Network":
-        """Return this network with the head of a downstream task in place of its own.
-
-        Raises:
-            ConfigError: it learns none.
-        """
-        raise ConfigError(f"no downstream task is learned by a {self.name.upper()}")
 
 
 def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
@@ -92,8 +82,8 @@ def network_for(declared: Declaration, extensions: Mapping[str, Any]) -> Network
         extensions: instances of the plugins' sections of flags, by the name of their class.
     """
     own = NETWORKS.flags_of(declared.network, extensions)
-    network: Network = NETWORKS.get(declared.network, own)()
-    return network.classifier() if declared.kind == LABELLED else network
+    network: Network = declared.network_with_head(NETWORKS.get(declared.network, own)())
+    return network
 
 
 def network_class(name: str) -> type[Network]:

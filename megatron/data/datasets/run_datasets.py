@@ -1,6 +1,6 @@
 """Types of a run's data: its datasets, views of samples, and what an objective's own are built for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from megatron.config.data.corpora import DataPlan
@@ -8,9 +8,6 @@ from megatron.config.data.objective import ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.data.sampling.provenance import TracedSource
-from megatron.extensions.tasks.data.task import LabelledData
-from megatron.extensions.tasks.flags import DownstreamPlan
-from megatron.extensions.tasks.text_flags import TextTaskPlan
 
 View = Callable[[TracedSource], TracedSource]
 """View of a dataset: wraps its samples for an objective."""
@@ -50,8 +47,6 @@ class Datasets:
     test: dict[str, TracedSource]
     uses: dict[tuple[str, str], list[CorpusUse]]
     """Uses of each corpus, by role ("train", "valid", "test") and name."""
-    labelled: Mapping[str, LabelledData] = field(default_factory=dict)
-    """Validation files of a downstream task by name, each evaluated by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +56,6 @@ class DataRequest:
     data: DataPlan
     model: ModelSpec
     objective: ObjectivePlan
-    downstream: DownstreamPlan
-    text_task: TextTaskPlan
     batch: BatchPlan
     seed: int
     trains: bool  # False: the run only evaluates

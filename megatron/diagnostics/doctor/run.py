@@ -25,13 +25,14 @@ def plan_of(
     Args:
         processes: default: --world-size, or else the fewest that the flags allow.
     """
+    objective = config.plugins.objective or "gpt"
     try:
         return plan(
-            with_some_data(config),
+            with_some_data(config, objective),
             world_size=processes or config.parallel.world_size or fewest_processes(config),
             vocab_size=_VOCABULARY,
             device=device.type,
-            objective=config.plugins.objective or "gpt",
+            objective=objective,
         )
     except ConfigError as error:
         by = f" with {processes} processes" if processes else ""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from megatron.common.registry import NETWORKS, imported
+from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.model_problems import encoder_problems
 from megatron.config.network.model_spec import ModelSpec
@@ -23,6 +23,7 @@ class BERT(Network):
     name = "bert"
     is_causal = False
     masks_padding = True
+    takes_heads = True
     service = "masks"
     served_in = "megatron.extensions.bert.routes.masked_lm_backend"
     use = "tools/fill_mask.py fills masks and scores sentences with it"
@@ -39,12 +40,6 @@ class BERT(Network):
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags of decoders."""
         return encoder_problems(config.model, config.masks, self.lacks)
-
-    @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
-        """Yield the flag of heads on tokens."""
-        if config.text_task.head_layers is not None:
-            yield f"--head-layers {config.text_task.head_layers} is for a BERT; leave it out"
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder, with the binary head unless a flag leaves it out."""
@@ -82,8 +77,3 @@ class BERT(Network):
         yield f"{first}.classification_head.", "classification_head."
         yield f"{first + 1}.word_embeddings.", "output_layer."
         yield f"{first + 2}.output_bias", "lm_head.bias"
-
-    def classifier(self) -> Network:
-        """Return this network with the head of a downstream task."""
-        found: Network = imported("megatron.extensions.tasks.network.Classifier")(self)
-        return found

@@ -24,7 +24,7 @@ from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, 
 from megatron.common.extensions import declared_in
 from megatron.common.registry import LOADERS, imported
 from megatron.common.remote_files import is_url
-from megatron.config.config import Config, all_sections, parse_conversion
+from megatron.config.config import Config, all_sections, flatten, parse_conversion
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
@@ -32,7 +32,7 @@ from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
-from megatron.extensions.tasks.flags import objective_of
+from megatron.extensions.tasks.flags import SECTIONS, objective_of
 from megatron.extensions.tasks.text_flags import TextTaskConfig
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
@@ -127,8 +127,7 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
     if saved_type and value_in(words, "--tokenizer-type") not in (None, saved_type):
         # Files of one type mean nothing to another.
         flags = {field: value for field, value in flags.items() if field not in _TOKENIZER}
-    saved_run = read_saved_run(str(folder)).config
-    if saved_run.get("downstream", {}).get("task") != value_in(words, "--task"):
+    if flatten(read_saved_run(str(folder)).config).get("task") != value_in(words, "--task"):
         # Labels and options of another task.
         own = {field.name for field in fields(TextTaskConfig)}
         flags = {field: value for field, value in flags.items() if field not in own}
@@ -240,7 +239,8 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
         # The task is that of the network that is converted.
         own_task = parse_conversion(found, own, ConversionConfig).config
         config = parse_conversion(found, [*words, *own], ConversionConfig).config
-        return replace(config, downstream=own_task.downstream, text_task=own_task.text_task)
+        of_task = {name: own_task.extensions.get(name, kind()) for name, kind in SECTIONS.items()}
+        return replace(config, extensions={**config.extensions, **of_task})
 
     heads = value_in(words, "--num-attention-heads")
     conversion = Conversion(

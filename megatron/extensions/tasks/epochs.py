@@ -12,8 +12,13 @@ from megatron.extensions.tasks.data.columns import Layout
 from megatron.extensions.tasks.data.sentences import sentence_labels
 from megatron.extensions.tasks.data.tagging import label_names, read_sentences
 from megatron.extensions.tasks.data.tasks import task_of
-from megatron.extensions.tasks.flags import is_finetuned, objective_of
-from megatron.extensions.tasks.text_flags import plan_text_task
+from megatron.extensions.tasks.flags import (
+    DownstreamConfig,
+    downstream_in,
+    is_finetuned,
+    objective_of,
+)
+from megatron.extensions.tasks.text_flags import TextTaskConfig
 from megatron.tokenizer.build import build_tokenizer
 
 
@@ -28,7 +33,7 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
         WrongDataError: a file of --train-data is missing or malformed.
     """
     config = _with_labels(config)
-    downstream, training = config.downstream, config.training
+    downstream, training = config.section(DownstreamConfig), config.training
     epochs, name = downstream.epochs, downstream.task
     if not is_finetuned(name):
         return config
@@ -50,7 +55,7 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
         )
     replicas = max(1, world_size // replica_size(config.parallel))
     micro = max(1, training.micro_batch_size)
-    task = task_of(str(name), plan_text_task(config.text_task, name))
+    task = task_of(str(name), downstream_in(config).text)
     plan = EpochPlan(
         samples=task.num_samples(
             [*map(Path, downstream.train_data)],
@@ -76,11 +81,11 @@ def _with_labels(config: Config) -> Config:
     Raises:
         WrongDataError: a file of --train-data is missing or malformed.
     """
-    downstream, text_task = config.downstream, config.text_task
+    downstream, text_task = config.section(DownstreamConfig), config.section(TextTaskConfig)
     paths = [*map(Path, downstream.train_data or ())]
     if text_task.labels is not None or not paths:
         return config
-    layout = Layout.of(plan_text_task(text_task, downstream.task))
+    layout = Layout.of(downstream_in(config).text)
     match downstream.task:
         case "token-classification":
             sentences = [s for path in paths for s in read_sentences(path, layout=layout)]
@@ -89,4 +94,4 @@ def _with_labels(config: Config) -> Config:
             labels = sentence_labels(paths, text_task.num_labels, layout)
         case _:
             return config
-    return replace(config, text_task=replace(text_task, labels=labels))
+    return config.with_section(replace(text_task, labels=labels))

@@ -26,8 +26,9 @@ from megatron.objectives.predictions import Predictions
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
+from megatron.training.loop.epochs import EpochHook, Progress
 from megatron.training.loop.journal import Journal, read_journal
-from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.loop import StepResult
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.tensorboard import TensorBoard
 
@@ -66,7 +67,7 @@ class TaskSets:
     predictions: Predictions
 
 
-class TaskEvaluation(Hook):
+class TaskEvaluation(EpochHook):
     """Evaluate a downstream task after every epoch, and keep the best checkpoint. For all ranks.
 
     Args:
@@ -90,6 +91,7 @@ class TaskEvaluation(Hook):
         self._engine, self._plan, self._groups, self._tasks = engine, plan, groups, tasks
         self._journal, self._tensorboard, self._after_call = journal, tensorboard, after_call
         self.steps = tasks.steps
+        self.progress = EpochProgress(tasks.steps) if groups.rank == 0 else None
         saves = plan.checkpoint.save and not plan.evaluation.only
         self._best = BestCheckpoint(engine, plan, config) if saves else None
         if saves and journal and tasks.task.labels:  # the journal has made the directory
@@ -149,7 +151,8 @@ class TaskEvaluation(Hook):
 
     def _write_requested(self, predicted: list[Predicted]) -> None:
         """Write the predictions of the last epoch, if flags name files for them."""
-        if self._plan.text_task.prediction_file or self._plan.text_task.nbest_file:
+        text = self._plan.objective.own.text
+        if text.prediction_file or text.nbest_file:
             self._write(predicted)
 
     def _write(self, predicted: list[Predicted]) -> None:
@@ -230,7 +233,7 @@ class TaskEvaluation(Hook):
             log.info("%s", table)
 
 
-class EpochProgress(Hook):
+class EpochProgress(Progress):
     """Progress bar of the steps of an epoch with the loss, if stderr is a terminal.
 
     Args:

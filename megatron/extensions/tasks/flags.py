@@ -4,8 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from megatron.config.config import Config
 from megatron.config.parsing.declaration import resolved, setting
-from megatron.extensions.tasks.text_flags import TEXT_TASKS, TextTaskPlan, num_outputs_of
+from megatron.extensions.tasks.text_flags import (
+    TEXT_TASKS,
+    TextTaskConfig,
+    TextTaskPlan,
+    num_outputs_of,
+    plan_text_task,
+)
 
 LABELLED = "labelled"
 """Kind of the labelled texts of a downstream task, which are no token files."""
@@ -47,7 +54,7 @@ class DownstreamConfig:
 
     task: Task | None = setting(
         None,
-        plan="downstream.task model.num_outputs model.num_choices model.first_token_head",
+        plan="objective.own.task model.num_outputs model.num_choices model.first_token_head",
     )
     """What is measured: of a GPT the perplexity of a text (WIKITEXT103) or the accuracy of last words
     (LAMBADA); of a BERT or GPT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
@@ -63,34 +70,45 @@ class DownstreamConfig:
     """Passes through --train-data, in place of --train-iters (with both, the run ends with what
     comes first); 0 evaluates, and writes the predictions to a file."""
 
-    pretrained_checkpoint: str | None = setting(None, plan="downstream.pretrained")
+    pretrained_checkpoint: str | None = setting(None, plan="objective.own.pretrained")
     """Directory of a pretrained BERT or GPT, whose weights a run begins with that has no checkpoint in
     --load yet; one of transformers or Megatron-LM is converted to pretrained/ in --save."""
 
-    keep_last_batch: bool = setting(False, plan="downstream.keeps_last")
+    keep_last_batch: bool = setting(False, plan="objective.own.keeps_last")
     """Train on the last samples of each epoch too where they are less than a global batch (in
     tasks/main.py also --keep-last without a number)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownstreamPlan:
-    """Labelled texts of a downstream task, resolved; an empty task means none."""
+    """Labelled texts of a downstream task, resolved."""
 
-    task: str = ""
+    task: str
     train_data: tuple[str, ...] = ()
     valid_data: tuple[str, ...] = ()
     keeps_last: bool = False
     pretrained: str = ""  # directory of the weights that a run begins with
+    text: TextTaskPlan = TextTaskPlan()
 
 
-def plan_downstream(downstream: DownstreamConfig) -> DownstreamPlan:
-    """Return the files of the task."""
-    return resolved(DownstreamPlan, "downstream", downstream)
+SECTIONS = {"downstream": DownstreamConfig, "text_task": TextTaskConfig}
+OF_NETWORK = ("text_task",)
 
 
-def head_of(downstream: DownstreamConfig, text_task: TextTaskPlan) -> dict[str, Any]:
+def downstream_in(config: Config) -> DownstreamPlan:
+    """Return the files and options of the task of a run."""
+    return plan_downstream(config.section(DownstreamConfig), config.section(TextTaskConfig))
+
+
+def plan_downstream(downstream: DownstreamConfig, text_task: TextTaskConfig) -> DownstreamPlan:
+    """Return the files and options of the task."""
+    text = plan_text_task(text_task, downstream.task)
+    return resolved(DownstreamPlan, "objective.own", downstream, text=text)
+
+
+def head_of(downstream: DownstreamPlan) -> dict[str, Any]:
     """Return the fields of a ModelSpec that give a network the head of a task, in place of its own."""
-    task = downstream.task or ""
+    task, text_task = downstream.task, downstream.text
     if task in TEXT_TASKS:
         return {
             "binary_head": False,
@@ -122,15 +140,8 @@ def objective_of(task: str | None, *, causal: bool = False) -> str:
     return f"gpt-{name}" if causal and name in _OF_ROWS else name
 
 
-def downstream_problems(
-    downstream: DownstreamConfig, objective: str, *, labelled: bool, loads: bool
-) -> Iterator[str]:
-    """Yield every problem of the flags of downstream tasks.
-
-    Args:
-        labelled: whether the objective learns labelled texts.
-        loads: whether there is a --load.
-    """
+def misplaced_flags(downstream: DownstreamConfig) -> Iterator[str]:
+    """Yield the flags of downstream tasks, of a program that learns none."""
     given = {
         "--task": downstream.task,
         "--train-data": downstream.train_data,
@@ -139,10 +150,19 @@ def downstream_problems(
         "--pretrained-checkpoint": downstream.pretrained_checkpoint,
         "--keep-last-batch": downstream.keep_last_batch,
     }
-    if not labelled:
-        for flag in (flag for flag, value in given.items() if value):
-            yield f"{flag} is for tasks/main.py; this program has no use for it"
-        return
+    for flag in (flag for flag, value in given.items() if value):
+        yield f"{flag} is for tasks/main.py; this program has no use for it"
+
+
+def downstream_problems(
+    downstream: DownstreamConfig, objective: str, *, loads: bool
+) -> Iterator[str]:
+    """Yield every problem of the flags of downstream tasks.
+
+    Args:
+        objective: which learns labelled texts.
+        loads: whether there is a --load.
+    """
     task, epochs = downstream.task, downstream.epochs
     if not is_finetuned(task):
         yield f"--task {task}: write the task whose labelled texts are learned, such as MNLI"

@@ -7,7 +7,7 @@ from typing import get_args
 
 from megatron.config.config import Config
 from megatron.config.parsing.declaration import range_problems, setting
-from megatron.extensions.tasks.flags import Task
+from megatron.extensions.tasks.flags import DownstreamConfig, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def name_problems(task: str | None) -> Iterator[str]:
 def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
     """Yield every problem of the flags of a task."""
     yield from _shared_problems(config)
-    downstream = config.downstream
+    downstream: DownstreamConfig = config.section(DownstreamConfig)
     files, name = downstream.valid_data or [], downstream.task
     if name is None:
         yield "--task is missing: write what is measured, such as WIKITEXT103 or MNLI"

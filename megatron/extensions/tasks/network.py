@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from megatron.common.registry import HEADS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Entry, Stacks
@@ -11,10 +12,11 @@ from megatron.config.networks.counts import Weights, dense_weights, stack_flops
 from megatron.config.networks.network import Network
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.extensions.tasks.flags import head_of
-from megatron.extensions.tasks.text_flags import TEXT_TASKS, plan_text_task
+from megatron.extensions.tasks.flags import DownstreamConfig, downstream_in, head_of
+from megatron.extensions.tasks.text_flags import TEXT_TASKS, TextTaskConfig
 
 
+@HEADS.register("classes")
 class Classifier(Network):
     """Logits of classes, of each sequence or of each token.
 
@@ -42,11 +44,14 @@ class Classifier(Network):
     def problems(self, config: Config) -> Iterator[str]:
         """Yield those of the network below the head, and flags of other heads."""
         yield from self.under.problems(config)
-        chunk, task = config.kernels.loss_chunk_tokens, config.downstream.task
+        chunk, task = config.kernels.loss_chunk_tokens, config.section(DownstreamConfig).task
         if chunk:
             yield (
                 f"--loss-chunk-tokens {chunk}: a downstream task has no logits of tokens: leave it out"
             )
+        layers = config.section(TextTaskConfig).head_layers
+        if self.is_causal and layers is not None:
+            yield f"--head-layers {layers} is for a BERT; leave it out"
         # Heads on each token, of which a decoder's loss takes the last.
         if not (self.is_causal or task in TEXT_TASKS):
             return
@@ -56,8 +61,7 @@ class Classifier(Network):
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return the network below with the head of --task."""
-        task = plan_text_task(config.text_task, config.downstream.task)
-        return replace(self.under.spec(plain, config), **head_of(config.downstream, task))
+        return replace(self.under.spec(plain, config), **head_of(downstream_in(config)))
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return the entries of the network below with another head; choices are rows."""

@@ -1,6 +1,7 @@
 """Classification, regression and multiple choice: the loss of a head on a token of BERT or GPT."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.data.datasets.run_datasets import DataRequest, Datasets
-from megatron.extensions.tasks.data.datasets import task_datasets
+from megatron.extensions.tasks.data.datasets import LabelledDatasets, task_datasets
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.loss import Loss, Losses
 from megatron.objectives.objective import Collate, Objective
@@ -74,6 +75,30 @@ class Classification(Objective):
     def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets:
         """Return the labelled texts of a task; samples of each epoch are shuffled."""
         return task_datasets(request, tokenizer)
+
+    def initial_weights(self, plan: ObjectivePlan) -> str:
+        """Return --pretrained-checkpoint."""
+        return str(plan.own.pretrained)
+
+    def epochs(
+        self, run: Any, *, sets: Datasets, batches: Callable[..., Iterator[Batch]]
+    ) -> Any | None:
+        """Return the evaluation of labelled files after each epoch."""
+        if not isinstance(sets, LabelledDatasets):
+            return None
+        # Imports a run, which an objective alone does not need.
+        from megatron.extensions.tasks.evaluation import TaskEvaluation, TaskSets
+
+        return TaskEvaluation(
+            run.engine,
+            run.plan,
+            run.config,
+            run.groups,
+            TaskSets(sets.task, sets.steps, sets.files, batches, self.predictions),
+            journal=run.journal,
+            tensorboard=run.tensorboard,
+            after_call=run.watchdog.moves,
+        )
 
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return the fields of a batch, with their shapes and dtypes."""

@@ -83,7 +83,7 @@ class TextTaskConfig:
     """Weigh labels in the loss: with the mean number of words or sentences of a label, divided by
     its own (token-classification and text-classification)."""
 
-    version_2_with_negative: bool = setting(False, plan="text_task.has_unanswerable")
+    version_2_with_negative: bool = setting(False, plan="objective.own.text.has_unanswerable")
     """Some questions have no answer in their context, as in SQuAD 2.0 (question-answering)."""
 
     doc_stride: int = setting(128, at_least=1)
@@ -95,18 +95,18 @@ class TextTaskConfig:
     max_answer_length: int = setting(30, at_least=1)
     """Most tokens of an answer (question-answering)."""
 
-    n_best_size: int = setting(20, at_least=1, plan="text_task.n_best")
+    n_best_size: int = setting(20, at_least=1, plan="objective.own.text.n_best")
     """Candidates of starts, ends and answers (question-answering)."""
 
-    null_score_diff_threshold: float = setting(0.0, plan="text_task.null_threshold")
+    null_score_diff_threshold: float = setting(0.0, plan="objective.own.text.null_threshold")
     """A question has no answer if this is less than the score of none minus that of the best
     (question-answering)."""
 
-    output_prediction_file: str | None = setting(None, plan="text_task.prediction_file")
+    output_prediction_file: str | None = setting(None, plan="objective.own.text.prediction_file")
     """File for a further copy of the answers, written after an evaluation, and after the last epoch
     of a training (question-answering)."""
 
-    output_nbest_file: str | None = setting(None, plan="text_task.nbest_file")
+    output_nbest_file: str | None = setting(None, plan="objective.own.text.nbest_file")
     """File for a further copy of the candidates of each answer, likewise (question-answering)."""
 
 
@@ -153,7 +153,7 @@ def plan_text_task(config: TextTaskConfig, task: str | None) -> TextTaskPlan:
     dropout = dropout if config.head_dropout is None else config.head_dropout
     return resolved(
         TextTaskPlan,
-        "text_task",
+        "objective.own.text",
         config,
         tag_scheme=config.tag_scheme or _scheme(config, task),
         squad_rules=config.squad_rules or ("2.0" if config.version_2_with_negative else "1.1"),
@@ -199,6 +199,13 @@ _OF = {
 """Tasks that have a use for a field."""
 
 
+def flags_of_other_tasks(config: TextTaskConfig, task: str | None) -> Iterator[str]:
+    """Yield the flags that a task has no use for."""
+    for field, tasks in _OF.items():
+        if getattr(config, field) != getattr(TextTaskConfig, field) and task not in tasks:
+            yield f"--{field.replace('_', '-')} is for --task {' and '.join(tasks)}"
+
+
 def text_task_problems(
     config: TextTaskConfig, task: str | None, *, seq_length: int, num_files: int, has_folder: bool
 ) -> Iterator[str]:
@@ -208,9 +215,7 @@ def text_task_problems(
         num_files: of --valid-data.
         has_folder: whether there is a --save or a --load.
     """
-    for field, tasks in _OF.items():
-        if getattr(config, field) != getattr(TextTaskConfig, field) and task not in tasks:
-            yield f"--{field.replace('_', '-')} is for --task {' and '.join(tasks)}"
+    yield from flags_of_other_tasks(config, task)
     if task not in TEXT_TASKS:
         return
     if config.labels is None and task in _OF["labels"]:

@@ -260,7 +260,7 @@ def require_service(source: ModelSource, spec: ModelSpec, *services: Service) ->
         WrongCheckpointError: its network has none of `services`, or the head of a downstream task.
     """
     if spec.num_outputs:
-        task = source.manifest.plan["downstream"]["task"]
+        task = source.manifest.plan["objective"]["own"]["task"]
         raise WrongCheckpointError(
             f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "
             "evaluates it, with --epochs 0"

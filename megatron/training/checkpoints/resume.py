@@ -15,6 +15,7 @@ from megatron.checkpointing.compare import (
     replaces_head,
     require_reshapable,
     table,
+    task_in,
 )
 from megatron.checkpointing.manifest import damage
 from megatron.checkpointing.remote import set_aside
@@ -126,7 +127,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
     adds = adds_adapters(manifest.plan, now), extends(manifest.plan, now)
     new_head = replaces_head(manifest.plan, now)
-    other = manifest.plan["downstream"]["task"] if has_other_task(manifest.plan, now) else ""
+    other = task_in(manifest.plan) if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:
         raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan, other))
     # DeepSpeed would load the experts of the first replica on all.
@@ -180,7 +181,7 @@ def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan, other: str) 
     Args:
         other: the task whose head it has, if it is another.
     """
-    task = plan.downstream.task
+    task = plan.objective.own.task
     if not other and plan.model.labels and saved.get("labels"):
         return (
             f"{folder} has a head for the {len(saved['labels'])} labels {' '.join(saved['labels'])}, and "

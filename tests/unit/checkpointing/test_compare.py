@@ -312,8 +312,14 @@ def test_the_head_of_another_task_is_another_head():
     imported = of_task("text-classification", "--labels", "entailment", "not_entailment")
     assert not replaces_head(imported, of_task("RTE"))
     assert replaces_head(imported, of_task("QQP"))
-    of_older_version = {**of_task("QNLI"), "downstream": {}}
+    of_older_version = of_task("QNLI")
+    of_older_version["objective"]["own"]["task"] = ""
     assert not replaces_head(of_older_version, of_task("RTE"))
+
+
+def test_files_of_a_task_may_change():
+    then, now = of_task("QNLI", "--valid-data", "b"), of_task("QNLI", "--valid-data", "c")
+    assert [*other_changes(then, now)] == []
 
 
 def test_the_length_of_a_run_of_epochs_is_named():

@@ -5,8 +5,8 @@ import pytest
 from megatron.common.errors import ConfigError, WrongDataError
 from megatron.config.config import parse_config
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
-from megatron.extensions.tasks.flags import downstream_problems
-from megatron.extensions.tasks.text_flags import text_task_problems
+from megatron.extensions.tasks.flags import DownstreamConfig, downstream_problems
+from megatron.extensions.tasks.text_flags import TextTaskConfig, text_task_problems
 
 TASK = """
     --task MNLI --valid-data dev.tsv --num-layers 1 --hidden-size 8 --num-attention-heads 1
@@ -25,7 +25,7 @@ TASK = """
 def test_a_missing_flag_is_named_as_it_is_written(words, missing):
     config = with_steps_of_epochs(parse_config([*TASK.split(), *words])[0], world_size=1)
     assert not config.evaluation.eval_only
-    found = downstream_problems(config.downstream, "classification", labelled=True, loads=False)
+    found = downstream_problems(config.section(DownstreamConfig), "classification", loads=False)
     assert missing in "\n".join(found)
 
 
@@ -48,10 +48,10 @@ def text_task(file, *words):
 
 def test_labels_are_those_of_the_training_data(tmp_path):
     config = text_task(tmp_path / "train.tsv", "--epochs", "2")
-    assert config.text_task.labels == ["0", "1", "2"]
+    assert config.section(TextTaskConfig).labels == ["0", "1", "2"]
     assert config.training.train_iters == 10
     config = text_task(tmp_path / "train.tsv", "--num-labels", "4")
-    assert config.text_task.labels == ["0", "1", "2", "3"]
+    assert config.section(TextTaskConfig).labels == ["0", "1", "2", "3"]
 
 
 def test_a_run_of_epochs_and_iterations_ends_with_what_comes_first(tmp_path):
@@ -72,7 +72,11 @@ def test_a_run_of_epochs_and_iterations_ends_with_what_comes_first(tmp_path):
 def test_labels_that_contradict_each_other(words, problem):
     config = parse_config([*TASK.split(), *words.split()])[0]
     found = text_task_problems(
-        config.text_task, "text-classification", seq_length=8, num_files=1, has_folder=True
+        config.section(TextTaskConfig),
+        "text-classification",
+        seq_length=8,
+        num_files=1,
+        has_folder=True,
     )
     assert problem in "\n".join(found)
 
@@ -87,7 +91,7 @@ def test_a_file_of_predictions_needs_a_file_to_predict_and_a_folder(tmp_path):
     found = {
         (num_files, has_folder): "\n".join(
             text_task_problems(
-                config.text_task,
+                config.section(TextTaskConfig),
                 "question-answering",
                 seq_length=99,
                 num_files=num_files,

@@ -20,6 +20,7 @@ from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import ConfigError, WrongCheckpointError
 from megatron.config.config import parse_config
+from megatron.extensions.tasks.flags import DownstreamConfig
 
 MAIN = Path(__file__).resolve().parents[3] / "tasks" / "main.py"
 TASK = [
@@ -90,7 +91,9 @@ def test_a_task_begins_with_a_bert_of_transformers(bert, finetune, group, tmp_pa
     assert (found.num_layers, found.hidden_size, found.ffn_hidden_size) == (1, 16, 48)
     assert (found.seq_length, found.max_position_embeddings) == (12, 24)
     assert config.tokenizer.tokenizer_name_or_path == str(folder)
-    assert config.downstream.pretrained_checkpoint == str(tmp_path / "run" / "pretrained")
+    assert config.section(DownstreamConfig).pretrained_checkpoint == str(
+        tmp_path / "run" / "pretrained"
+    )
     checkpoint = checkpoint_of(tmp_path / "run" / "pretrained")
     weights = read_checkpoint(checkpoint, read_manifest(checkpoint), optimizer=False).parameters
     (pooler,) = (state for name, state in weights.items() if name.endswith("pooler.weight"))

@@ -1,7 +1,8 @@
 """Training and validation sets of a downstream task, from its labelled files."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -12,11 +13,22 @@ from megatron.data.datasets.epoch_order import ShuffledEpochs
 from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.data.sampling.batch_sampler import Sample, SampleSource
 from megatron.data.sampling.epoch_plan import EpochPlan
+from megatron.extensions.tasks.data.task import LabelledData, Task
 from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.flags import DownstreamPlan
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
-def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
+@dataclass(frozen=True)
+class LabelledDatasets(Datasets):
+    """Data sets of a task, and its validation files by name, each evaluated by itself."""
+
+    task: Task
+    steps: int  # optimizer steps of an epoch
+    files: Mapping[str, LabelledData]
+
+
+def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> LabelledDatasets:
     """Return the shuffled epochs of --train-data, and those of all files of --valid-data together.
 
     A run that only evaluates reads no training data.
@@ -24,8 +36,8 @@ def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
     Raises:
         WrongDataError: a file is missing or malformed, or two have the same name.
     """
-    downstream = request.downstream
-    task = task_of(downstream.task, request.text_task, causal=network_of(request.model).is_causal)
+    downstream: DownstreamPlan = request.objective.own
+    task = task_of(downstream.task, downstream.text, causal=network_of(request.model).is_causal)
     read = partial(task.data, tokenizer=tokenizer, seq_length=request.model.seq_length)
     files = [read([Path(path)], trains=False) for path in downstream.valid_data]
     names = [file.name for file in files]
@@ -41,12 +53,14 @@ def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
         train = shuffled(source, request, keeps_last=downstream.keeps_last)
     else:
         train = shuffled(Joined(files), request, keeps_last=True)
-    return Datasets(
+    return LabelledDatasets(
         train,
         {**valid},
         {},
         {("train", request.data.train.name): []},
-        labelled=dict(zip(names, files, strict=True)),
+        task=task,
+        steps=train.plan.steps,
+        files=dict(zip(names, files, strict=True)),
     )
 
 

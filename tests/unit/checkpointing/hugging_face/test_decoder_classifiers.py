@@ -65,16 +65,16 @@ def write_gpt(tmp_path, flags, words, task, *more):
 def probabilities_of(folder, file, words):
     """Return our probabilities of the classes of each text of a file."""
     manifest = read_manifest(folder)
-    saved = manifest.plan
-    options = {**saved["text_task"], "labels": tuple(saved["text_task"]["labels"])}
-    task = task_of(saved["downstream"]["task"], TextTaskPlan(**options), causal=True)
+    own = manifest.plan["objective"]["own"]
+    options = {**own["text"], "labels": tuple(own["text"]["labels"])}
+    task = task_of(own["task"], TextTaskPlan(**options), causal=True)
     tokenizer = build_tokenizer(tokenizer_type=words[1], tokenizer_name_or_path=str(words[3]))
     data = task.data([file], tokenizer=tokenizer, seq_length=10, trains=False)
     items = default_collate([dict(item) for item in data])
     rest = dict.fromkeys(("weight", "index"), torch.zeros(len(data)))
     batch = scored_batch(**items, **rest)
     checkpoint = read_checkpoint(folder, manifest, optimizer=False)
-    logits = load_network(spec_of(saved["model"]), checkpoint)(batch)
+    logits = load_network(spec_of(manifest.plan["model"]), checkpoint)(batch)
     return logits[torch.arange(len(data)), batch["last"]].softmax(-1)
 
 

@@ -113,9 +113,9 @@ def network_in(folder):
 @torch.no_grad()
 def our_predictions(folder, file, tokenizer):
     """Return the texts of the files that a run writes its predictions for `file` to."""
-    saved = read_manifest(folder).plan
-    options = {**saved["text_task"], "labels": tuple(saved["text_task"]["labels"])}
-    task = task_of(saved["downstream"]["task"], TextTaskPlan(**options))
+    own = read_manifest(folder).plan["objective"]["own"]
+    options = {**own["text"], "labels": tuple(own["text"]["labels"])}
+    task = task_of(own["task"], TextTaskPlan(**options))
     data = task.data([file], tokenizer=tokenizer, seq_length=24, trains=False)
     names = ("text", "types", "padding_mask")
     items = default_collate([{name: item[name] for name in names} for item in data])
