@@ -5,9 +5,9 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
     "megatron.model.gpt": 42,
-    "megatron.objectives.gpt": 98,
-    "megatron.engine.build": 139,
-    "pretrain_gpt.py": 297,
+    "megatron.objectives.gpt": 89,
+    "megatron.engine.build": 132,
+    "pretrain_gpt.py": 272,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -1,0 +1,4 @@
+"""BERT: network, objective, formats, filled masks and embeddings.
+
+Needs: masked_lm.
+"""

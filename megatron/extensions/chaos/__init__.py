@@ -1,0 +1,1 @@
+"""Fault injection: deaths, hangs and signals of ranks, on purpose."""

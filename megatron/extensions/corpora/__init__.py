@@ -1,0 +1,1 @@
+"""Corpora: downloading, cleaning, filtering and deduplicating texts."""

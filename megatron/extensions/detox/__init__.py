@@ -1,0 +1,4 @@
+"""Detoxification: texts by a GPT, scored and filtered for toxicity.
+
+Needs: corpora.
+"""

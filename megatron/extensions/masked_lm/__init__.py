@@ -1,0 +1,1 @@
+"""What masked language models have in common: spans, masks and a head."""

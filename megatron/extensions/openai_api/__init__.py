@@ -1,0 +1,1 @@
+"""Routes of the server in the form of OpenAI's API."""

@@ -1,0 +1,146 @@
+"""Each extension can be taken away: what is left neither imports nor names it, and works."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import REPOSITORY, Corpus, clean_environment, journal
+from source import PACKAGE, SCRIPTS, imported_modules
+
+from megatron.common.extensions import PACKAGE as EXTENSIONS
+from megatron.common.extensions import extension_names
+
+FOLDER = PACKAGE / "extensions"
+NAMED = re.compile(r"\bextensions[./](\w+)")
+TRAINING = (
+    *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2"),
+    *("--seq-length", "16", "--micro-batch-size", "2", "--lr", "1e-3", "--eval-iters", "0"),
+    *("--pipeline-model-parallel-size", "2", "--save", "run", "--load", "run"),
+)
+
+
+def needs(extension: str) -> set[str]:
+    """Return the extensions that one needs directly, by its docstring."""
+    text = ast.get_docstring(ast.parse((FOLDER / extension / "__init__.py").read_text())) or ""
+    found = re.search(r"^Needs: (.*)\.$", text, re.MULTILINE)
+    return set(found[1].split(", ")) if found else set()
+
+
+def removed_with(extension: str) -> set[str]:
+    """Return an extension and all that need it."""
+    found = {extension}
+    while more := {each for each in extension_names() if needs(each) & found} - found:
+        found |= more
+    return found
+
+
+def extensions_in(file: Path) -> set[str]:
+    """Return the extensions that a file of Python imports, or names in a text for an import."""
+    imported = {name for name in imported_modules(file) if name.startswith(f"{EXTENSIONS}.")}
+    named = {
+        match
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for match in NAMED.findall(node.value)
+    }
+    return {name.split(".")[2] for name in imported} | named & {*extension_names()}
+
+
+@pytest.mark.parametrize("extension", extension_names())
+def test_an_extension_says_which_others_it_needs(extension: str) -> None:
+    files = (FOLDER / extension).rglob("*.py")
+    used = set().union(*map(extensions_in, files)) - {extension}
+    assert used == needs(extension)
+
+
+def test_extensions_do_not_need_each_other() -> None:
+    assert [each for each in extension_names() if each in removed_with(each) - {each}] == []
+    for each in extension_names():
+        assert not needs(each) & (removed_with(each) - {each})
+
+
+@pytest.mark.parametrize("extension", extension_names())
+def test_what_is_left_does_not_name_an_extension(extension: str) -> None:
+    removed = removed_with(extension)
+    left = [
+        file
+        for file in PACKAGE.rglob("*.py")
+        if file.relative_to(PACKAGE).parts[:2] not in {("extensions", each) for each in removed}
+    ]
+    assert [str(file) for file in left if extensions_in(file) & removed] == []
+
+
+def copy_without_extensions(copy: Path) -> Path:
+    """Copy the tree without the folders of extensions and the scripts that use them."""
+    listed = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others"]
+    done = subprocess.run(
+        [*listed, "--exclude-standard"], check=True, capture_output=True, text=True
+    )
+    scripts = {file for file in SCRIPTS if extensions_in(file)}
+    for name in filter(None, done.stdout.split("\0")):
+        file = REPOSITORY / name
+        kept = file == FOLDER / "__init__.py" or FOLDER not in file.parents
+        if kept and file.is_file() and not name.startswith("tests/") and file not in scripts:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy / name)
+    return copy
+
+
+def run(copy: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=copy,
+        env={**clean_environment(), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+IMPORT_ALL = """
+import importlib, pathlib
+for file in sorted(pathlib.Path("megatron").rglob("*.py")):
+    module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name.startswith("megatron"):
+            raise
+"""
+
+
+def test_a_gpt_needs_no_extension(tmp_path: Path, corpus: Corpus) -> None:
+    """Everything but extensions imports, is checked, and takes a GPT from text to an export."""
+    copy = copy_without_extensions(tmp_path / "copy")
+    assert [file.name for file in (copy / "megatron" / "extensions").iterdir()] == ["__init__.py"]
+    run(copy, "-c", IMPORT_ALL)
+    run(copy, "-m", "ruff", "check", "megatron")
+    if (REPOSITORY / ".mypy_cache").is_dir():
+        shutil.copytree(REPOSITORY / ".mypy_cache", copy / ".mypy_cache")
+    run(copy, "-m", "mypy")
+    train_a_gpt(copy, corpus)
+
+
+def train_a_gpt(folder: Path, corpus: Corpus) -> None:
+    """Preprocess, train on two ranks, resume, generate and export, in a copy of the tree."""
+    own = ("--input", corpus.text_file, "--output-prefix", "own", "--append-eod")
+    vocabulary = ("--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file)
+    tokenizer = ("--tokenizer-type", "GPT2BPETokenizer", *vocabulary)
+    run(folder, "tools/preprocess_data.py", *own, *tokenizer)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    data = ("--data-path", "own_text_document", *vocabulary)
+    for steps in ("2", "4"):
+        words = (*TRAINING, *data, "--train-iters", steps, "--log-interval", "1")
+        run(folder, *launch, "pretrain_gpt.py", *words)
+    assert [each["iteration"] for each in journal(folder / "run", "train")] == [1, 2, 3, 4]
+    words = ("--load", "run", "--num-samples", "1", "--out-seq-length", "8", *vocabulary)
+    run(folder, "tools/generate_samples_gpt.py", *words)
+    words = ("--load", "run", "--save", "exported", *vocabulary)
+    run(folder, "tools/convert_checkpoint/to_hf.py", *words)
+    assert (folder / "exported" / "config.json").is_file()
