@@ -29,12 +29,13 @@ def main(argv: Sequence[str]) -> None:
         ConfigError: lists every problem.
     """
     config, _ = parse_config_for_checkpoint(argv, NOT_NEEDED, {}, description=__doc__ or "")
+    objective = config.plugins.objective or "gpt"
     decided = plan(
-        with_some_data(config),
+        with_some_data(config, objective),
         world_size=config.parallel.world_size or fewest_processes(config),
         vocab_size=VOCABULARY,
         device="cpu" if config.parallel.device == "cpu" else "cuda",
-        objective=config.plugins.objective or "gpt",
+        objective=objective,
     )
     for notice in decided.notices:
         print(notice, file=sys.stderr)

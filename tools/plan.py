@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         {"planning": PlanningConfig},
         description=__doc__ or "",
     )
-    config, planning = with_some_data(config), own["planning"]
+    config, planning = with_some_data(config, config.plugins.objective or "gpt"), own["planning"]
     raise_if_any([*_problems(planning), *(_layout_problems(config) if searches else ())])
     if planning.search is None:
         _print_plan(config, planning)

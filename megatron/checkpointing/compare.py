@@ -145,7 +145,7 @@ def require_same(
     if not with_optimizer:
         added += _ADAPTERS if adds_adapters(then, now) else ()
         added += _HEADS if replaces_head(then, now) else ()
-        added += _network(now).further_weights if extends(then, now) else ()
+        added += ("architecture", *_network(now).added_options) if extends(then, now) else ()
     found = [
         *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *added)),
         # Weights alone are cast.

@@ -13,7 +13,7 @@ from megatron.common.errors import (
     MegatronError,
     UnreadableCheckpointError,
 )
-from megatron.common.extensions import declared_with
+from megatron.common.extensions import declared_with, extension_sections
 from megatron.common.registry import NETWORKS
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName
@@ -87,10 +87,16 @@ def saved_architecture(directory: Path) -> str | None:
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """Flags of network, experts and tokenizer saved in a checkpoint (`--use-checkpoint-args`), by field."""
+    """Flags of network, experts and tokenizer saved in a checkpoint (`--use-checkpoint-args`).
+
+    Args:
+        flags: by field.
+        sections: names of the extensions' sections among them that are not at their defaults.
+    """
 
     folder: Path
     flags: Mapping[str, Any]
+    sections: tuple[str, ...] = ()
 
     def describe(self, config: Config) -> tuple[str, ...]:
         """Return log lines: the flags from the checkpoint, and those that the command line overrides."""
@@ -110,6 +116,12 @@ class SavedNetwork:
                 f"overridden by this command line, unlike {self.folder}: {', '.join(differing)}"
             )
         return tuple(lines)
+
+
+def _is_used(saved: Mapping[str, Any], section: str) -> bool:
+    """Whether a saved section of an extension has values that are not the defaults."""
+    known = {field.name: field.default for field in fields(extension_sections()[section])}
+    return any(name in known and value != known[name] for name, value in saved.items())
 
 
 def lost_plugins(argv: Sequence[str]) -> list[str]:
@@ -153,7 +165,8 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
             errors.append(str(error))
             continue
         saved = {**manifest.config, **manifest.config.get("extensions", {})}
-        own = [name for each in declared_with(saved, "OF_NETWORK") for name in each]
+        of_network = [name for each in declared_with(saved, "OF_NETWORK") for name in each]
+        own = [name for name in of_network if _is_used(saved.get(name, {}), name)]
         flags = {
             name: value
             for section in (*_NETWORK_SECTIONS, *own)
@@ -165,7 +178,7 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
             flags["network"] = model["architecture"]
         if model.get("attention"):
             flags["attention_impl"] = model["attention"]
-        return SavedNetwork(Path(load) / tag, flags)
+        return SavedNetwork(Path(load) / tag, flags, tuple(own))
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
     # The first job of a chain: its flags have to be complete.

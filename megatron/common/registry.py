@@ -350,6 +350,10 @@ the warm-up; megatron.optimizer.schedule.lr_decay makes one of a function of the
 HOOKS: Registry[Any] = Registry("hook", "--hook", call="run")
 """Functions of the Run that return a megatron.training.loop.loop.Hook, on every rank."""
 
+FLAG_HOOKS: Registry[Any] = Registry("hook of flags", call="run", takes_flags=False)
+"""The same, of extensions: they act on runs that have a section of flags; `about` is a
+megatron.config.plugins.RunHook."""
+
 METRICS: Registry[Any] = Registry("metric", "--metric", call="run")
 """Functions of the Run that return a function of the TrainState: numbers by name, after each step,
 on every rank."""

@@ -119,6 +119,7 @@ def parse_config(
     objective: str = "gpt",
     description: str = "",
     defaults: Mapping[str, Any] | None = None,
+    saved_sections: Iterable[str] = (),
 ) -> tuple[Config, tuple[str, ...]]:
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
@@ -129,11 +130,13 @@ def parse_config(
         objective: of the entry script.
         description: the first lines of `--help`.
         defaults: values by field name that replace the fields' own defaults.
+        saved_sections: names of extensions' sections that `defaults` are of.
 
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed, or contradicts such a setting.
     """
-    sections = load_sections(argv, objective=objective)
+    saved: dict[str, Any] = dict.fromkeys(saved_sections, {})
+    sections = load_sections(argv, objective=objective, saved=saved)
     words = with_file_flags(argv, sections)
     found = [read(words, defaults or {}) for read in declared_with(sections, "settings_of")]
     settings = [each for each in found if each is not None]

@@ -46,7 +46,7 @@ class Declaration:
         """Yield every reason why the flags do not name the data."""
         return data_problems(config.data)
 
-    def prepared(self, config: Config, *, world_size: int) -> Config:
+    def prepare(self, config: Config, *, world_size: int) -> Config:
         """Return `config` with what files of its data decide, such as the number of steps.
 
         Values that are refused later count as if they were possible.
@@ -68,7 +68,7 @@ class Declaration:
         """Yield what else a run needs that is to read its data."""
         return iter(())
 
-    def trained(self, config: Config, name: ObjectiveName) -> ObjectiveName:
+    def objective_to_train(self, config: Config, name: ObjectiveName) -> ObjectiveName:
         """Return the objective that is trained with these flags where `name`, this one, is asked for."""
         return name
 

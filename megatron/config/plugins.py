@@ -15,6 +15,7 @@ from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
     DATASETS,
+    FLAG_HOOKS,
     HOOKS,
     METRICS,
     NETWORKS,
@@ -120,12 +121,8 @@ def hooks_of_sections(extensions: Mapping[str, Any]) -> dict[str, RunHook]:
     Args:
         extensions: instances of sections by name.
     """
-    found = {name: HOOKS.about(name) for name in HOOKS.with_extensions()}
-    return {
-        name: hook
-        for name, hook in found.items()
-        if isinstance(hook, RunHook) and hook.section in extensions
-    }
+    found: dict[str, RunHook] = {name: FLAG_HOOKS.about(name) for name in FLAG_HOOKS}
+    return {name: hook for name, hook in found.items() if hook.section in extensions}
 
 
 def modules_in(words: Sequence[str]) -> list[str]:

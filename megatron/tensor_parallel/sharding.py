@@ -154,18 +154,18 @@ def mark_residual(parameter: nn.Parameter) -> nn.Parameter:
     return mark_initial(parameter, "residual")
 
 
-def mark_further(module: nn.Module) -> None:
+def mark_added(module: nn.Module) -> None:
     """Mark the parameters of `module` as those that a network has beside those of the one that it extends.
 
     They keep their initial values where a checkpoint has none of them.
     """
     for parameter in module.parameters():
-        parameter.is_further = True  # type: ignore[attr-defined]
+        parameter.is_added = True  # type: ignore[attr-defined]
 
 
-def is_further(parameter: nn.Parameter) -> bool:
+def is_added(parameter: nn.Parameter) -> bool:
     """Whether `parameter` is none of the network that this one extends."""
-    return hasattr(parameter, "is_further")
+    return hasattr(parameter, "is_added")
 
 
 def initial_of(parameter: nn.Parameter) -> Initial:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron.checkpointing.manifest import STAGING
 from megatron.checkpointing.saved_run import (
     checkpoint_flags,
     consumed_samples,
@@ -28,7 +29,7 @@ from megatron.config.data.corpora import prefixes_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
+from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
 from megatron.data.token_files.pair_files import existing_pair
@@ -67,6 +68,7 @@ def train_from(
             objective=objective,
             description=description or "",
             defaults=flags,
+            saved_sections=saved.sections if saved else (),
         )
     except ConfigError as error:
         raise ConfigError(*error.problems, *lost_plugins(argv)) from error
@@ -75,7 +77,7 @@ def train_from(
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
     objective = config.plugins.objective or objective
-    objective = declaration_of(objective).trained(config, objective)
+    objective = declaration_of(objective).objective_to_train(config, objective)
     return train(config, objective, notices=notices)
 
 
@@ -103,7 +105,7 @@ def train(
     refuse_repeated_failure(save, launcher)
     started = read_launch(config.parallel.local_rank)
     name = objective if isinstance(objective, str) else objective.name
-    config = declaration_of(name).prepared(config, world_size=started.world_size)
+    config = declaration_of(name).prepare(config, world_size=started.world_size)
     watchdog = Watchdog(
         FailureFile(save),
         rank=started.rank,
@@ -239,6 +241,7 @@ def _save_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
 
 def _is_model_of_transformers(folder: Path) -> bool:
     """Whether `folder` holds a model, and no checkpoint of a run that was exported into it."""
-    if not (folder / "config.json").is_file() or any(folder.glob("global_step*")):
+    checkpoints = ("global_step*", f"{INITIAL}/global_step*", f"{STAGING}*")
+    if not (folder / "config.json").is_file() or any(map(any, map(folder.glob, checkpoints))):
         return False
     return any(chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin")))

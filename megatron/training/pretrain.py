@@ -130,7 +130,7 @@ def pretrain(
 def _with_files(config: Config, launch: Launch, objective: Objective) -> Config:
     """Return `config` with local copies of files at URLs, and what files of the data decide."""
     config = with_local_checkpoints(config)
-    config = declaration_of(objective.name).prepared(config, world_size=launch.world_size)
+    config = declaration_of(objective.name).prepare(config, world_size=launch.world_size)
     return with_local_data(config, objective.name)
 
 

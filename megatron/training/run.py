@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron.checkpointing.publish import tidy
 from megatron.common.errors import DataError, ExitCode, TrainingError, before_the_first_step
-from megatron.common.registry import HOOKS, METRICS
+from megatron.common.registry import FLAG_HOOKS, HOOKS, METRICS
 from megatron.common.standard_streams import lost_output
 from megatron.config.config import Config
 from megatron.config.plan import Plan
@@ -75,12 +75,12 @@ class Run:
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
         self._checkpoints: Checkpoints | None = None
+        speaks, saves = groups.rank == 0, plan.checkpoint.save
+        self.journal = Journal(Path(saves)) if speaks and saves else None
         own = plan.plugins
         of_plugins = [HOOKS.get(name, own.own_flags)(self) for name in own.hooks]
         require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
-        speaks, saves = groups.rank == 0, plan.checkpoint.save
-        self.journal = Journal(Path(saves)) if speaks and saves else None
-        of_flags = [HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
+        of_flags = [FLAG_HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
         self._own_hooks = [*of_flags, *of_plugins, *hooks]
         writer = build_writer(plan.logging, asdict(config)) if speaks else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None

@@ -135,11 +135,11 @@ def train_a_gpt(folder: Path, corpus: Corpus) -> None:
     run(folder, "tools/preprocess_data.py", *own, *tokenizer)
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     data = ("--data-path", "own_text_document", *vocabulary)
-    for steps in ("2", "4"):
-        words = (*TRAINING, *data, "--train-iters", steps, "--log-interval", "1")
+    for stop in (("--exit-interval", "2"), ()):
+        words = (*TRAINING, *data, "--train-iters", "4", "--log-interval", "1", *stop)
         run(folder, *launch, "pretrain_gpt.py", *words)
     assert [each["iteration"] for each in journal(folder / "run", "train")] == [1, 2, 3, 4]
-    words = ("--load", "run", "--num-samples", "1", "--out-seq-length", "8", *vocabulary)
+    words = ("--load", "run", "--num-samples", "1", "--genfile", "texts.jsonl", *vocabulary)
     run(folder, "tools/generate_samples_gpt.py", *words)
     words = ("--load", "run", "--save", "exported", *vocabulary)
     run(folder, "tools/convert_checkpoint/to_hf.py", *words)

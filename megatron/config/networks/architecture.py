@@ -120,7 +120,7 @@ class Architecture:
     not_in_weights: tuple[str, ...] = ()
     """Fields of ModelSpec beside those of a GPT that the shapes and meaning of weights do not depend on."""
 
-    further_weights: tuple[str, ...] = ()
+    added_options: tuple[str, ...] = ()
     """Fields that decide which weights it has beside those of the network that it extends."""
 
     options: frozenset[str] = DECODER

@@ -20,7 +20,7 @@ from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed.patches.master_weights import copy_to_weights, master_weight
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.object_collectives import all_gather_objects
-from megatron.tensor_parallel.sharding import expert_share_of, is_further, shard_of
+from megatron.tensor_parallel.sharding import expert_share_of, is_added, shard_of
 
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -83,7 +83,7 @@ def load_full(
 
     Communication: every rank must call this, in step.
     """
-    names = _parameters_to_fill(engine.module, checkpoint.parameters, new_head=new_head)
+    names = _parameters_to_fill(engine.module, checkpoint.parameters, replica, new_head=new_head)
     _require_same_names(set(names), set(checkpoint.parameters), replica, may_hold_others=new_head)
     zero = engine.optimizer
     divides_weights = engine.zero_optimization_partition_weights()
@@ -120,16 +120,20 @@ def load_full(
 
 
 def _parameters_to_fill(
-    module: nn.Module, stored: Collection[str], *, new_head: bool
+    module: nn.Module, stored: Collection[str], replica: dist.ProcessGroup, *, new_head: bool
 ) -> dict[str, Any]:
-    """Return the parameters and the biases of routers by name, without those that go on with their initial weights."""
+    """Return the parameters and the biases of routers by name, without those that go on with their initial weights.
+
+    Communication: every rank must call this, in step.
+    """
     names = dict(module.named_parameters())
     buffers = {name: buffer for name, buffer in module.named_buffers() if is_buffer(name)}
-    further = {name for name, p in names.items() if is_further(p)}
-    adapters = {name for name in names if is_adapter(name)}
-    for added in (further, adapters):
+    own = {name for name, p in names.items() if is_added(p) or is_adapter(name)}
+    on_all_stages = set().union(*all_gather_objects(own, replica))
+    for is_of_kind in (is_adapter, lambda name: not is_adapter(name)):
+        # The checkpoint is of a network without adapters, or of the one that this one extends.
+        added = {*filter(is_of_kind, on_all_stages)}
         if added.isdisjoint(stored):
-            # The checkpoint is of a network without adapters, or of the one that this one extends.
             names = {name: p for name, p in names.items() if name not in added}
     if new_head:
         names = {name: p for name, p in names.items() if not _is_of_head(name, stored)}

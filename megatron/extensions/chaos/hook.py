@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
 from megatron.common.errors import CheckpointError
-from megatron.common.registry import HOOKS
+from megatron.common.registry import FLAG_HOOKS
 from megatron.engine.engine import Engine
 from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
 from megatron.training.loop.collectives import from_rank_0
@@ -37,7 +37,7 @@ _ON_DISK = ("flip", "truncate")
 _NUM_FORETOLD, _LOOKS_AHEAD = 5, 1000
 
 
-@HOOKS.register("chaos")
+@FLAG_HOOKS.register("chaos")
 def build_chaos(run: Any) -> Hook:
     """Return the hook that injects the faults of a `megatron.training.run.Run`, after a warning.
 

@@ -30,7 +30,7 @@ class RetrievalDeclaration(Declaration):
 
     baseline: str  # objective of a GPT on the same samples, which is trained without retrieval
 
-    def trained(self, config: Config, name: ObjectiveName) -> ObjectiveName:
+    def objective_to_train(self, config: Config, name: ObjectiveName) -> ObjectiveName:
         """Return that of a GPT without --retro-add-retriever."""
         retro: RetroConfig = config.section(RetroConfig)
         return name if retro.retro_add_retriever else self.baseline

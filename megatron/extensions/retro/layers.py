@@ -21,7 +21,7 @@ from megatron.model.layers.norms import norm_layer, residual_and_norm
 from megatron.model.layers.parts import LayerParts, once_per_sequence
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.broadcast import Batch
-from megatron.tensor_parallel.sharding import mark_further
+from megatron.tensor_parallel.sharding import mark_added
 
 FIRST_LAYER = 3
 """Index of the first transformer layer in the list of GPT."""
@@ -135,8 +135,8 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
         contexts = spec.retro_num_neighbors, spec.retro_retrieved_length
         self.inter_attention = ParallelCrossAttention(spec, parts, number=number, contexts=contexts)
         self.pre_inter_attention_layernorm = norm_layer(spec, kernels=parts.kernels).build()
-        mark_further(self.inter_attention)
-        mark_further(self.pre_inter_attention_layernorm)
+        mark_added(self.inter_attention)
+        mark_added(self.pre_inter_attention_layernorm)
         divided = parts.sequence_parallel
         self.parts, self.part = (parts.group.size(), parts.group.rank()) if divided else (1, 0)
 
@@ -185,7 +185,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         self.encoder = None
         if number == spec.retro_layers[0]:
             self.encoder = RetroEncoder(spec, parts.without_states)
-            mark_further(self.encoder)
+            mark_added(self.encoder)
             self.replaces = ("hidden", "encoder_hidden")
         if number == spec.retro_layers[-1]:
             self.drops = ("encoder_hidden", "encoder_span", "batch")

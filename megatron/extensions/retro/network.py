@@ -63,8 +63,8 @@ class Retro(Network):
         *("retro_encoder_hidden_dropout", "retro_encoder_attention_dropout"),
         *("retro_attention_gate", "retro_num_neighbors"),
     )
-    further_weights = (
-        *("architecture", "retro_layers", "retro_encoder_layers", "retro_chunk_length"),
+    added_options = (
+        *("retro_layers", "retro_encoder_layers", "retro_chunk_length"),
         *("retro_retrieved_length", "retro_normed_residual"),
     )
     not_in_transformers = "transformers has no Retro"

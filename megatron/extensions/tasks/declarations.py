@@ -47,7 +47,7 @@ class LabelledDeclaration(Declaration):
         """Return the files and options of the task."""
         return downstream_in(config)
 
-    def prepared(self, config: Config, *, world_size: int) -> Config:
+    def prepare(self, config: Config, *, world_size: int) -> Config:
         """Return `config` with --labels of --train-data, and --train-iters for --epochs."""
         from megatron.extensions.tasks.epochs import with_steps_of_epochs  # reads files with numpy
 

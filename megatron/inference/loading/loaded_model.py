@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from megatron.checkpointing.compare import require_same_model
+from megatron.checkpointing.compare import require_same_model, task_in
 from megatron.common.errors import (
     DataError,
     WrongCheckpointError,
@@ -260,7 +260,7 @@ def require_service(source: ModelSource, spec: ModelSpec, *services: Service) ->
         WrongCheckpointError: its network has none of `services`, or the head of a downstream task.
     """
     if spec.num_outputs:
-        task = source.manifest.plan["objective"]["own"]["task"]
+        task = task_in(source.manifest.plan)
         raise WrongCheckpointError(
             f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "
             "evaluates it, with --epochs 0"

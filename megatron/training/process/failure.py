@@ -95,9 +95,15 @@ def failure_of(
         stage=stage,
         message=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
-        exit_code=error.exit_code if isinstance(error, MegatronError) else ExitCode.FAILED,
+        exit_code=_exit_code_of(error),
     )
     return located(failure, peers) if failure.kind == "lost peer" and peers else failure
+
+
+def _exit_code_of(error: BaseException) -> ExitCode:
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    return error.exit_code if isinstance(error, MegatronError) else ExitCode.FAILED
 
 
 def located(failure: Failure, peers: Peers) -> Failure:
@@ -257,7 +263,8 @@ def _read(file: Path) -> Failure | None:
         # Another version may write more or less; its defaults are not of this process.
         known = {each.name: content[each.name] for each in fields(Failure) if each.name in content}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
-        code = ExitCode(failure.exit_code)
+        known_codes = {*ExitCode}
+        code = ExitCode(failure.exit_code) if failure.exit_code in known_codes else ExitCode.FAILED
         return replace(failure, iteration=int(failure.iteration), exit_code=code)
     except (OSError, ValueError, TypeError):
         return None

@@ -30,8 +30,8 @@ def decoders() -> tuple[Family, ...]:
 
 
 def all_families() -> list[Family]:
-    """Return those of the core, of plugins and of extensions, in order of preference."""
-    names = sorted(FAMILIES.with_extensions(), key=FAMILIES.extension_with)
+    """Return those of this package, then those of plugins: in order of preference."""
+    names = sorted(FAMILIES.with_extensions(), key=FAMILIES.is_own)
     return [family for name in names for family in FAMILIES.get(name)()]
 
 
