@@ -153,8 +153,9 @@ def test_a_right_command_has_no_problems(folder):
     require_startable(config, world_size=1, objective="gpt")
 
 
-def test_a_run_continues_where_its_model_was_exported_to(folder):
-    (folder / "model" / "global_step5").mkdir()
+@pytest.mark.parametrize("checkpoint", ["global_step5", "initial/global_step5", "staging-initial"])
+def test_a_run_continues_where_its_model_was_exported_to(folder, checkpoint):
+    (folder / "model" / checkpoint).mkdir(parents=True)
     config, _ = parse_config(
         [*tiny_argv(*TOKENIZER), *("--data-path", "corpus"), "--save", "model"]
     )

@@ -4,6 +4,7 @@ import pytest
 
 from megatron.common import registry
 from megatron.common.errors import ConfigError
+from megatron.common.extensions import load_extension
 from megatron.config import plugins
 from megatron.config.config import parse_config, parse_config_for_checkpoint, parse_saved_config
 
@@ -86,6 +87,12 @@ def test_without_the_plugin_its_name_is_refused_with_a_hint():
         parse("--lr-decay-style", "cosin")
     for part in ("--lr-decay-style cosin", "did you mean cosine?", "WSD", "--plugin"):
         assert part in str(error.value)
+
+
+def test_a_hook_of_flags_is_no_hook_by_name():
+    load_extension("chaos")
+    with pytest.raises(ConfigError, match="--hook chaos"):
+        parse("--hook", "chaos")
 
 
 @pytest.mark.parametrize(

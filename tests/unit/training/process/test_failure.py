@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from megatron.checkpointing.lock import locked
-from megatron.common.errors import DataError
+from megatron.common.errors import DataError, WrongDataError
 from megatron.common.process_identity import start_of
 from megatron.training.process import dead_ranks as peers_module
 from megatron.training.process.dead_ranks import Peer, Peers, by_host, this_process
@@ -160,6 +160,13 @@ def test_an_exception_becomes_a_record(message, kind):
     assert (record.kind, record.rank, record.iteration) == (kind, 3, 9)
     assert record.message == f"DataError: {message}"
     assert "test_failure.py" in record.traceback
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (WrongDataError("cut"), 2), (OSError(), 1)]
+)
+def test_the_record_has_the_exit_code_of_its_rank(error, code):
+    assert failure_of(error, rank=0, iteration=1, stage="step").exit_code == code
 
 
 def test_the_same_failure_has_the_same_signature():
