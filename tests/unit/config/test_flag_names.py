@@ -26,12 +26,21 @@ def decisions(plan, path=""):
             yield from decisions(value, f"{path}{name}.")
 
 
+def decisions_of(kind, path):
+    """Yield the decisions in a part of a plan, a dataclass, and in its own parts."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        yield f"{path}.{field.name}"
+        if is_dataclass(hints[field.name]):
+            yield from decisions_of(hints[field.name], f"{path}.{field.name}")
+
+
 def decisions_of_objectives():
     """Yield the decisions in the parts of plans that are objectives' own."""
     for name in OBJECTIVES.with_extensions():
         own = get_type_hints(declaration_of(name).plan)["return"]
         if is_dataclass(own):
-            yield from (f"objective.own.{field.name}" for field in fields(own))
+            yield from decisions_of(own, "objective.own")
 
 
 def test_settings_name_decisions_that_exist():

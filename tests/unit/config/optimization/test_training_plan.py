@@ -9,6 +9,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.training import is_skipped, plan_skips
+from megatron.config.run.checkpoint import starts_in_place
 
 RAMP = ["--global-batch-size", "8", "--rampup-batch-size", "2", "2", "24"]
 
@@ -174,7 +175,7 @@ def test_a_directory_is_the_same_however_it_is_written(tmp_path, monkeypatch):
     for written in ("run", "./run/", "other/../run", str(tmp_path / "run"), "link"):
         plan = tiny_plan(*save, "--load", written).checkpoint
         assert (plan.load, plan.must_exist) == ("run", False)
-        notices = tiny_plan(*save, "--load", written, "--finetune").notices
-        assert "are moved to run/initial and the run starts from the newest" in str(notices)
+        assert starts_in_place(tiny_config(*save, "--load", written, "--finetune").checkpoint)
     plan = tiny_plan(*save, "--load", "run2/").checkpoint
     assert (plan.load, plan.must_exist) == ("run2", True)
+    assert not starts_in_place(tiny_config(*save, "--load", "run2/", "--finetune").checkpoint)

@@ -170,7 +170,7 @@ def test_the_folder_and_the_names_are_needed():
 
 def test_the_baseline_is_a_gpt_on_the_same_questions():
     def trained(name, *flags):
-        return declaration_of(name).trained(tiny_config(*flags), name)
+        return declaration_of(name).objective_to_train(tiny_config(*flags), name)
 
     assert trained("instruct-retro", "--retro-add-retriever") == "instruct-retro"
     assert trained("instruct-retro") == "instruct"
