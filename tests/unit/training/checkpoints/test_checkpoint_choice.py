@@ -17,6 +17,7 @@ from megatron.common.errors import (
     UnreadableCheckpointError,
     WrongCheckpointError,
 )
+from megatron.objectives.gpt import GPT
 from megatron.training import pretrain
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.save_directory import sole_writer
@@ -222,7 +223,8 @@ def test_a_wrong_load_is_refused_before_data_and_network_are_built(
 
     for name in ("build_process_groups", "read_datasets", "build_engine"):
         monkeypatch.setattr(pretrain.setup, name, too_late)
-    words = dict.fromkeys(("padding_counts", "tokenizer", "objective", "kernels", "device"))
+    words = dict.fromkeys(("padding_counts", "tokenizer", "kernels", "device"))
+    words["objective"] = GPT()
     words["watchdog"] = Watchdog(FailureFile(""), rank=0)
     with pytest.raises(CheckpointError, match=message):
         pretrain._build(tiny_plan(*job.flags, *flags), **words)
