@@ -20,8 +20,9 @@ torch.set_num_threads(1)
 # a job in the foreground.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+for number in (signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 # The same code gets the same answer: examples are those of a test's source, until others are requested
 # for by `pytest --hypothesis-profile=default`. How long one takes says nothing on a machine that
