@@ -428,7 +428,7 @@ EXPORTERS: Registry[Any] = Registry(
 format to a folder, and return the text that the tool prints of it."""
 
 LOADERS: Registry[Any] = Registry(
-    "format of checkpoints", "--loader", call="path, *, heads, task", takes_flags=False
+    "format of checkpoints", call="path, *, heads, task", takes_flags=False
 )
 """Functions that read a checkpoint of another program beside those that the core knows, and return a
 megatron.checkpointing.megatron_lm.foreign_checkpoint.ForeignCheckpoint; `about` is a

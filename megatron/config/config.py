@@ -92,12 +92,9 @@ class Config:
         return next(found, None) or kind()
 
     def with_section(self, section: Any) -> "Config":
-        """Return this config with another section of an extension in place of its own."""
-        extensions = {
-            name: section if isinstance(each, type(section)) else each
-            for name, each in self.extensions.items()
-        }
-        return replace(self, extensions=extensions)
+        """Return this config with a section of an extension, in place of its own if it has one."""
+        names = {kind: name for name, kind in extension_sections().items()}
+        return replace(self, extensions={**self.extensions, names[type(section)]: section})
 
 
 SECTIONS: Mapping[str, type] = {

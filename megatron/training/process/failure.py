@@ -263,9 +263,9 @@ def _read(file: Path) -> Failure | None:
         # Another version may write more or less; its defaults are not of this process.
         known = {each.name: content[each.name] for each in fields(Failure) if each.name in content}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
-        known_codes = {*ExitCode}
-        code = ExitCode(failure.exit_code) if failure.exit_code in known_codes else ExitCode.FAILED
-        return replace(failure, iteration=int(failure.iteration), exit_code=code)
+        # One of a newer version counts as a failure like others.
+        code = failure.exit_code if failure.exit_code in {*ExitCode} else ExitCode.FAILED
+        return replace(failure, iteration=int(failure.iteration), exit_code=ExitCode(code))
     except (OSError, ValueError, TypeError):
         return None
 
