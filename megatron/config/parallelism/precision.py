@@ -107,7 +107,8 @@ def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list
     if precision.loss_scale is not None and not _is_first_power(precision, user):
         twins.append(Twin("fp16.loss_scale", "--loss-scale", precision.loss_scale))
     if precision.initial_loss_scale is not None:
-        power = round(math.log2(precision.initial_loss_scale))
+        # One below 1 is refused by precision_problems.
+        power = round(math.log2(max(precision.initial_loss_scale, 1)))
         twins.append(Twin("fp16.initial_scale_power", "the power of --initial-loss-scale", power))
     for key, flag, value in (
         ("fp16.min_loss_scale", "--min-loss-scale", precision.min_loss_scale),
