@@ -4,9 +4,8 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
@@ -15,7 +14,8 @@ from megatron.common.errors import ConfigError
 from megatron.common.extensions import extension_names, load_extension
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.parsing.flags import argparse_form, default_text, field_docstrings
+from megatron.config.parsing.declaration import flags_of
+from megatron.config.parsing.flags import argparse_keywords, default_text, field_docstrings
 from megatron.config.parsing.titles import about, title_of
 from megatron.config.programs import PROGRAMS
 
@@ -98,14 +98,13 @@ def _section_lines(section: type) -> Iterator[str]:
     yield f"{_text(about(section))}\n"
     yield "| flag | value | meaning |"
     yield "|---|---|---|"
-    hints = get_type_hints(section, include_extras=True)
     helps = field_docstrings(section)
-    for field in fields(section):
-        (option, *older), keywords = argparse_form(field, hints[field.name])
+    for flag in flags_of(section):
+        option, *older = flag.options
         names = "<br>".join([f"`{option}`", *(f"or `{spelling}`" for spelling in older)])
-        turned_off = "Turn off: " if field.default is True else ""
-        meaning = turned_off + _text(helps[field.name])
-        yield f"| {names} | {_value(keywords)} | {meaning} |"
+        turned_off = "Turn off: " if flag.default is True else ""
+        meaning = turned_off + _text(helps[flag.name])
+        yield f"| {names} | {_value(argparse_keywords(flag))} | {meaning} |"
     yield ""
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from megatron.common.errors import ConfigError, raise_if_any
@@ -33,7 +33,7 @@ from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
-from megatron.config.parsing.declaration import options_of_field
+from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.parsing.near_misses import plain
@@ -203,10 +203,8 @@ def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> lis
 
 def _options(sections: Iterable[type]) -> set[str]:
     """Return all spellings of the flags of several sections, with hyphens for underscores."""
-    names = (
-        name for each in sections for field in fields(each) for name in options_of_field(field)
-    )
-    return {plain(name) for name in names}
+    flags = (flag for section in sections for flag in flags_of(section))
+    return {plain(option) for flag in flags for option in flag.options}
 
 
 def all_sections() -> dict[str, type]:

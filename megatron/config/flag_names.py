@@ -1,12 +1,11 @@
 """Which flag a field of the plan comes from, so that messages name flags."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from megatron.config.config import all_sections
-from megatron.config.parsing.declaration import options_of_field, setting_of
+from megatron.config.parsing.declaration import flags_of
 
 _NO_FLAG = (
     "model.vocab_size",
@@ -79,13 +78,12 @@ def _flag_of(field: str) -> tuple[str | None, bool]:
 def _flags_of(sections: tuple[type, ...]) -> Mapping[str, tuple[str, bool]]:
     """Return the flags of decisions, and of those that have the name of their setting."""
     found: dict[str, tuple[str, bool]] = {}
-    for field in (each for section in sections for each in fields(section)):
-        declared, is_on = setting_of(field), field.default is True
-        flag = options_of_field(field)[0]
-        is_off = is_on or declared.plan.startswith("not ")
-        found |= dict.fromkeys(declared.decisions, (flag, is_off))
+    for flag in (each for section in sections for each in flags_of(section)):
+        option, is_on = flag.options[0], flag.default is True
+        is_off = is_on or flag.setting.plan.startswith("not ")
+        found |= dict.fromkeys(flag.setting.decisions, (option, is_off))
         if not is_on:
-            found.setdefault(field.name, (flag, False))
+            found.setdefault(flag.name, (option, False))
     return found
 
 

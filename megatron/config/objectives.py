@@ -1,7 +1,7 @@
 """Objectives as far as they need no torch: what each declares, its plan and checks of its flags."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.common.registry import OBJECTIVES
@@ -9,8 +9,7 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems, suffixes_of
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_fim
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.parsing.declaration import options_of_field, range_problems
-from megatron.config.parsing.flags import field_default
+from megatron.config.parsing.declaration import flags_of, range_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +185,12 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
 
 def _given_flags(config: Config) -> set[str]:
     """Return the flags of objectives and extensions that have another value than their default."""
-    sections = (config.objective, config.fim, *config.extensions.values())
-    return {
-        options_of_field(field)[0]
-        for section in sections
-        for field in fields(section)
-        if getattr(section, field.name) != field_default(field)
-    }
+    given: set[str] = set()
+    for section in (config.objective, config.fim, *config.extensions.values()):
+        kind: type = type(section)
+        changed = (f for f in flags_of(kind) if getattr(section, f.name) != f.default)
+        given |= {flag.options[0] for flag in changed}
+    return given
 
 
 def objective_notices(objective: ObjectivePlan) -> Iterator[str]:

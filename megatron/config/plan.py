@@ -145,7 +145,12 @@ def resolve(valid: Validated, *, vocab_size: int) -> Plan:
 
 def _resolve(valid: Validated, vocab_size: int) -> Plan:
     config, steps = valid.config, valid.steps
-    optimizer = plan_optimizer(config.optimizer, on_cpu=valid.zero.optimizer_device != "none")
+    own_flags = config.extensions
+    optimizer = plan_optimizer(
+        config.optimizer,
+        on_cpu=valid.zero.optimizer_device != "none",
+        own_flags=OPTIMIZERS.flags_of(config.optimizer.optimizer, own_flags),
+    )
     parallel = plan_parallel(
         config.parallel,
         world_size=valid.world_size,
@@ -167,7 +172,6 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     raise_if_any(stage_problems(parallel, entries, layers_only))
     raise_if_any(fp8_size_problems(config.precision, model, tensor=parallel.tensor))
     objective = plan_objective(config, valid.objective)
-    own_flags = config.extensions
     return Plan(
         model=model,
         experts=plan_experts(config.experts),
@@ -179,9 +183,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
             valid.schedule,
             own_flags=SCHEDULES.flags_of(config.schedule.lr_decay_style, own_flags),
         ),
-        optimizer=replace(
-            optimizer, own_flags=OPTIMIZERS.flags_of(config.optimizer.optimizer, own_flags)
-        ),
+        optimizer=optimizer,
         precision=plan_precision(config.precision),
         data=_plan_data(config, valid.objective, steps, evaluation),
         masks=plan_masks(config.masks),

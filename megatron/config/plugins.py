@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from megatron.common.registry import (
     OwnFlags,
     Registry,
 )
-from megatron.config.parsing.declaration import setting
-from megatron.config.parsing.flags import field_default, options_of
+from megatron.config.parsing.declaration import flags_of, setting
 
 log = logging.getLogger(__name__)
 
@@ -242,15 +241,14 @@ def plugin_problems(
         ]
         options = {part: f"{part[0].option} {part[1]}" for part in parts}
         used = [option for part, option in options.items() if part in chosen]
-        flags, values = options_of({name: section}), extensions[name]
-        for field in fields(section):
-            flag, value = flags[field.name], getattr(values, field.name)
-            if used and field_default(field) is MISSING and value is None:
-                yield f"{used[0]} needs {flag}"
-            elif not used and value not in (None, field_default(field)):
+        for flag in flags_of(section):
+            option, value = flag.options[0], getattr(extensions[name], flag.name)
+            if used and flag.default is MISSING and value is None:
+                yield f"{used[0]} needs {option}"
+            elif not used and value not in (None, flag.default):
                 yield (
-                    f"{flag} is of {' and '.join(options.values())}, which this run does not have: "
-                    f"add it, or leave {flag} out"
+                    f"{option} is of {' and '.join(options.values())}, which this run does not "
+                    f"have: add it, or leave {option} out"
                 )
 
 

@@ -11,8 +11,8 @@ from source import PACKAGE, REPOSITORY, SCRIPTS, files_of, module_name
 
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.parsing.declaration import copied_settings
-from megatron.config.parsing.flags import argparse_form, field_docstrings, get_type_hints
+from megatron.config.parsing.declaration import copied_settings, flags_of
+from megatron.config.parsing.flags import field_docstrings
 from megatron.config.programs import PROGRAMS
 
 ALL_SECTIONS = sorted(
@@ -163,8 +163,7 @@ def test_sections_are_frozen_keyword_only_and_without_methods(section):
 
 
 def options_of(section):
-    hints = get_type_hints(section, include_extras=True)
-    return [o for field in fields(section) for o in argparse_form(field, hints[field.name])[0]]
+    return [option for flag in flags_of(section) for option in flag.options]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

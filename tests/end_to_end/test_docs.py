@@ -6,10 +6,8 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 from jobs import REPOSITORY, journal, start
@@ -17,7 +15,7 @@ from pages_of_docs import DOCS, FENCE, PAGES, RECIPES, SCRIPTS, blocks_of, check
 from run_blocks import run_page
 
 from megatron.config.config import parse_config
-from megatron.config.parsing.flags import argparse_form
+from megatron.config.parsing.declaration import flags_of
 from megatron.config.programs import PROGRAMS
 
 DATA_PAGE = DOCS / "data.md"
@@ -142,10 +140,8 @@ def options_of(program: str) -> set[str]:
     return {
         option
         for section in PROGRAMS[program]
-        for field in fields(section)
-        for option in argparse_form(
-            field, get_type_hints(section, include_extras=True)[field.name]
-        )[0]
+        for flag in flags_of(section)
+        for option in flag.options
     }
 
 

@@ -1,15 +1,14 @@
 """The command lines: option strings, destinations, kinds and defaults of every flag."""
 
-from dataclasses import fields
 from runpy import run_path
-from typing import get_type_hints
 
 import pytest
 from golden_files import HERE, require_golden
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.parsing.flags import argparse_form
+from megatron.config.parsing.declaration import flags_of
+from megatron.config.parsing.flags import argparse_keywords
 from megatron.config.programs import PROGRAMS
 
 REPOSITORY = HERE.parents[1]
@@ -17,9 +16,8 @@ REPOSITORY = HERE.parents[1]
 
 def flag_lines(section):
     """Yield 'options | destination | kind | default' for every field of `section`."""
-    hints = get_type_hints(section, include_extras=True)
-    for field in fields(section):
-        options, keywords = argparse_form(field, hints[field.name])
+    for flag in flags_of(section):
+        keywords = argparse_keywords(flag)
         kind = keywords.get("action") or keywords["type"].__name__
         if choices := keywords.get("choices"):
             kind += " of " + " ".join(map(str, choices))
@@ -27,8 +25,8 @@ def flag_lines(section):
             kind += nargs
         default = "required" if keywords.get("required") else repr(keywords.get("default"))
         if "action" in keywords:
-            default = repr(field.default)
-        yield f"{' '.join(options)} | {field.name} | {kind} | {default}"
+            default = repr(flag.default)
+        yield f"{' '.join(flag.options)} | {flag.name} | {kind} | {default}"
 
 
 def test_flags():

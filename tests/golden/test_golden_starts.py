@@ -2,9 +2,9 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 from golden_files import require_golden
@@ -13,7 +13,7 @@ from options import BASE, OPTIONS, Turned
 from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config, all_sections, parse_config
-from megatron.config.parsing.declaration import options_of_field
+from megatron.config.parsing.declaration import flags_of
 from megatron.config.plan import plan
 
 INTEGERS = ("-1", "0", "1", "2")
@@ -28,11 +28,10 @@ CURRICULUM = """{"curriculum_learning": {"enabled": true, "curriculum_type": "se
 def numeric_flags() -> Iterator[tuple[str, str]]:
     """Yield the field of each setting of a training run that is one number, and its flag with one."""
     for section in all_sections().values():
-        hints = get_type_hints(section)
-        for field in fields(section):
-            kinds = {hints[field.name], *get_args(hints[field.name])}
+        for flag in flags_of(section):
+            kinds = {flag.hint, *get_args(flag.hint)}
             for number in NUMBERS if float in kinds else INTEGERS if int in kinds else ():
-                yield field.name, f"{options_of_field(field)[0]} {number}"
+                yield flag.name, f"{flag.options[0]} {number}"
 
 
 def starts() -> Iterator[tuple[str, Turned]]:

@@ -255,7 +255,28 @@ def resolve_model(
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         **expert_fields(experts, experts_of_layers(experts, model.num_layers)),
         **_lora_fields(lora),
+        left_at_default=(*_OF_EXPERTS, *_OF_NETWORKS),
     )
+
+
+_OF_EXPERTS = (
+    *("num_experts", "experts_per_token", "residual_experts", "expert_ffn_hidden_size"),
+    *("shared_expert_ffn_hidden_size", "shared_expert_gate", "router_score"),
+    *("router_normalises", "router_scale", "router_bias", "router_groups"),
+    "router_groups_per_token",
+)
+"""Decisions of a network with experts."""
+
+_OF_NETWORKS = (
+    *("architecture", "own_flags", "attention", "qkv_layout", "mlp_layout", "final_norm"),
+    *("num_decoder_layers", "decoder_seq_length", "relative_buckets", "relative_max_distance"),
+    *("num_token_types", "binary_head", "head_activation", "num_outputs", "num_choices"),
+    *("head_layers", "first_token_head", "head_dropout", "labels", "retro_layers"),
+    *("retro_encoder_layers", "retro_encoder_hidden_dropout", "retro_encoder_attention_dropout"),
+    *("retro_chunk_length", "retro_num_neighbors", "retro_retrieved_length"),
+    *("retro_attention_gate", "retro_normed_residual"),
+)
+"""Decisions of a network that is more than a GPT."""
 
 
 def _attention_fields(model: ModelConfig) -> dict[str, Any]:

@@ -142,11 +142,14 @@ class OptimizerPlan:
         return {"adam": 8, "adam8bit": 2, "lion": 4, "muon": 4}.get(self.name, 8)
 
 
-def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan:
+def plan_optimizer(
+    optimizer: OptimizerConfig, *, on_cpu: bool, own_flags: OwnFlags = ()
+) -> OptimizerPlan:
     """Return the decided optimizer.
 
     Args:
         on_cpu: whether its state is offloaded to the host.
+        own_flags: of a plugin's optimizer.
     """
     name = _name(optimizer)
     beta1, beta2 = optimizer.adam_beta1, optimizer.adam_beta2
@@ -164,6 +167,7 @@ def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan
         end_weight_decay=optimizer.weight_decay if end is None else end,
         beta1=beta1,
         beta2=beta2,
+        own_flags=own_flags,
     )
 
 

@@ -85,20 +85,47 @@ def setting(default: Any = MISSING, factory: Any = MISSING, **declared: Any) -> 
     return field(default=default, metadata=about)
 
 
-def setting_of(field: "Field[Any]") -> Setting:
-    """Return what a field declares."""
-    declared: Setting = field.metadata.get("setting", _PLAIN)
-    return declared
-
-
 _PLAIN = Setting()
 
 
-def options_of_field(field: "Field[Any]") -> list[str]:
-    """Return the spellings of a field's flag, that of the help first."""
-    declared = setting_of(field)
+@dataclass(frozen=True)
+class Flag:
+    """The flag of a field of a section.
+
+    Args:
+        hint: type of the field.
+        options: spellings, that of the help first.
+    """
+
+    field: "Field[Any]"
+    hint: Any
+    setting: Setting
+    options: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the field."""
+        return self.field.name
+
+    @property
+    def default(self) -> Any:
+        """Value without the flag; MISSING if it is required."""
+        factory = self.field.default_factory
+        return self.field.default if factory is MISSING else factory()
+
+
+@cache
+def flags_of(section: type) -> tuple[Flag, ...]:
+    """Return the flags of a section, in the order of its fields."""
+    hints = get_type_hints(section)
+    return tuple(_flag(field, hints[field.name]) for field in fields(section))
+
+
+def _flag(field: "Field[Any]", hint: Any) -> Flag:
+    declared: Setting = field.metadata.get("setting", _PLAIN)
     prefix = "--no-" if field.default is True else "--"
-    return [declared.flag or prefix + field.name.replace("_", "-"), *declared.older]
+    option = declared.flag or prefix + field.name.replace("_", "-")
+    return Flag(field, hint, declared, (option, *declared.older))
 
 
 def range_problems(section: Any, *only: str) -> Iterator[str]:
@@ -107,22 +134,23 @@ def range_problems(section: Any, *only: str) -> Iterator[str]:
     Args:
         only: fields to look at; without any all that matter in every run.
     """
-    own: type = type(section)
-    for name, flag, declared in _ranged(own):
-        asked = name in only if only else declared.matters
-        given = getattr(section, name) if asked else None
+    kind: type = type(section)
+    for flag in _flags_with_range(kind):
+        asked = flag.name in only if only else flag.setting.matters
+        given = getattr(section, flag.name) if asked else None
         for value in given if isinstance(given, list) else (given,):
-            if value is not None and not declared.allows(value):
-                yield f"{flag} {value} {declared.range}{declared.remedy}"
+            if value is not None and not flag.setting.allows(value):
+                yield f"{flag.options[0]} {value} {flag.setting.range}{flag.setting.remedy}"
 
 
 @cache
-def _ranged(section: type) -> list[tuple[str, str, Setting]]:
-    declared = ((each, setting_of(each)) for each in fields(section))
-    return [(f.name, options_of_field(f)[0], own) for f, own in declared if own.range]
+def _flags_with_range(section: type) -> list[Flag]:
+    return [flag for flag in flags_of(section) if flag.setting.range]
 
 
-def resolved(plan: type[T], path: str, *sections: Any, **decided: Any) -> T:
+def resolved(
+    plan: type[T], path: str, *sections: Any, left_at_default: Sequence[str] = (), **decided: Any
+) -> T:
     """Return a part of the plan: each decision is in `decided`, or the value of its setting.
 
     Settings that are not given are off: 0, "" or ().
@@ -130,34 +158,44 @@ def resolved(plan: type[T], path: str, *sections: Any, **decided: Any) -> T:
     Args:
         path: of this part in the Plan, such as "logging.wandb".
         sections: the settings.
+        left_at_default: decisions that are made elsewhere.
+
+    Raises:
+        TypeError: another decision, be it one with a default, is neither decided nor the value of a setting.
     """
     values, part = dict(decided), cast(type, plan)
-    for name, (number, source, kind) in _sources(part, path, tuple(map(type, sections))).items():
+    for name, (number, flag, kind) in _sources(part, path, tuple(map(type, sections))).items():
         if name in decided:
             continue
-        if is_dataclass(kind):
-            values[name] = resolved(kind, f"{path}.{name}", *sections)  # type: ignore[arg-type]
+        if flag is None:
+            values[name] = resolved(kind, f"{path}.{name}", *sections)
             continue
-        value = getattr(sections[number], source.name)
-        if setting_of(source).plan.startswith("not "):
+        value = getattr(sections[number], flag.name)
+        if flag.setting.plan.startswith("not "):
             value = not value
         values[name] = kind() if value is None else tuple(value) if kind is tuple else value
+    made = {*values, *left_at_default}
+    if undecided := [each.name for each in fields(part) if each.name not in made]:
+        raise TypeError(f"{path}: nothing decides {', '.join(undecided)}")
     return plan(**values)
 
 
 @cache
 def _sources(
     plan: type, path: str, sections: tuple[type, ...]
-) -> dict[str, tuple[int, "Field[Any]", Any]]:
-    """Return by decision the number of its section, its setting, and its type."""
-    settings = [(number, each) for number, own in enumerate(sections) for each in fields(own)]
-    named = {name: pair for pair in settings for name in setting_of(pair[1]).decisions}
-    plain = {each.name: (number, each) for number, each in settings if not setting_of(each).plan}
-    found = {}
+) -> dict[str, tuple[int, Flag | None, Any]]:
+    """Return by decision the number of its section, its setting, and its type.
+
+    A part of the plan that has decisions of its own has no setting.
+    """
+    flags = [(number, flag) for number, own in enumerate(sections) for flag in flags_of(own)]
+    named = {name: pair for pair in flags for name in pair[1].setting.decisions}
+    plain = {pair[1].name: pair for pair in flags if not pair[1].setting.plan}
+    found: dict[str, tuple[int, Flag | None, Any]] = {}
     for name, hint in get_type_hints(plan).items():
         kind = get_origin(hint) or hint
         if is_dataclass(kind):
-            found[name] = (0, settings[0][1], kind)
+            found[name] = (0, None, kind)
         elif source := named.get(f"{path}.{name}") or plain.get(name):
             found[name] = (*source, kind)
     return found
@@ -166,9 +204,9 @@ def _sources(
 def copied_settings(plan: type, path: str, sections: Sequence[type]) -> set[tuple[str, str]]:
     """Return the class of a section and the field, for each setting that a part of the plan may copy."""
     found = set()
-    for name, (number, source, kind) in _sources(plan, path, tuple(sections)).items():
-        if is_dataclass(kind):
-            found |= copied_settings(cast(type, kind), f"{path}.{name}", sections)
+    for name, (number, flag, kind) in _sources(plan, path, tuple(sections)).items():
+        if flag is None:
+            found |= copied_settings(kind, f"{path}.{name}", sections)
         else:
-            found.add((sections[number].__name__, source.name))
+            found.add((sections[number].__name__, flag.name))
     return found

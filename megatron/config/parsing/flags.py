@@ -11,15 +11,15 @@ from argparse import (
     Namespace,
 )
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
-from megatron.config.parsing.declaration import options_of_field, setting_of
+from megatron.config.parsing.declaration import Flag, flags_of
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FlagParser
 from megatron.config.parsing.titles import BASICS, about, title_of
@@ -130,55 +130,52 @@ def add_section(
         is_shown: whether the help lists them.
     """
     group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
-    hints = get_type_hints(section)
     helps = field_docstrings(section)
     is_own = is_own_section(section)
     if is_own:
-        raise_if_any(_own_problems(parser, section, hints, helps))
-    for field in fields(section):
-        options, keywords = argparse_form(field, hints[field.name])
+        raise_if_any(_own_problems(parser, section, helps))
+    for flag in flags_of(section):
+        keywords = argparse_keywords(flag)
         if is_own and "required" in keywords:
             # Only if the part is chosen: see `plugin_problems`.
             keywords["required"] = False
         is_switch = keywords.get("action", "").startswith("store")
-        if defaults and field.name in defaults:
-            keywords |= {"required": False, "default": defaults[field.name]}
+        if defaults and flag.name in defaults:
+            keywords |= {"required": False, "default": defaults[flag.name]}
             if is_switch:
                 del keywords["required"]
-        prefix = "Turn off: " if field.default is True else ""
-        help_text = (prefix + helps[field.name]).replace("%", "%%")
+        prefix = "Turn off: " if flag.default is True else ""
+        help_text = (prefix + helps[flag.name]).replace("%", "%%")
         if not (is_switch or "choices" in keywords or keywords.get("nargs") == "?"):
-            keywords["metavar"] = _METAVARS.get(keywords["type"]) or _last_word(field.name)
+            keywords["metavar"] = _METAVARS.get(keywords["type"]) or _last_word(flag.name)
         if shown := default_text(keywords):
             help_text += f" (default: {shown})".replace("%", "%%")
-        of_beginners = first is not None and field.name in BASICS
+        of_beginners = first is not None and flag.name in BASICS
         (first if of_beginners else group).add_argument(
-            *options, dest=field.name, help=help_text if is_shown else SUPPRESS, **keywords
+            *flag.options, dest=flag.name, help=help_text if is_shown else SUPPRESS, **keywords
         )
 
 
-def _own_problems(
-    parser: FlagParser, section: type, hints: Mapping[str, Any], helps: Mapping[str, str]
-) -> Iterator[str]:
+def _own_problems(parser: FlagParser, section: type, helps: Mapping[str, str]) -> Iterator[str]:
     """Yield why a plugin's section does not make flags."""
-    for field in fields(section):
-        where = f"{section.__module__}.{section.__qualname__}.{field.name}"
-        if field.name not in helps:
+    for flag in flags_of(section):
+        where = f"{section.__module__}.{section.__qualname__}.{flag.name}"
+        if flag.name not in helps:
             yield f"{where}: a flag needs a help text, a string literal below the field"
         try:
-            options, keywords = argparse_form(field, hints[field.name])
+            keywords = argparse_keywords(flag)
         except (ValueError, TypeError):
-            options, keywords = [], {"type": object}
+            keywords = {"type": object}
         kind = keywords.get("type", bool)
         if isinstance(kind, type) and kind not in (bool, int, float, str):
             yield (
-                f"{where}: {hints[field.name]} cannot be a flag; flags are bool, int, float, str, a "
+                f"{where}: {flag.hint} cannot be a flag; flags are bool, int, float, str, a "
                 "Literal or a list of these, or None"
             )
-        taken = [each for each in options if parser.has_option(each)]
-        if taken or parser.has_field(field.name):
-            flag = taken[0] if taken else f"--{field.name.replace('_', '-')}"
-            yield f"{where}: there is a flag {flag} already: rename the field"
+        taken = [each for each in flag.options if parser.has_option(each)]
+        if taken or parser.has_field(flag.name):
+            option = taken[0] if taken else f"--{flag.name.replace('_', '-')}"
+            yield f"{where}: there is a flag {option} already: rename the field"
 
 
 def default_text(keywords: Mapping[str, Any]) -> str:
@@ -190,25 +187,18 @@ def default_text(keywords: Mapping[str, Any]) -> str:
     return " ".join(str(word).removesuffix(".0") for word in words)
 
 
-def field_default(field: "Field[Any]") -> Any:
-    """Return the default of a field; MISSING if it is required."""
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, Any]]:
-    """Return the option strings of `field` and its keywords for `add_argument`."""
-    declared, options = setting_of(field), options_of_field(field)
-    registry = declared.names
+def argparse_keywords(flag: Flag) -> dict[str, Any]:
+    """Return the keywords of a flag for `add_argument`."""
+    hint, default, registry = flag.hint, flag.default, flag.setting.names
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
-    if hint is bool and declared.with_truth:
-        return options, {"nargs": "?", "const": True, "default": field.default, "type": truth}
+    if hint is bool and flag.setting.with_truth:
+        return {"nargs": "?", "const": True, "default": default, "type": truth}
     if hint is bool:
-        return options, {"action": "store_false" if field.default is True else "store_true"}
-    default = field_default(field)
+        return {"action": "store_false" if default is True else "store_true"}
     required = default is MISSING
     keywords: dict[str, Any] = {"required": required, "default": None if required else default}
-    if declared.repeats:
+    if flag.setting.repeats:
         keywords["action"] = "extend"
     if get_origin(hint) is Literal:
         choices = get_args(hint)
@@ -216,16 +206,14 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
         if registry:
             choices = (*choices, *filter(registry.is_own, registry))
             kind = _name_in(registry, choices)
-        return options, keywords | {"choices": choices, "type": kind}
+        return keywords | {"choices": choices, "type": kind}
     if registry:
         kind = _name_in(registry, registry)
         keywords |= {"choices": registry} if registry.built_in else {}
-        return options, keywords | {"type": kind} | (
-            {"nargs": "+"} if get_origin(hint) is list else {}
-        )
+        return keywords | {"type": kind} | ({"nargs": "+"} if get_origin(hint) is list else {})
     if get_origin(hint) is list:
-        return options, keywords | {"nargs": "+", "type": get_args(hint)[0]}
-    return options, keywords | {"type": finite if hint is float else hint}
+        return keywords | {"nargs": "+", "type": get_args(hint)[0]}
+    return keywords | {"type": finite if hint is float else hint}
 
 
 def _name_in(
@@ -313,12 +301,7 @@ def field_docstrings(section: type) -> Mapping[str, str]:
 
 def options_of(sections: Mapping[str, type]) -> dict[str, str]:
     """Return the option of each field, as the help spells it."""
-    found = {}
-    for section in sections.values():
-        hints = get_type_hints(section)
-        for field in fields(section):
-            found[field.name] = argparse_form(field, hints[field.name])[0][0]
-    return found
+    return {f.name: f.options[0] for section in sections.values() for f in flags_of(section)}
 
 
 def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], list[str]]]:
@@ -327,25 +310,31 @@ def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], lis
     A switch that is on by default can be named by its field: off is then its `--no-…` option.
     """
     words: dict[str, tuple[list[str], list[str]]] = {}
-    for section in sections.values():
-        hints = get_type_hints(section)
-        for field in fields(section):
-            options, _ = argparse_form(field, hints[field.name])
-            words |= {plain(option): ([option], []) for option in options}
-            if field.default is True:
-                words[plain(f"--{field.name}")] = ([], options[:1])
+    for flag in (each for section in sections.values() for each in flags_of(section)):
+        words |= {plain(option): ([option], []) for option in flag.options}
+        if flag.default is True:
+            words[plain(f"--{flag.name}")] = ([], [flag.options[0]])
     return words
 
 
-def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:
-    class Used(Action):
-        def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-            messages = namespace.refusals if flag.refused else namespace.notices
-            messages.append(f"{flag.option}: {flag.reason}")
+class _LegacyUse(Action):
+    """Adds what a flag of other systems says to the refusals or to the notices."""
 
+    def __init__(self, *args: Any, flag: Legacy, **keywords: Any):
+        super().__init__(*args, **keywords)
+        self._flag = flag
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        """Add it."""
+        messages = namespace.refusals if self._flag.refused else namespace.notices
+        messages.append(f"{self._flag.option}: {self._flag.reason}")
+
+
+def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:
     group.add_argument(
         flag.option,
-        action=Used,
+        action=_LegacyUse,
+        flag=flag,
         nargs=flag.takes,
         metavar="VALUE",
         dest="notices",

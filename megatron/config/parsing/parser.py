@@ -3,14 +3,13 @@
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import groupby, pairwise
 from typing import Any, NoReturn
 
 from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import extension_sections
-from megatron.config.parsing.declaration import options_of_field
+from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.near_misses import answer_for, plain
 
 _MOST_PROBLEMS = 50
@@ -192,7 +191,7 @@ class FlagParser(ToolParser):
         names = [*self._option_string_actions]
         if self.has_field("num_layers"):  # of a run, which extensions may take part in
             sections = extension_sections().values()
-            names += (o for each in sections for f in fields(each) for o in options_of_field(f))
+            names += (o for each in sections for flag in flags_of(each) for o in flag.options)
         known = [name.removeprefix("--") for name in names]
         known = [name for name in known if name not in self._answers]
         return answer_for(option.removeprefix("--"), self._answers, known)

@@ -1,7 +1,7 @@
 """Objectives of networks with retrieval: pretraining, and instruction tuning on questions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.common.errors import ConfigError
@@ -9,7 +9,7 @@ from megatron.common.registry import KINDS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import Declaration
-from megatron.config.parsing.declaration import options_of_field
+from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.parser import value_in
 from megatron.extensions.retro.flags import RetroConfig, neighbor_problems, plan_retro
 from megatron.extensions.retro.instruct_flags import (
@@ -66,7 +66,7 @@ class InstructDeclaration(RetrievalDeclaration):
 
     baseline: str = "instruct"
     kind: str = QUESTIONS
-    flags: tuple[str, ...] = tuple(options_of_field(each)[0] for each in fields(InstructConfig))
+    flags: tuple[str, ...] = tuple(each.options[0] for each in flags_of(InstructConfig))
 
     def plan(self, config: Config) -> InstructPlan:
         """Return how questions are read."""

@@ -1,14 +1,14 @@
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin
 
 import pytest
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import HOOKS, REGISTRIES, TOKENIZERS, Registry
 from megatron.config.config import all_sections
-from megatron.config.parsing.declaration import setting_of
+from megatron.config.parsing.declaration import flags_of
 from megatron.training.loop.loop import Hook
 
 
@@ -74,10 +74,9 @@ def test_the_name_of_a_built_in_part_is_refused(drives):
 
 def test_registries_know_the_names_that_flags_accept():
     for section in all_sections().values():
-        hints = get_type_hints(section)
-        for field in fields(section):
-            registry = setting_of(field).names
-            kinds = (hints[field.name], *get_args(hints[field.name]))
+        for flag in flags_of(section):
+            registry = flag.setting.names
+            kinds = (flag.hint, *get_args(flag.hint))
             literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
             assert not registry or all({*names} <= {*registry.built_in} for names in literals)
 

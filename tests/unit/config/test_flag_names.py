@@ -11,7 +11,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.config import all_sections
 from megatron.config.flag_names import flag_and_value
 from megatron.config.objectives import declaration_of
-from megatron.config.parsing.declaration import setting_of
+from megatron.config.parsing.declaration import flags_of
 
 PLAN = asdict(tiny_plan())
 FIELDS = [
@@ -44,9 +44,7 @@ def decisions_of_objectives():
 
 
 def test_settings_name_decisions_that_exist():
-    settings = (
-        setting_of(field) for section in all_sections().values() for field in fields(section)
-    )
+    settings = (flag.setting for each in all_sections().values() for flag in flags_of(each))
     known = {*decisions(PLAN), *decisions_of_objectives()}
     assert {each for setting in settings for each in setting.decisions} <= known
 
