@@ -15,7 +15,12 @@ from megatron.common.extensions import extension_names, load_extension
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.flags import argparse_keywords, default_text, field_docstrings
+from megatron.config.parsing.flags import (
+    argparse_keywords,
+    default_text,
+    field_docstrings,
+    is_switch,
+)
 from megatron.config.parsing.titles import about, title_of
 from megatron.config.programs import PROGRAMS
 
@@ -110,7 +115,7 @@ def _section_lines(section: type) -> Iterator[str]:
 
 def _value(keywords: dict[str, Any]) -> str:
     """Return the type of a flag's value and its default, in words."""
-    if keywords.get("action", "").startswith("store"):
+    if is_switch(keywords):
         return "switch"
     several = keywords.get("nargs") == "+"
     if choices := keywords.get("choices"):

@@ -35,7 +35,7 @@ from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.parsing.flags import HELP, Legacy, parse_sections
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import (
@@ -152,9 +152,6 @@ def parse_config(
     return config, parsed.notices
 
 
-_HELP = {"-h", "--help"}
-
-
 def load_sections(
     argv: Sequence[str],
     *,
@@ -184,7 +181,7 @@ def load_sections(
         *extensions_with(used_sections(saved or {}) - SECTIONS.keys()),
         *_extensions_of_flags(words, {**SECTIONS, **plugin_sections(), **(extra or {})}),
     )
-    used = extension_names() if _HELP & {*words} else dict.fromkeys(filter(None, named))
+    used = extension_names() if not HELP.isdisjoint(words) else dict.fromkeys(filter(None, named))
     for name in used:
         load_extension(name)  # which declares whose its flags are
     own = extension_sections(dict.fromkeys(filter(None, named)))
@@ -203,8 +200,9 @@ def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> lis
 
 def _options(sections: Iterable[type]) -> set[str]:
     """Return all spellings of the flags of several sections, with hyphens for underscores."""
-    flags = (flag for section in sections for flag in flags_of(section))
-    return {plain(option) for flag in flags for option in flag.options}
+    return {
+        plain(option) for each in sections for flag in flags_of(each) for option in flag.options
+    }
 
 
 def all_sections() -> dict[str, type]:

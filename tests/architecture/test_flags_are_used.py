@@ -2,16 +2,20 @@
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 from source import PACKAGE, REPOSITORY, SCRIPTS, files_of, module_name
 
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.parsing.declaration import copied_settings, flags_of
+from megatron.config.parsing.declaration import Flag, copied_settings, flags_of
 from megatron.config.parsing.flags import field_docstrings
 from megatron.config.programs import PROGRAMS
 
@@ -19,6 +23,12 @@ ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},
     key=str,
 )
+READ_AND_DECIDED = {
+    "ModelConfig.attention_bias: <class 'bool'>",
+    "ModelConfig.window_attn_skip_freq: tuple[int, ...]",
+    "TrainingConfig.skip_train_iteration_range: tuple[tuple[int, int], ...]",
+}
+"""Settings of decisions that are always made of them, and never copy them."""
 READ_BEFORE_PARSING = {
     ("TrainingConfig", "config"),
     ("TrainingConfig", "preset"),
@@ -67,9 +77,8 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
     }
 
 
-def fields_resolved(file: Path) -> set[tuple[str, str]]:
-    """Return (section class, field) for every setting that `resolved` copies in `file`."""
-    found = set()
+def settings_copied(file: Path) -> Iterator[tuple[Any, type, Flag]]:
+    """Yield the type of each decision that `resolved` copies in `file`, its section and its flag."""
     for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -81,14 +90,17 @@ def fields_resolved(file: Path) -> set[tuple[str, str]]:
                 module = vars(import_module(module_name(file)))
                 own = [module[types[each.id]] for each in sections if isinstance(each, ast.Name)]
                 if own and isinstance(part, ast.Name) and part.id in module:
-                    found |= copied_settings(module[part.id], ast.literal_eval(path), own)
-    return found
+                    yield from copied_settings(module[part.id], ast.literal_eval(path), own)
+
+
+def all_settings_copied() -> list[tuple[Any, type, Flag]]:
+    return [*chain.from_iterable(map(settings_copied, files_of("config", "extensions")))]
 
 
 def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
-    read |= set().union(*map(fields_resolved, files_of("config", "extensions")))
+    read |= {(section.__name__, flag.name) for _, section, flag in all_settings_copied()}
     unread = [
         (section.__name__, field.name)
         for section in ALL_SECTIONS
@@ -97,6 +109,28 @@ def test_every_field_is_read():
         if not any((base.__name__, field.name) in read for base in section.__mro__)
     ]
     assert unread == []
+
+
+def plain_type(hint: Any) -> Any:
+    """Return a type as its decision has it: without None, a list as a tuple, names as str."""
+    kinds = {*get_args(hint)} - {NoneType} if get_origin(hint) in (Union, UnionType) else {hint}
+    (kind,) = kinds
+    if get_origin(kind) is Literal:
+        return type(get_args(kind)[0])
+    if get_origin(kind) is list:
+        return tuple[plain_type(get_args(kind)[0]), ...]
+    return kind
+
+
+def test_a_decision_has_the_type_of_the_setting_that_it_copies():
+    copied = all_settings_copied()
+    assert len(copied) > 100
+    differing = {
+        f"{section.__name__}.{flag.name}: {decision}"
+        for decision, section, flag in copied
+        if plain_type(flag.hint) != plain_type(decision)
+    }
+    assert differing == READ_AND_DECIDED
 
 
 def test_a_read_is_told_from_one_of_another_section(tmp_path):

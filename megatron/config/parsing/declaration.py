@@ -1,8 +1,8 @@
 """Declaration of a setting: a field of a section, its flag, its range, and the decision it makes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from typing import Any, TypeVar, cast, get_origin, get_type_hints, overload
 
 from megatron.common.registry import Registry
@@ -45,7 +45,7 @@ class Setting:
         """The decisions that it makes, if they are named."""
         return self.plan.removeprefix("not ").split()
 
-    @property
+    @cached_property
     def range(self) -> str:
         """The range in words; "" for any value."""
         if self.at_least is not None and self.at_most is not None:
@@ -93,39 +93,32 @@ class Flag:
     """The flag of a field of a section.
 
     Args:
-        hint: type of the field.
+        name: of the field.
+        hint: its type.
+        default: MISSING if the flag is required.
         options: spellings, that of the help first.
     """
 
-    field: "Field[Any]"
+    name: str
     hint: Any
+    default: Any
     setting: Setting
     options: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of the field."""
-        return self.field.name
-
-    @property
-    def default(self) -> Any:
-        """Value without the flag; MISSING if it is required."""
-        factory = self.field.default_factory
-        return self.field.default if factory is MISSING else factory()
 
 
 @cache
 def flags_of(section: type) -> tuple[Flag, ...]:
     """Return the flags of a section, in the order of its fields."""
-    hints = get_type_hints(section)
-    return tuple(_flag(field, hints[field.name]) for field in fields(section))
-
-
-def _flag(field: "Field[Any]", hint: Any) -> Flag:
-    declared: Setting = field.metadata.get("setting", _PLAIN)
-    prefix = "--no-" if field.default is True else "--"
-    option = declared.flag or prefix + field.name.replace("_", "-")
-    return Flag(field, hint, declared, (option, *declared.older))
+    hints, found = get_type_hints(section), []
+    for each in fields(section):
+        declared: Setting = each.metadata.get("setting", _PLAIN)
+        prefix = "--no-" if each.default is True else "--"
+        option = declared.flag or prefix + each.name.replace("_", "-")
+        factory = each.default_factory
+        default = each.default if factory is MISSING else factory()
+        options = (option, *declared.older)
+        found.append(Flag(each.name, hints[each.name], default, declared, options))
+    return tuple(found)
 
 
 def range_problems(section: Any, *only: str) -> Iterator[str]:
@@ -201,12 +194,12 @@ def _sources(
     return found
 
 
-def copied_settings(plan: type, path: str, sections: Sequence[type]) -> set[tuple[str, str]]:
-    """Return the class of a section and the field, for each setting that a part of the plan may copy."""
-    found = set()
+def copied_settings(
+    plan: type, path: str, sections: Sequence[type]
+) -> Iterator[tuple[Any, type, Flag]]:
+    """Yield the type of each decision of a part of the plan that may be copied, its section and flag."""
     for name, (number, flag, kind) in _sources(plan, path, tuple(sections)).items():
         if flag is None:
-            found |= copied_settings(kind, f"{path}.{name}", sections)
+            yield from copied_settings(kind, f"{path}.{name}", sections)
         else:
-            found.add((sections[number].__name__, flag.name))
-    return found
+            yield get_type_hints(plan)[name], sections[number], flag

@@ -13,7 +13,7 @@ from argparse import (
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -23,6 +23,8 @@ from megatron.config.parsing.declaration import Flag, flags_of
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FlagParser
 from megatron.config.parsing.titles import BASICS, about, title_of
+
+HELP = frozenset({"-h", "--help"})
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,13 @@ def parse_sections(
     parser = FlagParser(
         usage="%(prog)s [flags]", description=description, answers={**(answers or {}), **refused}
     )
+    # Help texts are read from the source, which takes longer than all the rest.
+    shows_help = not shows_legacy and not HELP.isdisjoint(argv)
     trains = any("num_layers" in section.__annotations__ for section in sections.values())
-    first = parser.add_argument_group("To begin with") if trains and not shows_legacy else None
+    first = parser.add_argument_group("To begin with") if trains and shows_help else None
     # Those of plugins last, so that a clash of names is theirs.
     for section in sorted(sections.values(), key=is_own_section):
-        add_section(parser, section, defaults or {}, first=first, is_shown=not shows_legacy)
+        add_section(parser, section, defaults or {}, first=first, is_shown=shows_help)
     if legacy:
         parser.add_argument(
             "--help-legacy",
@@ -112,7 +116,7 @@ def _built(section: type, given: Mapping[str, Any]) -> Any:
 
 def is_own_section(section: type) -> bool:
     """Whether a section of flags is a plugin's."""
-    return any(section in registry.sections() for registry in REGISTRIES)
+    return section in chain.from_iterable(map(Registry.sections, REGISTRIES))
 
 
 def add_section(
@@ -130,34 +134,43 @@ def add_section(
         is_shown: whether the help lists them.
     """
     group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
-    helps = field_docstrings(section)
     is_own = is_own_section(section)
     if is_own:
-        raise_if_any(_own_problems(parser, section, helps))
+        raise_if_any(_own_problems(parser, section))
     for flag in flags_of(section):
         keywords = argparse_keywords(flag)
         if is_own and "required" in keywords:
             # Only if the part is chosen: see `plugin_problems`.
             keywords["required"] = False
-        is_switch = keywords.get("action", "").startswith("store")
         if defaults and flag.name in defaults:
             keywords |= {"required": False, "default": defaults[flag.name]}
-            if is_switch:
+            if is_switch(keywords):
                 del keywords["required"]
-        prefix = "Turn off: " if flag.default is True else ""
-        help_text = (prefix + helps[flag.name]).replace("%", "%%")
-        if not (is_switch or "choices" in keywords or keywords.get("nargs") == "?"):
-            keywords["metavar"] = _METAVARS.get(keywords["type"]) or _last_word(flag.name)
-        if shown := default_text(keywords):
-            help_text += f" (default: {shown})".replace("%", "%%")
+        keywords |= _shown(flag, section, keywords) if is_shown else {"help": SUPPRESS}
         of_beginners = first is not None and flag.name in BASICS
-        (first if of_beginners else group).add_argument(
-            *flag.options, dest=flag.name, help=help_text if is_shown else SUPPRESS, **keywords
-        )
+        (first if of_beginners else group).add_argument(*flag.options, dest=flag.name, **keywords)
 
 
-def _own_problems(parser: FlagParser, section: type, helps: Mapping[str, str]) -> Iterator[str]:
+def is_switch(keywords: Mapping[str, Any]) -> bool:
+    """Whether a flag with these keywords of `add_argument` takes no value."""
+    return "action" in keywords and keywords["action"].startswith("store")
+
+
+def _shown(flag: Flag, section: type, keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keywords of `add_argument` that only the help needs."""
+    text = field_docstrings(section)[flag.name]
+    text = f"Turn off: {text}" if flag.default is True else text
+    if default := default_text(keywords):
+        text += f" (default: {default})"
+    found = {"help": text.replace("%", "%%")}
+    if is_switch(keywords) or "choices" in keywords or keywords.get("nargs") == "?":
+        return found
+    return found | {"metavar": _METAVARS.get(keywords["type"]) or _last_word(flag.name)}
+
+
+def _own_problems(parser: FlagParser, section: type) -> Iterator[str]:
     """Yield why a plugin's section does not make flags."""
+    helps = field_docstrings(section)
     for flag in flags_of(section):
         where = f"{section.__module__}.{section.__qualname__}.{flag.name}"
         if flag.name not in helps:
@@ -191,7 +204,7 @@ def argparse_keywords(flag: Flag) -> dict[str, Any]:
     """Return the keywords of a flag for `add_argument`."""
     hint, default, registry = flag.hint, flag.default, flag.setting.names
     if get_origin(hint) in (Union, UnionType):
-        (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
+        (hint,) = {*get_args(hint)} - {NoneType}
     if hint is bool and flag.setting.with_truth:
         return {"nargs": "?", "const": True, "default": default, "type": truth}
     if hint is bool:

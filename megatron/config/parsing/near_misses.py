@@ -1,6 +1,7 @@
 """Unknown flags: the answer to a name that other trainers use, or the known flag that is meant."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 _LONG = 6  # in words of so many letters, two of them may be wrong
 _SHORT = (
@@ -8,6 +9,7 @@ _SHORT = (
 )
 
 
+@cache
 def plain(option: str) -> str:
     """Return `option` with hyphens for underscores: both spell the same flag."""
     return option.replace("_", "-")
