@@ -5,7 +5,6 @@ import struct
 from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from megatron.common.atomic_files import require_regular
@@ -38,12 +37,10 @@ def write_digests(bin_path: Path, target: Path) -> None:
     """
     with bin_path.open("rb", buffering=0) as source:
         num_bytes = os.fstat(source.fileno()).st_size
-        offsets = range(0, num_bytes, BLOCK_BYTES)
-        digests = np.fromiter(
-            (xxh3_64_intdigest(os.pread(source.fileno(), BLOCK_BYTES, each)) for each in offsets),
-            dtype="<u8",
-            count=len(offsets),
-        ).tobytes()
+        digests = bytearray()
+        for offset in range(0, num_bytes, BLOCK_BYTES):
+            block = os.pread(source.fileno(), BLOCK_BYTES, offset)
+            digests += xxh3_64_intdigest(block).to_bytes(8, "little")
     header = (_MAGIC, _VERSION, BLOCK_BYTES, num_bytes, xxh3_64_intdigest(digests))
     target.write_bytes(_HEADER.pack(*header) + digests)
 
