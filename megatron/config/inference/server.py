@@ -45,7 +45,7 @@ class ServingConfig:
     max_queue: int = setting(1024, at_least=1, plan="limits.queue")
     """Length of the queue, in sequences; while it is full, further requests are refused."""
 
-    shutdown_grace: float = setting(30.0, plan="limits.grace_s")
+    shutdown_grace: float = setting(30.0, at_least=0, remedy=" seconds", plan="limits.grace_s")
     """Seconds for running requests to finish after SIGTERM."""
 
     request_timeout: float = setting(60.0, plan="limits.request_s")
@@ -97,8 +97,6 @@ def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Ite
     if server.api_key == "":
         yield "--api-key is empty: leave it out, or give the text that requests must carry"
     yield from sampling_problems(generation)
-    if server.shutdown_grace < 0:
-        yield f"--shutdown-grace {server.shutdown_grace} must be at least 0 seconds"
     if not 0 < server.request_timeout < float("inf"):
         yield f"--request-timeout {server.request_timeout} must be a number of seconds above 0"
     of_a_request = {

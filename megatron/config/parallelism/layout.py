@@ -71,7 +71,7 @@ class ParallelConfig:
     distributed_backend: Literal["nccl", "gloo"] | None = None
     """Communication backend (default: nccl on GPUs and gloo on CPUs)."""
 
-    distributed_timeout_minutes: int | None = None
+    distributed_timeout_minutes: int | None = setting(None, at_least=1, matters=False)
     """Timeout of one collective of a process group, in minutes (default: the library's own: 30 on gloo,
     10 on nccl in most groups)."""
 

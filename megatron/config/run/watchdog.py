@@ -45,12 +45,10 @@ def watch_problems(
 ) -> Iterator[str]:
     """Yield every problem of timeouts and restarts."""
     hang, restarts = training.hang_timeout, training.max_restarts
-    minutes, trains = parallel.distributed_timeout_minutes, checkpoint.save
     yield from range_problems(training, "hang_timeout", "max_restarts")
-    if hang and not trains:
+    if hang and not checkpoint.save:
         yield "--hang-timeout needs --save: the stacks of all processes are gathered there"
-    if minutes is not None and minutes < 1:
-        yield f"--distributed-timeout-minutes {minutes} must be at least 1"
+    yield from range_problems(parallel, "distributed_timeout_minutes")
     if restarts and not goes_on(checkpoint):
         yield "--max-restarts needs --save and the same directory as --load, to resume from"
     if restarts and checkpoint.ckpt_step is not None:

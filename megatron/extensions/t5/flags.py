@@ -8,7 +8,7 @@ from megatron.config.network.model import ModelConfig, position_of
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
-from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.declaration import range_problems, setting
 from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, SentencePlan
 
 
@@ -16,7 +16,7 @@ from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, Se
 class EncoderDecoderConfig:
     """Encoder and decoder (pretrain_t5.py). --num-layers, --seq-length are the encoder's."""
 
-    decoder_num_layers: int | None = setting(None, plan="model.num_decoder_layers")
+    decoder_num_layers: int | None = setting(None, at_least=1, plan="model.num_decoder_layers")
     """Number of transformer layers of the decoder (default: --num-layers)."""
 
     relative_attention_num_buckets: int = setting(32, plan="model.relative_buckets")
@@ -78,8 +78,7 @@ def encoder_decoder_problems(
 ) -> Iterator[str]:
     """Yield why a network with an encoder and a decoder cannot be built or divided."""
     layers = num_decoder_layers(config, model)
-    if layers < 1:
-        yield f"--decoder-num-layers {layers} must be at least 1"
+    yield from range_problems(config)
     positions = model.max_position_embeddings
     if positions is not None and positions < decoder_seq_length:
         yield (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from megatron.config.config import Config
-from megatron.config.parsing.declaration import resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 from megatron.extensions.tasks.text_flags import (
     TEXT_TASKS,
     TextTaskConfig,
@@ -66,7 +66,7 @@ class DownstreamConfig:
     """Files to evaluate on: the raw text of WIKITEXT103; JSON lines of LAMBADA; of the other tasks
     files or folders, each evaluated by itself after every epoch."""
 
-    epochs: int | None = None
+    epochs: int | None = setting(None, at_least=0)
     """Passes through --train-data, in place of --train-iters (with both, the run ends with what
     comes first); 0 evaluates, and writes the predictions to a file."""
 
@@ -168,8 +168,7 @@ def downstream_problems(
         yield f"--task {task}: write the task whose labelled texts are learned, such as MNLI"
     elif objective not in (objective_of(task), objective_of(task, causal=True)):
         yield f"--task {task} is learned with --objective {objective_of(task)}, not {objective}"
-    if epochs is not None and epochs < 0:
-        yield f"--epochs {epochs} must be at least 0"
+    yield from range_problems(downstream)
     if epochs == 0:
         if not downstream.valid_data:
             yield "--epochs 0 needs --valid-data: the files to evaluate on"

@@ -28,7 +28,7 @@ class TextTaskConfig:
     token-classification O and the others, sorted; of text-classification sorted, or 0, 1 and so on
     if they are numbers)."""
 
-    num_labels: int | None = None
+    num_labels: int | None = setting(None, at_least=2)
     """How many labels there are (text-classification; default: those of --labels, or of
     --train-data)."""
 
@@ -255,9 +255,7 @@ def text_task_problems(
 def _class_problems(config: TextTaskConfig) -> Iterator[str]:
     """Yield --num-labels and --negative-label that --labels contradicts."""
     labels, count, negative = config.labels or [], config.num_labels, config.negative_label
-    if count is not None and count < 2:
-        yield f"--num-labels {count} must be at least 2"
-    elif count is not None and labels and count != len(labels):
+    if count is not None and labels and count != len(labels):
         yield f"--num-labels {count}: there are {len(labels)} labels, {' '.join(labels)}"
     if negative is not None and labels and negative not in labels:
         yield f"--negative-label {negative} is not one of the labels {' '.join(labels)}"
