@@ -25,9 +25,10 @@ from megatron.common.registry import (
     TOKENIZERS,
     Registry,
 )
-from megatron.config.config import Config, all_sections, parse_config
+from megatron.config.config import SECTIONS, Config, parse_config
 from megatron.config.inference.generation import GenerationConfig, generation_problems
 from megatron.config.parsing.files import flag_words
+from megatron.config.plugins import plugin_sections
 from megatron.optimizer.schedule import lr_decay
 from megatron.training.entry import train
 from megatron.training.loop.loop import Hook, StepResult, require_hooks
@@ -78,7 +79,7 @@ def make_config(**flags: Any) -> Config:
     Raises:
         ConfigError: a flag is unknown, missing or malformed; lists every problem.
     """
-    return parse_config(flag_words(flags, all_sections()))[0]
+    return parse_config(flag_words(flags, {**SECTIONS, **plugin_sections()}))[0]
 
 
 def pretrain(
@@ -122,7 +123,9 @@ def generate(prompts: Sequence[str], **flags: Any) -> list[str]:
 
     sections = {"generation": GenerationConfig}
     source = read_model_source(
-        flag_words(flags, {**all_sections(), **sections}), sections, description=None
+        flag_words(flags, {**SECTIONS, **plugin_sections(), **sections}),
+        sections,
+        description=None,
     )
     options: GenerationConfig = source.own["generation"]
     raise_if_any(generation_problems(options))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from megatron.common.errors import (
     MegatronError,
     UnreadableCheckpointError,
 )
-from megatron.common.extensions import declared_with, extension_sections
+from megatron.common.extensions import (
+    declared_in,
+    extension_sections,
+    extensions_with,
+    used_sections,
+)
 from megatron.common.registry import NETWORKS
-from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
+from megatron.config.config import ANY_NETWORK, SECTIONS, Config, flatten, sections_in
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
@@ -100,9 +106,9 @@ class SavedNetwork:
 
     def describe(self, config: Config) -> tuple[str, ...]:
         """Return log lines: the flags from the checkpoint, and those that the command line overrides."""
-        options, now = options_of(all_sections()), flatten(asdict(config))
-        sections = all_sections().values()
-        initial = {f.name: f.default for section in sections for f in fields(section)}
+        sections, now = sections_in(config), flatten(asdict(config))
+        options = options_of(sections)
+        initial = {f.name: f.default for section in sections.values() for f in fields(section)}
         differ = [name for name in self.flags if name in now and now[name] != self.flags[name]]
         taken = [
             f"{options[name]}" + ("" if isinstance(value, bool) else f" {value}")
@@ -165,7 +171,8 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
             errors.append(str(error))
             continue
         saved = {**manifest.config, **manifest.config.get("extensions", {})}
-        of_network = [name for each in declared_with(saved, "OF_NETWORK") for name in each]
+        extensions = extensions_with(used_sections(manifest.config) - SECTIONS.keys())
+        of_network = chain.from_iterable(declared_in("flags", "OF_NETWORK", extensions))
         own = [name for name in of_network if _is_used(saved.get(name, {}), name)]
         flags = {
             name: value

@@ -38,19 +38,10 @@ def extension_of(module: str) -> str:
     return "" if inside == module else inside.partition(".")[0]
 
 
-def declared_with(sections: Iterable[str], name: str) -> list[Any]:
-    """Return what extensions that have some of these sections declare by a name in their `flags.py`.
-
-    The names are:
-        settings_of: function from a command line and saved flags to settings of files that flags name,
-            None without; they have `defaults`, values by field, and `contradictions`, a function from
-            the values of all flags to messages.
-        needs_complete_run: function from a Config to whether samples are numbered as those of a run
-            that trains, though the run at hand evaluates.
-        OF_NETWORK: names of sections that --use-checkpoint-args reads.
-    """
-    modules = [import_module(f"{PACKAGE}.{each}.flags") for each in extensions_with(sections)]
-    return [getattr(module, name) for module in modules if hasattr(module, name)]
+def owners(sections: Iterable[type]) -> list[str]:
+    """Return the extensions in which these sections of flags are defined."""
+    found = dict.fromkeys(extension_of(each.__module__) for each in sections)
+    return [name for name in found if name]
 
 
 @cache
@@ -60,9 +51,22 @@ def sections_of(name: str) -> Mapping[str, type]:
     return found
 
 
-def declared_in(module: str, name: str) -> Iterator[Any]:
-    """Yield what extensions declare by a name in their module of another, one extension after the other."""
-    found = (_declared(extension, module, name) for extension in extension_names())
+def declared_in(module: str, name: str, extensions: Iterable[str] | None = None) -> Iterator[Any]:
+    """Yield what extensions declare by a name in their module of another, one extension after the other.
+
+    Names in `flags.py` are:
+        settings_of: function from a command line and saved flags to settings of files that flags name,
+            None without; they have `defaults`, values by field, and `contradictions`, a function from
+            the values of all flags to messages.
+        needs_complete_run: function from a Config to whether samples are numbered as those of a run
+            that trains, though the run at hand evaluates.
+        OF_NETWORK: names of sections that --use-checkpoint-args reads.
+
+    Args:
+        extensions: names of those to look at; None: all.
+    """
+    names = extension_names() if extensions is None else extensions
+    found = (_declared(extension, module, name) for extension in names)
     return (each for each in found if each is not None)
 
 
@@ -82,7 +86,8 @@ def extension_sections(names: Iterable[str] | None = None) -> dict[str, type]:
 def extensions_with(sections: Iterable[str]) -> list[str]:
     """Return the extensions that have sections of these names, without names that none has."""
     wanted = set(sections)
-    return [name for name in extension_names() if wanted & sections_of(name).keys()]
+    names = extension_names() if wanted else ()
+    return [name for name in names if wanted & sections_of(name).keys()]
 
 
 def used_sections(config_sections: Mapping[str, Any]) -> set[str]:

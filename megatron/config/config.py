@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import (
-    declared_with,
-    extension_names,
+    declared_in,
     extension_sections,
     extensions_with,
     load_extension,
+    owners,
     used_sections,
 )
 from megatron.common.registry import NETWORKS, OBJECTIVES
@@ -93,7 +93,8 @@ class Config:
 
     def with_section(self, section: Any) -> "Config":
         """Return this config with a section of an extension, in place of its own if it has one."""
-        names = {kind: name for name, kind in extension_sections().items()}
+        there = extension_sections(owners([type(section)]))
+        names = {kind: name for name, kind in there.items()}
         return replace(self, extensions={**self.extensions, names[type(section)]: section})
 
 
@@ -135,7 +136,8 @@ def parse_config(
     saved: dict[str, Any] = dict.fromkeys(saved_sections, {})
     sections = load_sections(argv, objective=objective, saved=saved)
     words = with_file_flags(argv, sections)
-    found = [read(words, defaults or {}) for read in declared_with(sections, "settings_of")]
+    readers = declared_in("flags", "settings_of", owners(sections.values()))
+    found = [read(words, defaults or {}) for read in readers]
     settings = [each for each in found if each is not None]
     given = {name: value for each in settings for name, value in each.defaults.items()}
     parsed = parse_sections(
@@ -179,19 +181,19 @@ def load_sections(
         OBJECTIVES.extension_with(value_in(words, "--objective") or objective),
         NETWORKS.extension_with(value_in(words, "--network") or "gpt"),
         *extensions_with(used_sections(saved or {}) - SECTIONS.keys()),
-        *_extensions_of_flags(words, {**SECTIONS, **plugin_sections(), **(extra or {})}),
     )
-    used = extension_names() if not HELP.isdisjoint(words) else dict.fromkeys(filter(None, named))
-    for name in used:
+    known = {**SECTIONS, **extension_sections(filter(None, named)), **plugin_sections()}
+    used = dict.fromkeys([*named, *_extensions_of_flags(words, {**known, **(extra or {})})])
+    for name in filter(None, used):
         load_extension(name)  # which declares whose its flags are
-    own = extension_sections(dict.fromkeys(filter(None, named)))
-    return {**SECTIONS, **own, **plugin_sections()}
+    return {**SECTIONS, **extension_sections(filter(None, used)), **plugin_sections()}
 
 
 def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> list[str]:
     """Return the extensions that have flags among `words` which no other section has."""
     given = {plain(word.partition("=")[0]) for word in words if word.startswith("--")}
-    unknown = given - _options(known.values()) - {plain(flag.option) for flag in LEGACY}
+    others = {*HELP, "--help-legacy", *(plain(flag.option) for flag in LEGACY)}
+    unknown = given - _options(known.values()) - others
     if not unknown:
         return []
     found = (name for name, each in extension_sections().items() if unknown & _options([each]))
@@ -203,6 +205,11 @@ def _options(sections: Iterable[type]) -> set[str]:
     return {
         plain(option) for each in sections for flag in flags_of(each) for option in flag.options
     }
+
+
+def sections_in(config: Config) -> dict[str, type]:
+    """Return the sections of a config."""
+    return {**SECTIONS, **{name: type(each) for name, each in config.extensions.items()}}
 
 
 def all_sections() -> dict[str, type]:

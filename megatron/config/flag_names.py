@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from megatron.config.config import all_sections
+from megatron.config.config import SECTIONS, all_sections
 from megatron.config.parsing.declaration import flags_of
 
 _NO_FLAG = (
@@ -70,8 +70,11 @@ def _flag_of(field: str) -> tuple[str | None, bool]:
     """Return the flag of a decision, and whether it turns it off."""
     if field in _NO_FLAG:
         return None, False
-    flags = _flags_of(tuple(all_sections().values()))
-    return flags.get(field) or flags.get(field.partition(".")[2]) or (None, False)
+    for known in (lambda: SECTIONS, all_sections):  # those of extensions only where they are needed
+        flags = _flags_of(tuple(known().values()))
+        if found := flags.get(field) or flags.get(field.partition(".")[2]):
+            return found
+    return None, False
 
 
 @cache

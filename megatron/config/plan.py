@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.extensions import declared_with
+from megatron.common.extensions import declared_in, owners
 from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
@@ -316,7 +316,8 @@ def plan_samples(
 def _plan_data(
     config: Config, objective: ObjectiveName, steps: StepsPlan, evaluation: EvaluationPlan
 ) -> DataPlan:
-    if any(needs(config) for needs in declared_with(config.extensions, "needs_complete_run")):
+    extensions = owners(map(type, config.extensions.values()))
+    if any(needs(config) for needs in declared_in("flags", "needs_complete_run", extensions)):
         # The order of samples depends on their number.
         evaluation = replace(evaluation, only=False)
     data = plan_data(

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from megatron.common.errors import ConfigError
+from megatron.common.extensions import load_extension, owners
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
@@ -19,7 +20,13 @@ from megatron.config.network.kernels import (
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
-from megatron.config.networks.network import Network, network_class, network_for, option_problems
+from megatron.config.networks.network import (
+    Network,
+    decoder_stack_problems,
+    network_class,
+    network_for,
+    option_problems,
+)
 from megatron.config.objectives import Declaration, declaration_of, objective_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
@@ -361,7 +368,10 @@ def _run_problems(
 def _flags_of_network_problems(config: Config, network: Network) -> Iterator[str]:
     """Yield the flags that the network of an objective does not have, and wrong values of its own."""
     yield from network.problems(config)
-    for name in NETWORKS.with_extensions():
+    yield from decoder_stack_problems(config, network)
+    for extension in owners(map(type, config.extensions.values())):
+        load_extension(extension)
+    for name in NETWORKS:
         if name != network.name:
             yield from network_class(name).misplaced(config)
 

@@ -143,3 +143,21 @@ def train_a_gpt(folder: Path, corpus: Corpus) -> None:
     words = ("--load", "run", "--save", "exported", *vocabulary)
     run(folder, "tools/convert_checkpoint/to_hf.py", *words)
     assert (folder / "exported" / "config.json").is_file()
+
+
+TRAIN_AND_PRINT = """
+import sys
+from pretrain_gpt import main
+main(sys.argv[1:])
+print("loaded:", *(name for name in sys.modules if name.startswith("megatron.extensions.")))
+"""
+
+
+def test_a_gpt_is_trained_and_resumed_without_importing_an_extension(
+    tmp_path: Path, corpus: Corpus
+) -> None:
+    folder = ("--save", str(tmp_path / "run"), "--load", str(tmp_path / "run"), "--device", "cpu")
+    words = (*TRAINING[:-6], *folder, *corpus.flags, "--train-iters", "2", "--log-interval", "1")
+    for stop in (("--exit-interval", "1"), ("--use-checkpoint-args",)):
+        printed = run(REPOSITORY, "-c", TRAIN_AND_PRINT, *words, *stop)
+        assert printed.splitlines()[-1].strip() == "loaded:"

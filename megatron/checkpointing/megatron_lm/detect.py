@@ -46,12 +46,14 @@ def system_of(path: Path) -> str | None:
         return "own"
     folder = _latest(path)
     shards = ("*.distcp", "iter_*/*.distcp")
+    # Of a new run there are only the lock and the journal: no extension is imported to look at them.
+    others = LOADERS.with_extensions() if _has_weights(path) else ()
     has = {
         "llama_meta": (path / "params.json").is_file() and any(path.glob("consolidated.*.pth")),
         "hugging_face": (path / "config.json").is_file(),
         "bigscience": any(folder.glob("layer_*-model_*-model_states.pt")),
         "universal": (folder / "zero").is_dir(),
-        **{name: LOADERS.about(name).recognises(path) for name in LOADERS.with_extensions()},
+        **{name: LOADERS.about(name).recognises(path) for name in others},
         "torch_dist": any(next(path.glob(pattern), None) for pattern in shards),
         "megatron": path.is_file()
         and path.suffix == ".pt"
@@ -81,6 +83,10 @@ def foreign_checkpoint_in(path: Path) -> str:
     }
     convert = f"convert it with tools/checkpoint/util.py --load-dir {path} --save-dir NEW, and write --load NEW"
     return f"{title_of(str(system))}, {how.get(str(system), convert)}"
+
+
+def _has_weights(path: Path) -> bool:
+    return path.is_file() or any(each.suffix not in (".json", ".jsonl") for each in path.glob("*"))
 
 
 def _latest(path: Path) -> Path:

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from megatron.common.registry import NETWORKS
+from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
-from megatron.config.network.model import ModelConfig, resolve_model
+from megatron.config.network.model import ModelConfig, position_of, resolve_model
+from megatron.config.network.model_problems import flag_problems
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Architecture
 from megatron.config.networks.options import ignored_options
-from megatron.config.objectives import Declaration
+from megatron.config.objectives import Declaration, declaration_of
 
 
 class Network(Architecture):
@@ -23,6 +24,9 @@ class Network(Architecture):
 
     A subclass is registered in NETWORKS with its `name`. Flags of its own are an argument `flags`.
     """
+
+    has_decoder_stack: bool = False
+    """Whether a decoder stands behind an encoder, so that it takes `decoder_stack_flags`."""
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags that this network does not have, and wrong values of its own."""
@@ -73,6 +77,24 @@ def option_problems(network: Network, config: Config) -> Iterator[str]:
         network.spec(plain_spec(each, vocab_size=1, tensor=1), each) for each in (config, bare)
     )
     return ignored_options(given, plain, network.options, network.lacks)
+
+
+def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
+    """Yield the flags of a decoder behind an encoder, for a network that has one stack."""
+    flags = {
+        "--pipeline-model-parallel-split-rank": (
+            config.parallel.pipeline_model_parallel_split_rank is not None
+        ),
+        "--position-embedding-type relative": position_of(config.model) == "relative",
+    }
+    if network.has_decoder_stack or not any(flags.values()):
+        return
+    # Those of extensions too, which a run without such flags does not import.
+    declared = map(declaration_of, OBJECTIVES.with_extensions())
+    scripts = [each.script for each in declared if network_class(each.network).has_decoder_stack]
+    owner = " and ".join(scripts) or "other networks"
+    reason = f"is for {owner}: this network has no decoder behind an encoder"
+    yield from flag_problems(flags, reason)
 
 
 def network_for(declared: Declaration, extensions: Mapping[str, Any]) -> Network:

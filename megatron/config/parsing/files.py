@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FileWord, value_in
+
+Switches = Callable[[str], tuple[list[str], list[str]]]
+"""Function of an option with hyphens: the words that stand for "on" and for "off" in a file of flags."""
 
 
 def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:
@@ -31,7 +34,18 @@ def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[s
 
 
 def _words_of(file: Path, sections: Mapping[str, type]) -> list[str]:
-    return file_flags(file, switch_words({**extension_sections(), **sections}))
+    return file_flags(file, _switches(sections))
+
+
+def _switches(sections: Mapping[str, type]) -> Switches:
+    """Return what the switches of several sections stand for, and of extensions if they have none."""
+    known = switch_words(sections)
+
+    def words(option: str) -> tuple[list[str], list[str]]:
+        found = known.get(option) or switch_words(extension_sections()).get(option)
+        return found or ([option], [option])  # which the parser refuses
+
+    return words
 
 
 def preset_file(name: str) -> Path:
@@ -55,9 +69,7 @@ def preset_file(name: str) -> Path:
     return files[name]
 
 
-def file_flags(
-    file: Path, switches: Mapping[str, tuple[list[str], list[str]]] | None = None
-) -> list[str]:
+def file_flags(file: Path, switches: Switches | None = None) -> list[str]:
     """Return the command line that the YAML `file` stands for.
 
     Keys are flags without their dashes (underscores are fine), optionally under headings;
@@ -65,8 +77,7 @@ def file_flags(
     that is on by default is turned off by `false`.
 
     Args:
-        switches: what `true` and `false` stand for, by option; see switch_words. Other options
-            are left for the parser to refuse.
+        switches: what `true` and `false` stand for; without it `true` is the option.
     """
     content, lines = read_yaml(file, "--config")
     if not isinstance(content, dict):
@@ -121,7 +132,7 @@ def parse_yaml(text: str) -> Any:
 
 def flag_words(flags: Mapping[str, Any], sections: Mapping[str, type]) -> list[str]:
     """Return the command line that a dictionary stands for, by the rules of a file of flags."""
-    entries = _entries(dict(flags), switch_words(sections))
+    entries = _entries(dict(flags), _switches(sections))
     return [word for _, words in entries for word in words]
 
 
@@ -208,9 +219,7 @@ def _lines_of(node: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def _entries(
-    content: dict[Any, Any],
-    switches: Mapping[str, tuple[list[str], list[str]]] | None,
-    above: tuple[str, ...] = (),
+    content: dict[Any, Any], switches: Switches | None, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield the keys that lead to each flag of a file, and the flag's words."""
     for key, value in content.items():
@@ -219,7 +228,7 @@ def _entries(
         if isinstance(value, dict):
             yield from _entries(value, switches, path)
         elif value is True or value is False or value is None:
-            on, off = ([option], []) if switches is None else switches.get(option, ([option],) * 2)
+            on, off = switches(option) if switches else ([option], [])
             yield path, on if value else off
         elif isinstance(value, list):
             yield path, [option, *map(str, value)]

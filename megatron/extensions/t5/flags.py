@@ -154,9 +154,7 @@ def unsupported_problems(
     return flag_problems(flags, reason)
 
 
-def decoder_flag_problems(
-    config: EncoderDecoderConfig, model: ModelConfig, parallel: ParallelConfig
-) -> Iterator[str]:
+def decoder_flag_problems(config: EncoderDecoderConfig) -> Iterator[str]:
     """Yield the flags of encoder and decoder, for a network that has one stack."""
     default = EncoderDecoderConfig()
     flags = {
@@ -165,10 +163,6 @@ def decoder_flag_problems(
         != default.relative_attention_num_buckets,
         "--relative-attention-max-distance": config.relative_attention_max_distance
         != default.relative_attention_max_distance,
-        "--pipeline-model-parallel-split-rank": (
-            parallel.pipeline_model_parallel_split_rank is not None
-        ),
-        "--position-embedding-type relative": position_of(model) == "relative",
     }
     reason = "is for pretrain_t5.py: this network has no decoder behind an encoder"
     return flag_problems(flags, reason)

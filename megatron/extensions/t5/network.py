@@ -59,6 +59,7 @@ class T5(Network):
     layers_in = "megatron.extensions.t5.layers.t5_layers"
     batch_in = "megatron.extensions.t5.layers.t5_batch"
     caches = True
+    has_decoder_stack = True
     megatron_in = "megatron.extensions.t5.checkpoints.T5Form"
     not_in_transformers = (
         "T5 of transformers is another network than Megatron's T5, which has LayerNorm with biases, "
@@ -80,9 +81,7 @@ class T5(Network):
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
         """Yield the flags of a decoder behind an encoder."""
-        return decoder_flag_problems(
-            config.section(EncoderDecoderConfig), config.model, config.parallel
-        )
+        return decoder_flag_problems(config.section(EncoderDecoderConfig))
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder with a decoder behind it."""

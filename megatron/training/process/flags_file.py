@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, reason
-from megatron.config.config import Config, all_sections, flatten
+from megatron.config.config import Config, flatten, sections_in
 from megatron.config.parsing.flags import options_of
 
 _WIDTH = 48
@@ -34,7 +34,7 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
 
 def flags_said(config: Config) -> dict[str, Any]:
     """Return {flag: value} of each option that differs from its default."""
-    sections = all_sections()
+    sections = sections_in(config)
     options = options_of(sections)
     defaults = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()

@@ -91,12 +91,11 @@ def test_nothing_is_taken_without_the_flag_or_a_checkpoint(saved, tmp_path):
         checkpoint_flags(["--use-checkpoint-args", f"--load={saved}", "--ckpt-step", "x"])
 
 
-def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path, monkeypatch):
+def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path):
     @dataclass(frozen=True, kw_only=True)
     class SteepConfig:
         steep: float = 1.5
 
-    monkeypatch.setattr("megatron.checkpointing.saved_run.all_sections", lambda: {"S": SteepConfig})
     folder = tmp_path / "global_step1"
     folder.mkdir()
     plan = asdict(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))

@@ -62,7 +62,9 @@ def test_every_objective_reads_its_kind_of_token_files():
         "instruct": ("--data-folder", "questions"),
         "instruct-retro": ("--data-folder", "questions", "--num-layers", "6"),
     }
-    labelled = {name for name in OBJECTIVES if declaration_of(name).kind == LABELLED}
+    labelled = {
+        name for name in OBJECTIVES.with_extensions() if declaration_of(name).kind == LABELLED
+    }
     decided = {
         name: plan(
             tiny_config(*own.get(name, ())),
