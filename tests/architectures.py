@@ -4,7 +4,8 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from tiny import VOCAB_SIZE, batch_of
+from checkpoints import spread_network, write_checkpoint
+from tiny import VOCAB_SIZE, batch_of, tiny_plan
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -24,11 +25,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.hugging_face.network import load_network, spec_of, weights_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 
-TOOLS = Path(__file__).resolve().parents[4] / "tools" / "convert_checkpoint"
+TOOLS = Path(__file__).resolve().parents[1] / "tools" / "convert_checkpoint"
 SIZES = """
     --num-layers 2 --hidden-size 24 --num-attention-heads 6 --seq-length 10
     --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0
@@ -399,3 +400,18 @@ def our_logits(folder, tokens):
         return load_network(spec, read_checkpoint(folder, manifest, optimizer=False))(
             batch_of(tokens, positions)
         )
+
+
+def export_to(group, folder):
+    """Return a function from flags to a network, its checkpoint and the folder of transformers'."""
+
+    def export(flags, *words):
+        flags = [*SIZES.split(), *flags.split()]
+        plan = tiny_plan(*flags, world_size=4)
+        model = spread_network(plan.model, group)
+        weights = {name: w.detach() for name, w in weights_of(model).items()}
+        saved = write_checkpoint(folder / "saved", weights, *flags)
+        tool("to_hf", "--load", saved.parent, "--save", folder / "hf", *words)
+        return plan.model, model, saved
+
+    return export

@@ -16,7 +16,7 @@ WRITTEN = (
 
 def tool_of(name):
     """Return what a file in tasks/ does with its words."""
-    file = Path(__file__).resolve().parents[4] / "tasks" / name
+    file = Path(__file__).resolve().parents[1] / "tasks" / name
     spec = util.spec_from_file_location(f"tasks_{file.stem}", file)
     module = util.module_from_spec(spec)
     path = [*sys.path]

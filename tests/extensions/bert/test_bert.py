@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compiled_networks import graphs_of
+from loss_memory import largest_tensor
 from tiny import tiny_spec
 from torch.testing import assert_close
 
 from megatron.extensions.bert.layers import bert_layers
-from megatron.extensions.bert.objective import BERT_FIELDS, bert_batch
+from megatron.extensions.bert.objective import BERT_FIELDS, bert_batch, bert_loss
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel
@@ -236,3 +238,17 @@ def test_padding_changes_nothing_with_any_kernel(group, name, dtype):
     padded, short = model(batch), model(alone)
     assert_close(padded.logits[1, :9], short.logits[0], **close)
     assert_close(padded.order_logits[1], short.order_logits[0], **close)
+
+
+def test_layers_are_compiled(group):
+    spec = tiny_spec(architecture="bert", num_token_types=2, binary_head=True)
+    assert graphs_of(spec, BERT_FIELDS, group) == 1
+
+
+def test_no_tensor_is_as_large_as_the_logits(group):
+    own = {"architecture": "bert", "num_token_types": 2, "binary_head": True}
+    full, chunks = (
+        largest_tensor(group, bert_loss(group), chunk, BERT_FIELDS, **own) for chunk in (0, 8)
+    )
+    # Weights and activations are smaller than a quarter of the logits.
+    assert full >= 4 * 16 * 512 and chunks <= 8 * 512

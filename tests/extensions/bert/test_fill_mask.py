@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from encoders import masked_lm
-from test_generate_tool import module_of
+from masked_lms import masked_lm
+from scripts import module_of
 
 from megatron.common.errors import ConfigError
 from megatron.extensions.bert import inference as loading

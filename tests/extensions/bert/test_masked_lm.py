@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from encoders import masked_lm
 from host_syncs import CudnnAttention
+from masked_lms import masked_lm
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.extensions.bert.inference import mask_notice

@@ -125,3 +125,12 @@ def test_faults_that_cannot_be_injected_are_refused(flags: list[str], problem: s
     with pytest.raises(ConfigError, match=re.escape(problem)):
         tiny_plan(*flags)
     assert "chaos" not in tiny_config().extensions
+
+
+def test_the_faults_of_a_run_on_a_gpu_are_one_kill():
+    plan = ChaosPlan(seed=239, kill=0.15)  # tests/gpu/test_gpu_runs.py
+    first, second = (
+        [i for i in range(1, 13) if strikes(plan, "kill", attempt=attempt, iteration=i)]
+        for attempt in (1, 2)
+    )
+    assert first[:1] == [11] and not second

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).parents[4] / "tools" / "openwebtext"
+TOOLS = Path(__file__).parents[3] / "tools" / "openwebtext"
 
 
 @pytest.fixture

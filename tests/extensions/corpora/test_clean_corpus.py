@@ -22,7 +22,7 @@ from megatron.extensions.corpora.corpus.executors import Executor
 from megatron.extensions.corpora.corpus.spec import CorpusSpec
 from megatron.extensions.corpora.corpus.steps import corpus_steps, make_folders
 
-TOOLS = Path(__file__).parents[4] / "tools"
+TOOLS = Path(__file__).parents[3] / "tools"
 QUESTION = " ".join(f"secret{i}" for i in range(13))
 FILTERS = ("remove_512", "ftfy_fix_text")
 

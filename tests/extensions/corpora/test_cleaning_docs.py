@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[4]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_the_commands_of_the_page_clean_its_crawl(tmp_path, read):

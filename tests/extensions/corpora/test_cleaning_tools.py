@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from texts import FRENCH, english
 
-TOOLS = Path(__file__).parents[4] / "tools" / "openwebtext"
+TOOLS = Path(__file__).parents[3] / "tools" / "openwebtext"
 QUESTION = " ".join(f"secret{i}" for i in range(13))
 
 

@@ -10,7 +10,7 @@ from texts import FRENCH, english
 
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
-SCRIPT = Path(__file__).parents[4] / "examples" / "corpora" / "openwebtext.sh"
+SCRIPT = Path(__file__).parents[3] / "examples" / "corpora" / "openwebtext.sh"
 QUESTION = " ".join(f"secret{i}" for i in range(13))
 
 

@@ -5,7 +5,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 import torch
-from encoders import masked_lm
+from masked_lms import masked_lm
 from retro_preprocessing import (
     TOOL,
     chunks_of,

@@ -18,7 +18,7 @@ from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import ConfigError
 from megatron.config.plan import plan
 
-TOOLS = Path(__file__).resolve().parents[4] / "tools"
+TOOLS = Path(__file__).resolve().parents[3] / "tools"
 ARGUMENTS = {
     **{"num_layers": 9, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 64},
     **{"seq_length": 16, "max_position_embeddings": 16, "layernorm_epsilon": 1e-5},

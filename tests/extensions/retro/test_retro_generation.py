@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from encoders import (
+from encoders import random_weights
+from retro_engines import (
     RETRO_PROMPTS,
     RETRO_REQUESTS,
     RETRO_SPEC,
     answers_of,
-    random_weights,
     retro_engine,
 )
 from stages import engine_of, random_model

@@ -106,3 +106,15 @@ def test_flags_of_retrieval_need_it():
         "--retro-add-retriever is for pretrain_retro.py: leave it out",
         "--retro-num-neighbors is for pretrain_retro.py with --retro-add-retriever: leave it out",
     ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "flags", "prefixes"),
+    [
+        ("retro", ("--num-layers", "6", "--retro-chunk-length", "3"), ["corpus"]),
+        ("instruct", ("--data-folder", "questions"), []),
+        ("instruct-retro", ("--data-folder", "questions", "--num-layers", "6"), []),
+    ],
+)
+def test_an_objective_reads_its_kind_of_token_files(objective, flags, prefixes):
+    assert tiny_plan(*flags, objective=objective).data.prefixes == prefixes

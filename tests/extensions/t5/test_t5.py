@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compiled_networks import graphs_of
+from loss_memory import largest_tensor
 from plain_t5 import PlainT5
 from tiny import tiny_spec
 from torch.testing import assert_close
@@ -16,6 +18,7 @@ from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import RelativePositions, relative_buckets
+from megatron.model.loss import next_token_loss
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 SPEC = tiny_spec(
@@ -294,3 +297,17 @@ def test_a_text_to_text_task_is_learned(spec, group):
         following = model(batch)[:, -1].argmax(-1, keepdim=True)
         written = torch.cat([written, following], 1)
     assert torch.equal(written[:, 1:], labels)
+
+
+def test_layers_of_both_stacks_are_compiled(group):
+    spec = tiny_spec(architecture="t5", num_decoder_layers=2, decoder_seq_length=6)
+    assert graphs_of(spec, T5_FIELDS, group) == 2
+
+
+def test_no_tensor_is_as_large_as_the_logits(group):
+    own = {"architecture": "t5", "num_decoder_layers": 1}
+    full, chunks = (
+        largest_tensor(group, next_token_loss(group), chunk, T5_FIELDS, **own) for chunk in (0, 8)
+    )
+    # Weights and activations are smaller than a quarter of the logits.
+    assert full >= 4 * 16 * 512 and chunks <= 8 * 512

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from encoders import BOS, EOS, SENTINEL, T5_SPEC, A, B, C, D, random_weights, text_to_text
+from encoders import BOS, EOS, SENTINEL, A, B, C, D, random_weights
 from host_syncs import CudnnAttention
+from t5_engines import T5_SPEC, text_to_text
 
 from megatron.checkpointing.hugging_face.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint

@@ -7,8 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from tiny import tiny_config
 
 from megatron.common.errors import ConfigError, WrongDataError
+from megatron.config.validation import validate
 from megatron.extensions.tasks.data.squad import Question, SquadDataset, WindowSpec, read_squad
 from megatron.extensions.tasks.data.squad_answers import (
     AnswerSpec,
@@ -555,3 +557,11 @@ def test_texts_without_words_are_scored_by_the_rules_of_each_evaluation(
 def test_the_rules_of_the_scores_are_named(tmp_path, tokenizer):
     task, predicted = answer_set(tmp_path, (1, 2), tokenizer)
     assert task.table([predicted]).splitlines()[0] == "answers (rules of SQuAD 1.1)"
+
+
+def test_a_file_of_answers_is_of_one_file_of_questions():
+    words = ("--valid-data", "a", "b", "--output-nbest-file", "c", "--save", "d")
+    config = tiny_config(*words, "--task", "question-answering")
+    expected = "--output-nbest-file c holds the answers to one file, and --valid-data names 2"
+    with pytest.raises(ConfigError, match=expected):
+        validate(config, world_size=1, device="cpu", objective="question-answering")

@@ -1,38 +1,22 @@
-"""A BERT and a T5 are served as their tools use them."""
+"""A T5 is served as its tool uses it."""
 
 import re
 
 import pytest
-from browser import CHROMIUM, browser
-from encoders import masked_lm, t5_engine, text_to_text
 from servers import serving
+from t5_engines import t5_engine, text_to_text
 
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.extensions.bert.network import BERT
-from megatron.extensions.bert.routes import fill_mask_interface
 from megatron.extensions.t5.network import T5
 from megatron.extensions.t5.routes import text_to_text_interface
-from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
-from megatron.inference.server.web.pages import FILL_MASK_PAGE, TEXT_TO_TEXT_PAGE
-
-
-@pytest.fixture(scope="module")
-def bert(group, tmp_path_factory):
-    return masked_lm(tmp_path_factory.mktemp("bert"))
+from megatron.inference.server.web.pages import TEXT_TO_TEXT_PAGE
 
 
 @pytest.fixture(scope="module")
 def t5(group, tmp_path_factory):
     return text_to_text(tmp_path_factory.mktemp("t5"), rows=3)
-
-
-@pytest.fixture(scope="module")
-def served_bert(group, bert):
-    parts = {"interfaces": [fill_mask_interface(bert)], "page": FILL_MASK_PAGE}
-    with serving(group, engine=SerialEngine(bert.runner, bert), **parts) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +30,6 @@ def generate(running, **body):
     return running.send("POST", "/text-to-text", body, Authorization="Bearer sesame")
 
 
-def test_masks_are_filled_and_sentences_scored(served_bert, bert):
-    texts = ["a [MASK] b [MASK]", "a\tc", "[mask]"]
-    reply = served_bert.send("POST", "/fill-mask", {"texts": texts, "top": 2})
-    assert (reply.status, reply.json["model"]) == (200, "tiny")
-    filled, scored, plain = reply.json["results"]
-    assert [[one["token"] for one in mask] for mask in filled["masks"]] == [
-        [one.token for one in mask] for mask in bert.fill(texts[0], 2)
-    ]
-    assert filled["log_likelihood"] is None and filled["num_tokens"] is None
-    assert (scored["log_likelihood"], scored["num_tokens"]) == bert.score(texts[1])
-    assert scored["in_order"] == bert.in_order(texts[1])
-    assert "[mask]" in plain["notice"] and scored["notice"] is None
-
-
-def test_embeddings_are_those_of_the_network(served_bert, bert):
-    reply = served_bert.send("POST", "/embeddings", {"texts": ["a b", "c"]})
-    assert reply.json["embeddings"] == bert.embed(["a b", "c"]).tolist()
-
-
 def test_texts_are_generated(served_t5, t5):
     texts, sampling = ["a <extra_id_0>", "b"], SamplingParams(temperature=2.0)
     requests = t5.requests(texts, seeds=["7:0", "7:1"], max_new_tokens=4, sampling=sampling)
@@ -76,23 +41,6 @@ def test_texts_are_generated(served_t5, t5):
     ]
     searched = generate(served_t5, texts=["a"], beam_width=3).json["results"]
     assert len(searched) == 1 and searched[0]["filled"] is None
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "reason"),
-    [
-        ("/fill-mask", {"texts": ["a " * 10]}, "has 12 tokens with [CLS] and [SEP]"),
-        ("/fill-mask", {"texts": ["a"] * 9}, "9 prompts are more than 8"),
-        ("/fill-mask", {"texts": ["a"], "top": 0}, "top: "),
-        ("/fill-mask", {"texts": []}, "texts: "),
-        ("/embeddings", {"texts": ["a"], "top": 2}, "top: there is no such field"),
-        ("/embeddings", {"texts": ["a", " "]}, "text 2 of 2, ' ', has no tokens"),
-        ("/fill-mask", {"texts": ["a", ""]}, "text 2 of 2, '', has no tokens"),
-    ],
-)
-def test_impossible_requests_to_a_bert_are_refused(served_bert, path, body, reason):
-    reply = served_bert.send("POST", path, body)
-    assert reply.status == 400 and reason in reply.json["error"]
 
 
 @pytest.mark.parametrize(
@@ -137,33 +85,19 @@ def test_keys_paths_and_metrics_are_those_of_every_server(served_t5):
     assert 'megatron_requests_total{path="/text-to-text",status="200"}' in metrics
 
 
-@pytest.mark.parametrize(
-    ("page", "path", "field"),
-    [(FILL_MASK_PAGE, "fill-mask", "top"), (TEXT_TO_TEXT_PAGE, "text-to-text", "beam_width")],
-)
-def test_each_page_has_the_form_of_its_path(page, path, field):
-    assert f'PATH = "{path}"' in page and f'data-field="{field}"' in page
-    assert set(re.findall(r'at\("(\w+)"\)', page)) <= set(re.findall(r'id="(\w+)"', page))
-
-
 def test_the_page_is_served_without_a_key(served_t5):
     assert served_t5.send("GET", "/").body.decode() == TEXT_TO_TEXT_PAGE
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not looked at")
-def test_masks_are_filled_on_the_page(served_bert, bert, tmp_path):
-    with browser(tmp_path) as page:
-        page.open(f"http://127.0.0.1:{served_bert.port}/")
-        page.type("prompt", "a [MASK]")
-        page.click("go")
-        page.wait_for("document.getElementById('status').textContent.startsWith('done')")
-        (best, *_), *_ = bert.fill("a [MASK]", 1)
-        text = page.value("document.getElementById('text').textContent")
-        assert f"mask 1: {best.token} {best.probability:.3f}" in text
+def test_the_page_has_the_form_of_its_path():
+    assert (
+        'PATH = "text-to-text"' in TEXT_TO_TEXT_PAGE
+        and 'data-field="beam_width"' in TEXT_TO_TEXT_PAGE
+    )
+    elements = set(re.findall(r'id="(\w+)"', TEXT_TO_TEXT_PAGE))
+    assert set(re.findall(r'at\("(\w+)"\)', TEXT_TO_TEXT_PAGE)) <= elements
 
 
 def test_flags_without_effect_are_refused():
     generation, serving_flags = GenerationConfig(recompute=True, top_k=3), ServingConfig()
-    assert "--recompute, --top_k" in str([*encoder_problems(serving_flags, generation, BERT)])
     assert "--top_k" not in str([*encoder_problems(serving_flags, generation, T5)])
-    assert [*encoder_problems(serving_flags, GenerationConfig(), BERT)] == []

@@ -1,6 +1,5 @@
 """Command lines in use for years: each is accepted as it is, or answered with what to write."""
 
-import importlib.util
 import json
 import lzma
 import os
@@ -15,6 +14,7 @@ import yaml
 from ds_json import PIPELINE_AND_ZERO_JSON
 from labelled_files import write_mnli, write_race
 from packaging.requirements import Requirement
+from scripts import tool_at
 
 from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
@@ -113,13 +113,6 @@ def launched(command, folder):
         check=True,
     )
     return shlex.split(done.stdout)
-
-
-def tool_at(script):
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", script), REPOSITORY / script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(script, words, processes):
