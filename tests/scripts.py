@@ -1,13 +1,14 @@
 """Scripts that are no modules, imported all the same."""
 
 import importlib.util
+import sys
 
 from source import REPOSITORY
 
 
 def module_of(file):
     spec = importlib.util.spec_from_file_location(f"tool_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -17,7 +17,7 @@ from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.flags import argparse_form, default_text, field_docstrings
 from megatron.config.parsing.titles import about, title_of
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 INTRODUCTION = """\
 # Flags

@@ -2,9 +2,9 @@
 
 The name of the folder is that of the extension; nothing lists them. An extension registers its network,
 objectives and formats in the registries that plugins use, and declares its flags in `SECTIONS` of its
-`flags.py`, and those of its programs in `PROGRAMS` of its `programs.py`. Its modules that need no
-torch are imported when a program, a flag or a checkpoint needs them; a folder that is taken away takes
-its capability with it, and nothing else.
+`flags.py`; docs/architecture.md lists what else. Its modules that need no torch are imported when a
+program, a flag or a checkpoint needs them; a folder that is taken away takes its capability with it,
+and nothing else.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,13 +41,7 @@ def extension_of(module: str) -> str:
 def declared_with(sections: Iterable[str], name: str) -> list[Any]:
     """Return what extensions that have some of these sections declare by a name in their `flags.py`.
 
-    The names are:
-        settings_of: function from a command line and saved flags to settings of files that flags name,
-            None without; they have `defaults`, values by field, and `contradictions`, a function from
-            the values of all flags to messages.
-        needs_complete_run: function from a Config to whether samples are numbered as those of a run
-            that trains, though the run at hand evaluates.
-        OF_NETWORK: names of sections that --use-checkpoint-args reads.
+    The names are settings_of, needs_complete_run and OF_NETWORK: see docs/architecture.md.
     """
     modules = [import_module(f"{PACKAGE}.{each}.flags") for each in extensions_with(sections)]
     return [getattr(module, name) for module in modules if hasattr(module, name)]

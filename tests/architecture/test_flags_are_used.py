@@ -13,7 +13,7 @@ from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import copied_settings
 from megatron.config.parsing.flags import argparse_form, field_docstrings, get_type_hints
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},

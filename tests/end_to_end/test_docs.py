@@ -18,7 +18,7 @@ from run_blocks import run_page
 
 from megatron.config.config import parse_config
 from megatron.config.parsing.flags import argparse_form
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 DATA_PAGE = DOCS / "data.md"
 TROUBLE_PAGE = DOCS / "troubleshooting.md"

@@ -16,7 +16,7 @@ from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.plan import plan
 from megatron.tokenizer.build import build_tokenizer
 
-TOOLS = Path(__file__).resolve().parents[4] / "tools"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 VOCAB = 62
 SIZES = {
     "bert": [

@@ -24,7 +24,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
 from megatron.extensions.tasks.flags import is_finetuned, objective_of
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = yaml.safe_load(Path(__file__).with_name("known_commands.yaml").read_text("utf-8"))
 VOCAB_SIZE = 50257
 

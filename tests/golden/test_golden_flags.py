@@ -10,7 +10,7 @@ from golden_files import HERE, require_golden
 from megatron.common.registry import OBJECTIVES
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.flags import argparse_form
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 REPOSITORY = HERE.parents[1]
 

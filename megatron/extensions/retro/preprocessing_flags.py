@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.corpora import SampleOrder
-from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.declaration import range_problems, setting
 from megatron.config.parsing.flags import Legacy
 
 TASKS = ("db-build", "index-train", "index-add", "query-neighbors")
@@ -37,18 +37,18 @@ class RetroPreprocessingConfig:
     """Compute this fraction of the blocks of the tasks again and compare them bit by bit, instead of
     writing files."""
 
-    retro_timeout_s: int = 36_000
+    retro_timeout_s: int = setting(36_000, at_least=1)
     """Seconds that a process waits for files of the others while nothing changes."""
 
-    retro_workers: int | None = None
+    retro_workers: int | None = setting(None, at_least=1)
     """Processes that cut documents into chunks, of each rank (default: as many as it has CPU cores,
     and fewer for little data)."""
 
-    retro_block_size: int = 100_000
+    retro_block_size: int = setting(100_000, at_least=1)
     """Chunks of a block of embeddings, codes or neighbors. Blocks are what a restart skips and what
     ranks share out."""
 
-    retro_doc_block_size: int = 100_000
+    retro_doc_block_size: int = setting(100_000, at_least=1)
     """Documents of a block of the database."""
 
     retro_gpt_seed: int = 1234
@@ -66,22 +66,22 @@ class RetroPreprocessingConfig:
     retro_gpt_sample_order: SampleOrder = "bigscience"
     """Sample order of training (--sample-order)."""
 
-    retro_gpt_train_samples: int | None = setting(None, older=("--train-samples",))
+    retro_gpt_train_samples: int | None = setting(None, at_least=1, older=("--train-samples",))
     """Samples of training (--train-samples)."""
 
-    retro_gpt_eval_interval: int = 1000
+    retro_gpt_eval_interval: int = setting(1000, at_least=1)
     """Steps between evaluations in training (--eval-interval)."""
 
-    retro_gpt_eval_iters: int = 100
+    retro_gpt_eval_iters: int = setting(100, at_least=0)
     """Steps of an evaluation in training (--eval-iters)."""
 
-    retro_gpt_global_batch_size: int | None = None
+    retro_gpt_global_batch_size: int | None = setting(None, at_least=1)
     """Batch of training (--global-batch-size)."""
 
-    retro_gpt_seq_length: int | None = None
+    retro_gpt_seq_length: int | None = setting(None, at_least=1)
     """Length of samples of training (--seq-length), a multiple of --retro-gpt-chunk-length."""
 
-    retro_gpt_chunk_length: int = 64
+    retro_gpt_chunk_length: int = setting(64, at_least=1)
     """Tokens of a chunk, of samples and of the database."""
 
     retro_gpt_tokenizer_type: str | None = None
@@ -114,13 +114,13 @@ class RetroPreprocessingConfig:
     """Vocabulary of the tokenizer of BERT (default: as its checkpoint was trained); it is copied to
     DIR/tokenizer."""
 
-    retro_bert_batch_size: int = 128
+    retro_bert_batch_size: int = setting(128, at_least=1)
     """Chunks in a batch of BERT."""
 
     retro_bert_max_chunk_length: int = 256
     """Tokens of a chunk that BERT reads, with [CLS] and [SEP]."""
 
-    retro_hashed_width: int = 1024
+    retro_hashed_width: int = setting(1024, at_least=1)
     """Features of the vectors of --bert-embedder-type hashed."""
 
     retro_index_type: Literal["faiss-par-add", "faiss-base"] = "faiss-par-add"
@@ -131,7 +131,7 @@ class RetroPreprocessingConfig:
     """Kind of the index, as faiss.index_factory reads it, such as OPQ32_64,IVF65536_HNSW8,PQ32;
     Flat is exact and needs no training."""
 
-    retro_index_ntrain: int | None = None
+    retro_index_ntrain: int | None = setting(None, at_least=1)
     """Chunks that train the index, a seeded sample of the database (default: all)."""
 
     retro_index_train_load_fraction: float = 1.0
@@ -150,16 +150,16 @@ class RetroPreprocessingConfig:
     )
     """Delete the blocks of codes once they are in the index."""
 
-    retro_query_ef_search: int = 256
+    retro_query_ef_search: int = setting(256, at_least=1)
     """Candidates that the search in an HNSW graph keeps, for indices with one."""
 
-    retro_query_nprobe: int = 65_536
+    retro_query_nprobe: int = setting(65_536, at_least=1)
     """Lists that a search looks at, for indices with lists."""
 
-    retro_query_num_neighbors_query: int = 200
+    retro_query_num_neighbors_query: int = setting(200, at_least=1)
     """Nearest chunks that are searched for, before those of the sample's own documents are dropped."""
 
-    retro_query_num_neighbors_save: int = 20
+    retro_query_num_neighbors_save: int = setting(20, at_least=1)
     """Neighbors that are stored for each chunk; missing ones are -1."""
 
 
@@ -263,29 +263,7 @@ def retro_preprocessing_problems(config: RetroPreprocessingConfig) -> Iterator[s
                 f"{flag} is missing: the first command for --retro-project-dir "
                 f"{config.retro_project_dir} needs it"
             )
-    counts = {
-        "--retro-timeout-s": config.retro_timeout_s,
-        "--retro-workers": config.retro_workers,
-        "--retro-block-size": config.retro_block_size,
-        "--retro-doc-block-size": config.retro_doc_block_size,
-        "--retro-gpt-train-samples": config.retro_gpt_train_samples,
-        "--retro-gpt-eval-interval": config.retro_gpt_eval_interval,
-        "--retro-gpt-global-batch-size": config.retro_gpt_global_batch_size,
-        "--retro-gpt-seq-length": config.retro_gpt_seq_length,
-        "--retro-gpt-chunk-length": config.retro_gpt_chunk_length,
-        "--retro-bert-batch-size": config.retro_bert_batch_size,
-        "--retro-hashed-width": config.retro_hashed_width,
-        "--retro-index-ntrain": config.retro_index_ntrain,
-        "--retro-query-ef-search": config.retro_query_ef_search,
-        "--retro-query-nprobe": config.retro_query_nprobe,
-        "--retro-query-num-neighbors-query": config.retro_query_num_neighbors_query,
-        "--retro-query-num-neighbors-save": config.retro_query_num_neighbors_save,
-    }
-    for flag, count in counts.items():
-        if count is not None and count < 1:
-            yield f"{flag} {count} must be at least 1"
-    if config.retro_gpt_eval_iters < 0:
-        yield f"--retro-gpt-eval-iters {config.retro_gpt_eval_iters} must be at least 0"
+    yield from range_problems(config)
     yield from _fraction_problems(config)
     yield from _embedder_problems(config)
     length, chunk = config.retro_gpt_seq_length or 0, config.retro_gpt_chunk_length
