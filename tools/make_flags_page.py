@@ -22,7 +22,7 @@ from megatron.config.parsing.flags import (
     is_switch,
 )
 from megatron.config.parsing.titles import about, title_of
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 INTRODUCTION = """\
 # Flags

@@ -2,9 +2,9 @@
 
 The name of the folder is that of the extension; nothing lists them. An extension registers its network,
 objectives and formats in the registries that plugins use, and declares its flags in `SECTIONS` of its
-`flags.py`, and those of its programs in `PROGRAMS` of its `programs.py`. Its modules that need no
-torch are imported when a program, a flag or a checkpoint needs them; a folder that is taken away takes
-its capability with it, and nothing else.
+`flags.py`; docs/architecture.md lists what else. Its modules that need no torch are imported when a
+program, a flag or a checkpoint needs them; a folder that is taken away takes its capability with it,
+and nothing else.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

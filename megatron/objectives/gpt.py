@@ -1,6 +1,5 @@
 """GPT: next-token prediction from all tokens before, or from those of the same document."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.model.loss import Loss, next_token_loss
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 
@@ -33,18 +31,15 @@ class GPT(Objective):
     """Next-token prediction; with --fim-rate on documents rearranged for fill-in-the-middle."""
 
     name: ObjectiveName = "gpt"
+    fields = CAUSAL_FIELDS
 
     def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return those of causal attention, or of documents that do not see each other."""
-        return SPAN_FIELDS if masks.isolate_documents else CAUSAL_FIELDS
+        """Return `fields`, or those of documents that do not see each other."""
+        return SPAN_FIELDS if masks.isolate_documents else self.fields
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `gpt_batch` for these masks."""
         return partial(gpt_batch, masks=masks, eod=eod)
-
-    def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
-        """Return the mean cross-entropy of the tokens that count."""
-        return next_token_loss
 
 
 def gpt_batch(tokens: Tensor, masks: MaskPlan = PACKED, eod: int | None = None) -> Batch:

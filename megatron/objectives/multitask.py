@@ -11,7 +11,7 @@ from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS
 from megatron.objectives.objective import Collate
 from megatron.objectives.packed_texts import packed_batch
-from megatron.tensor_parallel.broadcast import Batch, Fields
+from megatron.tensor_parallel.broadcast import Batch
 
 
 @OBJECTIVES.register("multitask")
@@ -19,10 +19,7 @@ class Multitask(GPT):
     """Next-token prediction of targets; each sample holds several pairs."""
 
     name: ObjectiveName = "multitask"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields with an attention span."""
-        return SPAN_FIELDS
+    fields = SPAN_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `pair_batch` for these masks."""

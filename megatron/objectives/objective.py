@@ -11,7 +11,7 @@ from megatron.config.networks.architecture import network_of
 from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.model.layers.layer_list import Step
 from megatron.model.layers.parts import LayerParts
-from megatron.model.loss import Loss
+from megatron.model.loss import Loss, next_token_loss
 from megatron.tensor_parallel.broadcast import Batch, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -28,6 +28,7 @@ class Objective(ABC):
 
     name: ObjectiveName
     token_fields: tuple[str, ...] = ("tokens",)  # of a sample, whose ids the vocabulary must hold
+    fields: Fields  # of a batch, if its masks do not decide them
 
     def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
         """Return data sets of this objective's own; None if samples are cut from token files.
@@ -53,9 +54,9 @@ class Objective(ABC):
         """
         return None
 
-    @abstractmethod
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return the fields of a batch, with their shapes and dtypes."""
+        return self.fields
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return the sizes of letters in the shapes of `batch_fields`, besides b, s and S."""
@@ -80,6 +81,6 @@ class Objective(ABC):
         """
         return ()
 
-    @abstractmethod
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
-        """Return the function that builds the loss: see `next_token_loss`."""
+        """Return the function that builds the loss, by default that of next tokens."""
+        return next_token_loss

@@ -15,7 +15,7 @@ from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.model.loss import Loss, next_token_loss, num_expected_targets, position_weights
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS, gpt_batch
 from megatron.objectives.objective import Collate
-from megatron.tensor_parallel.broadcast import Batch, Fields
+from megatron.tensor_parallel.broadcast import Batch
 
 
 @OBJECTIVES.register("prefix-lm")
@@ -23,10 +23,7 @@ class PrefixLM(GPT):
     """Next-token prediction in which the tokens of a prefix see each other."""
 
     name: ObjectiveName = "prefix-lm"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields with an attention span."""
-        return SPAN_FIELDS
+    fields = SPAN_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `prefix_batch` for these masks."""

@@ -10,7 +10,7 @@ from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS
 from megatron.objectives.objective import Collate
 from megatron.objectives.packed_texts import packed_batch
-from megatron.tensor_parallel.broadcast import Batch, Fields
+from megatron.tensor_parallel.broadcast import Batch
 
 
 @OBJECTIVES.register("sft")
@@ -18,10 +18,7 @@ class SFT(GPT):
     """Next-token prediction of answers; each sample holds several conversations."""
 
     name: ObjectiveName = "sft"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields with an attention span."""
-        return SPAN_FIELDS
+    fields = SPAN_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `chat_batch` for these masks."""

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.checkpointing.manifest import STAGING
-from megatron.checkpointing.saved_run import (
-    checkpoint_flags,
-    consumed_samples,
-    lost_plugins,
-)
+from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, lost_plugins
 from megatron.common.errors import (
     ConfigError,
     ExitCode,

@@ -17,7 +17,7 @@ from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import Flag, copied_settings, flags_of
 from megatron.config.parsing.flags import field_docstrings
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},

@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import IO
 
 import psutil
+import pytest
 from ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -262,3 +263,11 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
                 first.kill()
         keeper.wait()
         shutil.rmtree(folder)
+
+
+def cluster_in(jobs: Path) -> Iterator[Cluster]:
+    """Yield a cluster of two nodes, n1 and n2; skip the tests where none can be started."""
+    if why := obstacle():
+        pytest.skip(why)
+    with running_cluster(jobs) as running:
+        yield running

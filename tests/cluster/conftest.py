@@ -3,13 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster, obstacle, running_cluster
+from cluster import Cluster, cluster_in
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes, n1 and n2."""
-    if why := obstacle():
-        pytest.skip(why)
-    with running_cluster(tmp_path_factory.mktemp("jobs")) as running:
-        yield running
+    yield from cluster_in(tmp_path_factory.mktemp("jobs"))

@@ -1,9 +1,8 @@
-"""Corpora by the tasks of a cluster: cleaning on SLURM and on Ray, Retro's preprocessing in an array."""
+"""Corpora are cleaned by the tasks of a cluster, on SLURM and on Ray."""
 
 import filecmp
 import json
 import random
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -109,22 +108,3 @@ def test_cleaning_on_ray_goes_on_after_a_task_failed(
     obstacle.rmdir()
     clean(words)
     assert is_that_of_one_process(corpus, tmp_path / "cleaned")
-
-
-def test_preprocessing_of_retro_in_an_array_of_jobs(cluster: Cluster) -> None:
-    pytest.importorskip("h5py")
-    pytest.importorskip("faiss")
-    from retro_preprocessing import preprocess, tables, words_for, write_corpora
-
-    folder = cluster.folder
-    write_corpora(folder)
-    options = ["--array=0-1", "--parsable", "--output", "retro-%A-%a.log", "--wrap"]
-    tool = f"{sys.executable} {REPOSITORY / 'tools' / 'retro' / 'preprocess_data.py'}"
-    ranks = "RANK=$SLURM_ARRAY_TASK_ID WORLD_SIZE=$SLURM_ARRAY_TASK_COUNT"
-    command = f"{ranks} {tool} {shlex.join(words_for(folder / 'of_jobs'))}"
-    job = cluster.run("sbatch", *options, command).strip()
-    preprocess(folder / "here")
-    cluster.finish(job)
-    of_jobs, here = tables(folder / "of_jobs"), tables(folder / "here")
-    assert of_jobs.keys() == here.keys()
-    assert all((of_jobs[name] == here[name]).all() for name in here)

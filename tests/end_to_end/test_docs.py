@@ -16,7 +16,7 @@ from run_blocks import run_page
 
 from megatron.config.config import parse_config
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 DATA_PAGE = DOCS / "data.md"
 TROUBLE_PAGE = DOCS / "troubleshooting.md"

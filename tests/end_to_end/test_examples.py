@@ -8,12 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, Finished, clean_environment, journal, start
-from labelled_files import write_mnli, write_race, write_relations
-from labelled_files import write_vocabulary as write_labelled_vocabulary
-from ports import free_port
-from quick_python import write_python
-from sentence_corpora import write_sentences, write_vocabulary
+from example_scripts import SMALL, example
+from jobs import REPOSITORY, Corpus, clean_environment, journal
 
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
@@ -34,18 +30,6 @@ PROCESSES = {
 """Scripts that train, and how many processes they start in the test that plans them."""
 
 
-SMALL = {
-    "NUM_LAYERS": "2",
-    "HIDDEN_SIZE": "32",
-    "NUM_ATTENTION_HEADS": "4",
-    "SEQ_LENGTH": "32",
-    "MICRO_BATCH_SIZE": "1",
-    "GLOBAL_BATCH_SIZE": "4",
-    "TRAIN_ITERS": "2",
-    "LOG_INTERVAL": "1",
-    "EVAL_ITERS": "1",
-    "LR": "3e-3",
-}
 ENDS_IN = {
     "pretrain_gpt_curriculum.sh": ["pretrain_gpt_single_node.sh", "pretrain_gpt.sh"],
     "pretrain_gpt_distributed_with_mp.sh": ["pretrain_gpt_distributed.sh", "pretrain_gpt.sh"],
@@ -63,17 +47,6 @@ RUN_ALONE = {
     "finetune_race_distributed.sh",
     "finetune_relations.sh",
 }
-
-
-def example(name: str, folder: Path, *flags: str, **variables: str) -> Finished:
-    """Run a script from `folder`, on a port that other jobs do not use."""
-    script = str(REPOSITORY / "examples" / name)
-    programs = folder / ".programs"
-    programs.mkdir(exist_ok=True)
-    write_python(programs)
-    path = f"{programs}:{clean_environment()['PATH']}"
-    variables = {"MASTER_PORT": str(free_port()), "PATH": path, **variables}
-    return start("bash", script, *flags, cwd=folder, **variables).succeeded()
 
 
 @pytest.fixture(scope="module")
@@ -145,63 +118,6 @@ def test_layers_are_divided_over_processes(corpus: Corpus, tmp_path: Path) -> No
     checkpoint = tmp_path / "checkpoints" / "global_step2"
     assert (checkpoint / "mp_rank_01_model_states.pt").exists()
     assert len([*checkpoint.glob("layer_*.pt")]) > 2
-
-
-def test_a_bert_is_divided_over_processes(tmp_path: Path) -> None:
-    write_sentences(tmp_path / "sentences", [6] * 400, [*range(0, 401, 4)])
-    vocab = write_vocabulary(tmp_path / "bert-vocab.txt")
-    layout = {"GPUS_PER_NODE": "2", "TENSOR_PARALLEL": "2", "PIPELINE_PARALLEL": "1"}
-    own = {**SMALL, **layout, "PRECISION": "--bf16", "VOCAB_FILE": vocab}
-    data = str(tmp_path / "sentences")
-    example("pretrain_bert_distributed_with_mp.sh", tmp_path, **own, DATA_PATH=data)
-    steps = journal(tmp_path / "checkpoints", "train")
-    assert [step["iteration"] for step in steps] == [1, 2]
-    assert all(0.5 < step["sop_loss"] < 1.5 for step in steps)
-
-
-def test_a_t5_is_divided_over_processes(tmp_path: Path) -> None:
-    write_sentences(tmp_path / "sentences", [6] * 400, [*range(0, 401, 4)])
-    vocab = write_vocabulary(tmp_path / "bert-vocab.txt")
-    layout = {"GPUS_PER_NODE": "2", "TENSOR_PARALLEL": "1", "PIPELINE_PARALLEL": "2"}
-    sizes = {"KV_CHANNELS": "8", "FFN_HIDDEN_SIZE": "64", "DECODER_SEQ_LENGTH": "16"}
-    own = {**SMALL, **layout, **sizes, "PRECISION": "--bf16", "VOCAB_FILE": vocab}
-    data = str(tmp_path / "sentences")
-    example("pretrain_t5_distributed_with_mp.sh", tmp_path, **own, DATA_PATH=data)
-    steps = journal(tmp_path / "checkpoints", "train")
-    assert [step["iteration"] for step in steps] == [1, 2]
-
-
-@pytest.mark.parametrize(("task", "processes"), [("mnli", "2"), ("race", "1")])
-def test_a_bert_is_finetuned(tmp_path: Path, task: str, processes: str) -> None:
-    write_labelled_vocabulary(tmp_path / "bert-vocab.txt")
-    for name, seed in (("train.tsv", 0), ("dev_matched.tsv", 1), ("dev_mismatched.tsv", 2)):
-        write_mnli(tmp_path / "MNLI" / name, 33, seed=seed)
-    for name, seed in (("train/middle", 0), ("dev/middle", 1), ("dev/high", 2)):
-        write_race(tmp_path / "RACE" / name, 16, seed=seed)
-    own = {**SMALL, "GPUS_PER_NODE": processes, "PRECISION": "--bf16", "EPOCHS": "1"}
-    own["PRETRAINED_CHECKPOINT"] = "none"
-    flags = ["--pretrained-checkpoint", ""]  # from initial weights
-    example(f"finetune_{task}_distributed.sh", tmp_path, *flags, **own)
-    sets = {record["set"] for record in journal(tmp_path / "checkpoints", "task")}
-    expected = {"mnli": {"dev-matched", "dev-mismatched"}, "race": {"dev-middle", "dev-high"}}
-    assert sets == expected[task] | {"overall"}
-
-
-def test_relations_are_learned(tmp_path: Path) -> None:
-    write_labelled_vocabulary(tmp_path / "vocab.txt")
-    for name, seed in (("train.tsv", 0), ("dev.tsv", 1)):
-        write_relations(tmp_path / name, 32, seed=seed)
-    own = {**SMALL, "PRECISION": "--bf16", "EPOCHS": "1", "PRETRAINED_CHECKPOINT": "none"}
-    flags = ["--pretrained-checkpoint", ""]  # from initial weights
-    example("finetune_relations.sh", tmp_path, *flags, **own)
-    (overall,) = (r for r in journal(tmp_path / "checkpoints", "task") if r["set"] == "overall")
-    assert {"accuracy", "relation precision", "relation recall", "relation f1"} <= {*overall}
-
-
-def test_a_bert_is_planned(tmp_path: Path) -> None:
-    wanted = {"DATA_PATH": "none", "PLAN": "--vocabulary 30524 --gpu a100-80gb"}
-    printed = example("pretrain_bert_distributed.sh", tmp_path, **wanted).outputs[0]
-    assert "parameters: 336,297,858 |" in printed
 
 
 def test_gpt_3_is_planned(tmp_path: Path) -> None:

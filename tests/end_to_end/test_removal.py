@@ -5,17 +5,26 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from jobs import REPOSITORY, Corpus, clean_environment, journal
-from source import PACKAGE, SCRIPTS, imported_modules
+from source import PACKAGE, SCRIPTS, imported_libraries, imported_modules
 
 from megatron.common.extensions import PACKAGE as EXTENSIONS
 from megatron.common.extensions import extension_names
 
 FOLDER = PACKAGE / "extensions"
 NAMED = re.compile(r"\bextensions[./](\w+)")
+TESTS = REPOSITORY / "tests"
+HELPERS = {
+    file.stem: file.parent.name
+    for file in (TESTS / "extensions").glob("*/*.py")
+    if file.stem != "conftest" and not file.stem.startswith("test_")
+}
+"""Modules that tests of an extension share, and the extension."""
+
 TRAINING = (
     *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2"),
     *("--seq-length", "16", "--micro-batch-size", "2", "--lr", "1e-3", "--eval-iters", "0"),
@@ -23,6 +32,7 @@ TRAINING = (
 )
 
 
+@cache
 def needs(extension: str) -> set[str]:
     """Return the extensions that one needs directly, by its docstring."""
     text = ast.get_docstring(ast.parse((FOLDER / extension / "__init__.py").read_text())) or ""
@@ -38,16 +48,22 @@ def removed_with(extension: str) -> set[str]:
     return found
 
 
+@cache
 def extensions_in(file: Path) -> set[str]:
-    """Return the extensions that a file of Python imports, or names in a text for an import."""
-    imported = {name for name in imported_modules(file) if name.startswith(f"{EXTENSIONS}.")}
+    """Return the extensions that a file of Python imports, or names in a text for an import.
+
+    Of a test, those too whose tests have a helper that it imports.
+    """
+    modules = imported_modules(file)
+    imported = {name.split(".")[2] for name in modules if name.startswith(f"{EXTENSIONS}.")}
     named = {
         match
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for match in NAMED.findall(node.value)
     }
-    return {name.split(".")[2] for name in imported} | named & {*extension_names()}
+    helped = {HELPERS[top] for top in imported_libraries(file) if top in HELPERS}
+    return imported | named & {*extension_names()} | helped
 
 
 @pytest.mark.parametrize("extension", extension_names())
@@ -71,6 +87,22 @@ def test_what_is_left_does_not_name_an_extension(extension: str) -> None:
         if file.relative_to(PACKAGE).parts[:2] not in {("extensions", each) for each in removed}
     ]
     assert [str(file) for file in left if extensions_in(file) & removed] == []
+
+
+@pytest.mark.parametrize("extension", extension_names())
+def test_its_tests_need_what_it_needs(extension: str) -> None:
+    needed = {each for each in extension_names() if extension in removed_with(each)}
+    files = (TESTS / "extensions" / extension).glob("*.py")
+    assert {
+        file.name: extensions_in(file) - needed for file in files if extensions_in(file) - needed
+    } == {}
+
+
+def test_other_tests_need_no_extension() -> None:
+    """But for those of the imports of extensions, and of several extensions at once."""
+    about = [TESTS / "architecture", TESTS / "extensions", TESTS / "floors.py", Path(__file__)]
+    files = [file for file in TESTS.rglob("*.py") if not {*about} & {file, *file.parents}]
+    assert {file.name: extensions_in(file) for file in files if extensions_in(file)} == {}
 
 
 def copy_without_extensions(copy: Path) -> Path:

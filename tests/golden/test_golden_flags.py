@@ -9,7 +9,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.flags import argparse_keywords
-from megatron.config.programs import PROGRAMS
+from tools.programs import PROGRAMS
 
 REPOSITORY = HERE.parents[1]
 

@@ -1,6 +1,6 @@
 """Ranks that share a model write what one process with all of it writes."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -9,37 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from encoders import (
-    BERT_SPEC,
-    BOS,
-    EOS,
-    SENTINEL,
-    T5_SPEC,
-    A,
-    B,
-    C,
-    D,
-    answers_of,
-    bert_runner,
-    retro_engine,
-    t5_engine,
-    tokenizer_in,
-)
 from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.extensions.bert.inference import MaskedLM, MaskedLMRequest
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
-from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.server.engine_thread import EngineThread
 from megatron.tensor_parallel.object_collectives import broadcast_object
 from megatron.tensor_parallel.process_groups import (
-    Groups,
     build_groups,
     control_group,
     lone_group,
@@ -178,76 +158,6 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                     require_equal(*served(engine), *expected[name])
                 engine.close()
 
-    infer_together(rank, expected)
-
-
-RELATIVE = replace(
-    T5_SPEC,
-    **{"position_embedding": "relative", "relative_buckets": 4, "relative_max_distance": 5},
-    **{"padded_vocab_size": 14, "num_query_groups": 2},
-)
-T5_REQUESTS = [
-    Request(
-        prompt=(BOS,),
-        contexts=(source,),
-        max_new_tokens=5,
-        sampling=sampling,
-        seed=seed,
-        stop_tokens=frozenset({EOS}),
-    )
-    for sampling in (SamplingParams(greedy=True), SamplingParams(temperature=2.0))
-    for source, seed in (((A, B, C), "1"), ((D,), "2"), ((C, SENTINEL), "3"))
-]
-
-
-def texts_of(engine: Engine) -> list[tuple[int, ...]]:
-    """Return what a T5 generates, the texts of beam searches last."""
-    sampled = [done.tokens for done in engine.generate(T5_REQUESTS)]
-    searches = [BeamSearchRequest.of(request, 3, 1.0) for request in T5_REQUESTS[:3]]
-    return sampled + [engine.run_alone(search)[0].tokens for search in searches]
-
-
-def inferred(folder: Path, groups: Groups) -> tuple[list[Any], list[float]]:
-    """Return texts and numbers that one process, or all of `groups` in step, infer."""
-    odd = replace(BERT_SPEC, padded_vocab_size=11)
-    model = MaskedLM(bert_runner(odd, groups), tokenizer_in(folder))
-    (filled,) = model.fill("a b [MASK] c", 3)
-    numbers = [each.probability for each in filled]
-    numbers += [*model.score("a b c"), model.in_order("a\tb c") or 0.0]
-    return [each.token for each in filled], numbers
-
-
-def infer_together(rank: int, expected: dict[str, Any]) -> None:
-    """T5, BERT and Retro with tensor parallelism: as tools use them, and as the server does."""
-    groups = build_groups(Topology(pipeline=1, data=1, tensor=2))
-    (texts, numbers), (own_texts, own_numbers) = (
-        expected["encoders"],
-        inferred(expected["folder"], groups),
-    )
-    assert own_texts == texts
-    assert own_numbers == pytest.approx(numbers, rel=1e-4)
-    t5, retro = t5_engine(RELATIVE, rows=3, groups=groups), retro_engine(groups=groups)
-    masked = MaskedLM(bert_runner(groups=groups), tokenizer_in(expected["folder"]))
-    bert = SerialEngine(masked.runner, masked)
-    if rank:
-        retro.follow()
-        t5.follow()
-        bert.follow()
-        return
-    for own, alone in zip(answers_of(retro), expected["retro"], strict=True):
-        assert own == (alone[0], pytest.approx(alone[1], abs=1e-4))
-    retro.close()
-    t5.step()
-    search = BeamSearchRequest.of(T5_REQUESTS[0], 3, 1.0)
-    assert t5.run_alone(search, lambda: False) == []
-    assert texts_of(t5) == expected["t5"]
-    t5.close()
-    bert.step()
-    request = MaskedLMRequest(prompt=(), texts=("a [MASK]", "b [MASK]"), top=2)
-    assert bert.run_alone(request, lambda: False) == []
-    assert len(bert.run_alone(request)) == 2
-    bert.close()
-
 
 def messages_of(engine: Engine) -> int:
     """Return the number of broadcasts of the three steps of a request, and of closing."""
@@ -301,8 +211,4 @@ def test_tensor_and_pipeline_ranks_write_what_one_process_writes(
         name: written(engine_of(random_model(group, spec), spec, rows=3))
         for name, spec in SPECS.items()
     }
-    expected["folder"] = tmp_path
-    expected["retro"] = answers_of(retro_engine())
-    expected["t5"] = texts_of(t5_engine(RELATIVE, rows=3))
-    expected["encoders"] = inferred(tmp_path, lone_groups())
     run_on_ranks(2, write_together, tmp_path, expected)

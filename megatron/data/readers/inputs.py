@@ -18,11 +18,7 @@ from megatron.common import remote_files
 from megatron.common.errors import DataError
 from megatron.common.remote_files import is_url, open_input, size_of_input, without_secrets
 from megatron.data.readers import arrow, parquet
-from megatron.data.readers.decompress import (
-    UnreadableFormatError,
-    compression_of,
-    decompressed,
-)
+from megatron.data.readers.decompress import UnreadableFormatError, compression_of, decompressed
 from megatron.data.readers.line_blocks import EXCERPT_BYTES, Limits, whole_lines
 from megatron.data.readers.text_formats import (
     TextSeparator,

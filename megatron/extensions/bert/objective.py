@@ -36,10 +36,7 @@ class BERT(Objective):
 
     name: ObjectiveName = "bert"
     token_fields = ("text",)
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return BERT_FIELDS
+    fields = BERT_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `bert_batch`."""

@@ -1,6 +1,6 @@
 """Retro: next-token prediction with retrieved neighbors of each chunk of a sample."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor
@@ -9,7 +9,6 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.loss import Loss, next_token_loss
 from megatron.objectives.gpt import CAUSAL_FIELDS, PACKED, gpt_batch
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
@@ -27,10 +26,7 @@ class Retro(Objective):
     """Next-token prediction by a decoder that attends to retrieved neighbors."""
 
     name: ObjectiveName = "retro"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return RETRO_FIELDS
+    fields = RETRO_FIELDS
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return the chunks of a sample, the neighbors of each, and their length."""
@@ -43,10 +39,6 @@ class Retro(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `retro_batch` for these masks."""
         return partial(retro_batch, masks=masks, eod=eod)
-
-    def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
-        """Return the mean cross-entropy of the tokens that count."""
-        return next_token_loss
 
 
 def retro_batch(

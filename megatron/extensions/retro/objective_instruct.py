@@ -43,14 +43,11 @@ class InstructRetro(Retro):
     """Next-token prediction of answers, which attend to the contexts of the question."""
 
     name: ObjectiveName = "instruct-retro"
+    fields = PROMPT_FIELDS
 
     def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
         """Return blends of files of questions."""
         return instruct_datasets(request, tokenizer)
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with the neighbors of prompts."""
-        return PROMPT_FIELDS
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return one chunk a sample, its prompt, and the size of its neighbors."""

@@ -66,7 +66,7 @@ class RetroPreprocessingConfig:
     retro_gpt_sample_order: SampleOrder = "bigscience"
     """Sample order of training (--sample-order)."""
 
-    retro_gpt_train_samples: int | None = setting(None, older=("--train-samples",), at_least=1)
+    retro_gpt_train_samples: int | None = setting(None, at_least=1, older=("--train-samples",))
     """Samples of training (--train-samples)."""
 
     retro_gpt_eval_interval: int = setting(1000, at_least=1)

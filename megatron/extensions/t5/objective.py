@@ -1,6 +1,6 @@
 """T5: span corruption; the decoder restores the spans that sentinels stand for in the encoder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,7 +9,6 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.loss import Loss, next_token_loss
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 
@@ -29,10 +28,7 @@ class T5(Objective):
 
     name: ObjectiveName = "t5"
     token_fields = ("text_enc", "text_dec")
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return T5_FIELDS
+    fields = T5_FIELDS
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return the length of the decoder's samples."""
@@ -41,10 +37,6 @@ class T5(Objective):
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `t5_batch`."""
         return t5_batch
-
-    def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
-        """Return the mean cross-entropy of the decoder's real tokens."""
-        return next_token_loss
 
 
 def t5_batch(

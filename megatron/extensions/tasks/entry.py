@@ -14,11 +14,7 @@ from pathlib import Path
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.remote import downloaded, fetch, local_directory
-from megatron.checkpointing.saved_run import (
-    checkpoint_flags,
-    read_saved_run,
-    saved_architecture,
-)
+from megatron.checkpointing.saved_run import checkpoint_flags, read_saved_run, saved_architecture
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
 from megatron.common.extensions import declared_in

@@ -66,6 +66,7 @@ class Classification(Objective):
 
     name: ObjectiveName = "classification"
     token_fields = ("text",)
+    fields = CLASSIFICATION_FIELDS
 
     predictions: Predictions
 
@@ -100,10 +101,6 @@ class Classification(Objective):
             after_call=run.watchdog.moves,
         )
 
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return CLASSIFICATION_FIELDS
-
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `labelled_batch`."""
         return labelled_batch
@@ -118,10 +115,7 @@ class MultipleChoice(Classification):
     """Cross-entropy of the right one of four choices, each of which is a row with one logit."""
 
     name: ObjectiveName = "multiple-choice"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return CHOICE_FIELDS
+    fields = CHOICE_FIELDS
 
 
 @OBJECTIVES.register("gpt-classification")
@@ -129,10 +123,7 @@ class GPTClassification(Classification):
     """The loss of `Classification` of a GPT, whose logits are those of a text's last token."""
 
     name: ObjectiveName = "gpt-classification"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return SCORE_FIELDS
+    fields = SCORE_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `scored_batch`."""
@@ -155,10 +146,7 @@ class GPTMultipleChoice(GPTClassification):
     """The loss of `MultipleChoice` of a GPT."""
 
     name: ObjectiveName = "gpt-multiple-choice"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return CHOICE_SCORE_FIELDS
+    fields = CHOICE_SCORE_FIELDS
 
 
 def loss_builder(make: Callable[[dist.ProcessGroup | None], Loss]) -> Callable[..., Loss]:

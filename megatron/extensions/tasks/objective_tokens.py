@@ -27,16 +27,10 @@ _INPUTS = {
     if name not in ("label", "label_weight")
 }
 
-TAGGING_FIELDS: Fields = _INPUTS | {
-    "labels": Field("bs"),
-    "loss_mask": Field("bs", torch.float32),
-}
+TAGGING_FIELDS: Fields = _INPUTS | {"labels": Field("bs"), "loss_mask": Field("bs", torch.float32)}
 """A batch of sentences with a label for each token, and its weight in the loss."""
 
-ANSWER_FIELDS: Fields = _INPUTS | {
-    "start_positions": Field("b"),
-    "end_positions": Field("b"),
-}
+ANSWER_FIELDS: Fields = _INPUTS | {"start_positions": Field("b"), "end_positions": Field("b")}
 """A batch of questions with their contexts, and the first and last token of each answer."""
 
 
@@ -45,10 +39,7 @@ class TokenClassification(Classification):
     """Cross-entropy of the label of each token; `predictions` records the likeliest labels."""
 
     name: ObjectiveName = "token-classification"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return TAGGING_FIELDS
+    fields = TAGGING_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `tagging_batch`."""
@@ -64,10 +55,7 @@ class QuestionAnswering(Classification):
     """Cross-entropy of the first and the last token of an answer, over all tokens of a sample."""
 
     name: ObjectiveName = "question-answering"
-
-    def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return the fields of a batch, with their shapes and dtypes."""
-        return ANSWER_FIELDS
+    fields = ANSWER_FIELDS
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `answer_batch`."""

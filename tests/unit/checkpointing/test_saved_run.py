@@ -9,7 +9,6 @@ from megatron.checkpointing.manifest import Manifest, write_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, read_saved_run
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
-from megatron.extensions.retro.flags import RetroConfig
 
 FLAGS = ["--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"]
 USES = ["--micro-batch-size", "2", "--lr", "0.1", "--train-iters", "10", "--data-path", "corpus"]
@@ -60,21 +59,6 @@ def test_flags_of_the_command_line_win_and_are_logged(saved):
     )
     assert (config.model.hidden_dropout, config.model.num_layers) == (0.0, 3)
     assert line.endswith("global_step4: --hidden-dropout 0.0 (not 0.2)")
-
-
-@pytest.mark.parametrize(("neighbors", "sections"), [(2, ()), (5, ("retro",))])
-def test_flags_of_extensions_are_read_where_they_decide_something(tmp_path, neighbors, sections):
-    own = asdict(RetroConfig(retro_num_neighbors=neighbors))
-    config = {**asdict(tiny_config()), "extensions": {"retro": own}}
-    (tmp_path / "global_step1").mkdir()
-    manifest = Manifest(state={}, plan={}, config=config, versions={}, partition_dims={}, files=())
-    write_manifest(tmp_path / "global_step1", manifest)
-    argv = [*USES, "--use-checkpoint-args", "--load", str(tmp_path)]
-    network = checkpoint_flags(argv)
-    assert network.sections == sections
-    config, _ = parse_config(argv, defaults=network.flags, saved_sections=network.sections)
-    assert [*config.extensions][:1] == [*sections]
-    assert config.section(RetroConfig).retro_num_neighbors == neighbors
 
 
 def test_ckpt_step_and_config_files_are_read(saved, tmp_path):

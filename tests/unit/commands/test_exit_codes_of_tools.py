@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from test_known_commands_of_all_tools import tool_at
+from scripts import tool_at
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import BusyError, CheckpointError, DataError, UnreadableCheckpointError

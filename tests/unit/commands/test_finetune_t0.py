@@ -5,8 +5,8 @@ import sys
 
 import finetune_t0
 import finetune_t0_non_causal_decoder
-from megatron.config.programs import PROGRAMS
 from megatron.training import entry
+from tools.programs import PROGRAMS
 
 
 def test_finetune_t0_trains_as_the_program_of_the_longer_name(monkeypatch):

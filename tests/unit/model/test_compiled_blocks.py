@@ -4,28 +4,19 @@ from shutil import which
 
 import pytest
 import torch
+from compiled_networks import TRACED
 from networks import gpt_steps
 from tiny import GEMMA_2, LLAMA, batch_of, tiny_spec
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from megatron.common.errors import ConfigError
-from megatron.extensions.bert.layers import bert_layers
-from megatron.extensions.bert.objective import BERT_FIELDS
-from megatron.extensions.t5.layers import t5_layers
-from megatron.extensions.t5.objective import T5_FIELDS
-from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import initialise
-from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
-from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.model.loss import next_token_loss
 from megatron.tensor_parallel.rng import OrdinaryStream
-
-TRACED = Compiler(mode="default", compiles_loss=True, backend="aot_eager")
-"""Traces both passes as inductor does, and generates no code."""
 
 GRAPHS = {
     "gpt": ({}, 1),
@@ -111,45 +102,6 @@ def test_a_smaller_micro_batch_is_compiled_once_more(group):
     for rows in (3, 2, 3, 2):
         model(batch(rows=rows))
     assert counters["stats"]["unique_graphs"] == 2
-
-
-@pytest.mark.parametrize("layers", ["t5", "bert"])
-def test_encoders_and_decoders_are_compiled(layers, group):
-    spec = tiny_spec(
-        num_decoder_layers=2 if layers == "t5" else 0,
-        decoder_seq_length=6,
-        architecture=layers,
-        num_token_types=0 if layers == "t5" else 2,
-        binary_head=layers == "bert",
-    )
-    build, fields = (t5_layers, T5_FIELDS) if layers == "t5" else (bert_layers, BERT_FIELDS)
-    given = {
-        "tokens": torch.arange(12).view(2, 6) % 11,
-        "positions": torch.arange(6).repeat(2, 1),
-        "token_types": torch.zeros(2, 6, dtype=torch.long),
-        "lengths": torch.tensor([6, 4]),
-        "decoder_tokens": torch.arange(12).view(2, 6) % 11,
-    }
-    outputs = []
-    for compiler in (None, TRACED):
-        torch.manual_seed(1)
-        steps = build(
-            spec,
-            LayerParts(
-                group=group,
-                rng=OrdinaryStream(),
-                mixed=False,
-                core_attention=core_attention_of(spec, REFERENCE),
-                batch_fields=fields,
-            ),
-        )
-        model = SequentialModel(steps)
-        initialise(model, seed=1, std=0.3, num_layers=2)
-        if compiler:
-            compiler.compile_blocks(model)
-        outputs.append(model(given))
-    assert_close(*outputs)
-    assert counters["stats"]["unique_graphs"] == (2 if layers == "t5" else 1)
 
 
 def test_a_layer_that_breaks_the_graph_is_refused(group):

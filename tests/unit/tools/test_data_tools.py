@@ -1,16 +1,14 @@
 """The tools that look at data: build_index, sample_idxs_to_text, samples_of_step, inspect_data."""
 
 import json
-import re
 import subprocess
 import sys
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_corpora import thousand_documents, write_sentences, write_vocabulary
+from data_tools import TOOLS, output, run
 from tiny import tiny_config, tiny_plan
 from tokenizers import pre_tokenizers
 
@@ -18,12 +16,10 @@ from megatron.checkpointing.manifest import Manifest, write_manifest
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.batch_sampler import micro_batches
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.extensions.masked_lm.data_mapping import build_sentence_mapping
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, record_path, to_text
 from megatron.tokenizer.types.null import NullTokenizer
 
-TOOLS = Path(__file__).parents[3] / "tools"
 TEXTS = [f"text {i}" for i in range(200)]
 RAMP = "--train-samples 60 --global-batch-size 8 --rampup-batch-size 4 4 12"
 RUN = f"--seq-length 6 --micro-batch-size 2 --data-path corpus --split 8,1,1 --eval-iters 1 {RAMP}"
@@ -41,18 +37,6 @@ def directory(tmp_path, monkeypatch):
             writer.append([*(vocab[letter] for letter in text.replace(" ", "Ġ")), len(letters)])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(tool, line, *words):
-    return subprocess.run(
-        [sys.executable, TOOLS / tool, *line.split(), *words], capture_output=True, text=True
-    )
-
-
-def output(tool, line, *words):
-    done = run(tool, line, *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    return [line for line in done.stdout.splitlines() if not line.startswith("built the ")]
 
 
 def datasets(*flags, world_size=1):
@@ -363,75 +347,3 @@ def test_no_torch_is_needed(directory, tool, line):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-@pytest.fixture
-def sentences(tmp_path, monkeypatch):
-    """Return the flags of a run on documents of sentences, in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    write_sentences("sentences", *thousand_documents())
-    write_vocabulary("vocab.txt")
-    return "--data-path sentences --vocab-file vocab.txt --seq-length 32 --train-iters 5 --micro-batch-size 2"
-
-
-def test_samples_of_bert_are_shown_with_their_masks(sentences):
-    run = f"--objective bert {sentences} --data-cache-path ."
-    lines = output("sample_idxs_to_text.py", f"{run} --sample-id-range 0 40 --print-text")
-    assert len(lines) == 40
-    assert all(re.match(r"\d+ \[CLS\]", line) for line in lines)
-    assert {line.count("[SEP]") for line in lines} == {2}
-    shown = re.findall(r"(\S+)\(((?:##)?w\d+)\)", "\n".join(lines))
-    masked = [of for token, of in shown if token == "[MASK]"]
-    assert 0.7 < len(masked) / len(shown) < 0.9
-    assert any(token == of for token, of in shown)
-    # Ids alone need no --print-text, but the tokenizer for the masks.
-    (line,) = output("sample_idxs_to_text.py", f"{run} --sample-id-range 3 4 --print-tokens")
-    assert re.match(r"3 2 .* 4 .* 3$", line)
-
-
-def test_samples_of_t5_are_shown_as_encoder_and_decoder(sentences):
-    run = f"--objective t5 {sentences} --decoder-seq-length 16 --sample-id-range 0 2"
-    lines = output("sample_idxs_to_text.py", run)
-    assert [line.split()[:2] for line in lines] == [
-        ["0", "encoder:"],
-        ["0", "decoder:"],
-        ["1", "encoder:"],
-        ["1", "decoder:"],
-    ]
-    assert lines[1].startswith("0 decoder: [BOS] <extra_id_0> ")
-    # Sentinels are there by default, and token files made without them fit.
-    assert "<extra_id_0>" in lines[0]
-
-
-def test_index_maps_of_sentences_are_built_ahead_and_documents_counted(sentences):
-    lines = output("build_index.py", f"--objective bert {sentences} --split 8,1,1")
-    sizes, starts = thousand_documents()
-    mapping = build_sentence_mapping(
-        sizes,
-        starts[:801],
-        num_samples=10,
-        max_length=29,
-        short_seq_prob=0.1,
-        seed=1234,
-        min_sentences=2,
-    )
-    counted = f"samples wanted: 10 | samples: {len(mapping.rows)}"
-    assert lines[0] == f"training set train: {counted}"
-    assert "documents: 800 |" in lines[1]
-    assert "sentences: 10988" in "\n".join(output("inspect_data.py", "sentences --documents 2"))
-    done = run("build_index.py", f"--objective bert {sentences} --data-path none")
-    assert done.returncode != 0
-
-
-def test_sentences_of_a_document_are_shown_apart(sentences):
-    lines = output("inspect_data.py", "sentences --documents 2 --max-tokens 60")
-    of_documents = [line for line in lines if line.startswith("document ")]
-    sizes, starts = thousand_documents()
-    assert of_documents[0] == "document 0: 0 tokens: "
-    total = sizes[starts[1] : starts[2]].sum()
-    shown = of_documents[1].partition(f"document 1: {total} tokens: ")[2]
-    assert len(shown.partition(" ... ")[0].replace("| ", "").split()) == 60
-    assert shown.count(" | ") == np.searchsorted(np.cumsum(sizes[starts[1] : starts[2]]), 60)
-    assert shown.endswith(f"... {total - 60} more")
-    unused = next(line for line in lines if line.startswith("sentences: "))
-    assert "44 without a sentence, 44 with fewer sentences" in unused

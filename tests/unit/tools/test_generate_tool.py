@@ -1,6 +1,5 @@
 """tools/generate_samples_gpt.py, in this process, on an untrained network."""
 
-import importlib.util
 import io
 import json
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import spread_network, write_checkpoint
+from scripts import module_of
 from stages import plainly_continued
 from tiny import tiny_plan
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,13 +23,6 @@ FLAGS = [
 ]
 NEW = 5
 EOD = 10
-
-
-def module_of(file):
-    spec = importlib.util.spec_from_file_location(f"tool_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

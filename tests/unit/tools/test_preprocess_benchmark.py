@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_generate_tool import module_of
+from scripts import module_of
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools" / "benchmark"
 

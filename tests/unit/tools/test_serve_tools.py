@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from scripts import module_of
 from servers import serving
-from test_generate_tool import module_of
 
 from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.config.inference.generation import GenerationConfig

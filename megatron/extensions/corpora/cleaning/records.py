@@ -15,13 +15,7 @@ from tqdm import tqdm
 
 from megatron.common.atomic_files import flush, temporary_beside
 from megatron.common.errors import ConfigError, DataError, raise_if_any
-from megatron.common.remote_files import (
-    is_url,
-    open_input,
-    size_of_input,
-    upload,
-    url_problems,
-)
+from megatron.common.remote_files import is_url, open_input, size_of_input, upload, url_problems
 from megatron.data.readers.documents import listed, problem_of
 from megatron.data.token_files.publish import write_errors_name
 

@@ -1,10 +1,8 @@
 """Inputs and outputs at URLs: the files equal those made of local inputs, also over cut connections."""
 
 import gzip
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -13,15 +11,13 @@ from object_store import BUCKET, object_store
 from megatron.common import remote_files
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError
-from megatron.common.remote_files import exists, find_files, upload
+from megatron.common.remote_files import find_files, upload
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.inputs import find_sources
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.data.token_files.remote_pairs import local_pair
-from megatron.extensions.corpora.cleaning.records import new_files, read_lines
-from megatron.extensions.corpora.cleaning.resumable import resumable_output
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -72,39 +68,6 @@ def test_inputs_at_urls_give_the_same_files_over_cut_connections(inputs, store, 
     store.proxy.cut_next(3, after=1 << 18)
     assert convert(f"{url}/*", prefix=tmp_path / "remote", **how) == local
     assert store.proxy.cut == 3
-
-
-def test_cleaning_reads_urls(inputs):
-    _, url = inputs
-    assert [line.raw for line in read_lines([f"{url}/a.jsonl"])] == LINES.splitlines()
-
-
-def test_cleaning_writes_urls(inputs, store, tmp_path):
-    _, url = inputs
-    output = f"{url}/out/numbered.jsonl"
-    with pytest.raises(OSError, match="full"), new_files(output) as (file,):
-        file.write(b"{}")
-        raise OSError("full")
-    assert not exists(output)
-    words = ["--input-file", f"{url}/a.jsonl", "--output-file", output, "--id-prefix", "web"]
-    tool("add_id").main(words)
-    lines = [json.loads(line.raw) for line in read_lines([output])]
-    assert [line["text"] for line in lines] == TEXTS
-    with pytest.raises(ConfigError, match="would be read and replaced"):
-        tool("add_id").main([*words, "--input-file", output])
-    with pytest.raises(ConfigError, match="folder of this machine; copy it to the URL"):
-        resumable_output(output, {}).__enter__()
-    pairs = f"{url}/out/pairs.jsonl"
-    tool("find_duplicates").main(["--inputs", f"{url}/a.jsonl", "text", "--output", pairs])
-    assert exists(pairs)
-
-
-def tool(name):
-    path = Path(__file__).parents[4] / "tools" / "openwebtext" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_at_urls", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_missing_inputs_are_named_without_what_is_secret(inputs):

@@ -22,14 +22,11 @@ from megatron.checkpointing.remote import (
     remote_tags,
     set_aside,
     upload_files,
-    url_of,
 )
 from megatron.common import remote_files
 from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
 from megatron.common.remote_files import find_files, read_bytes, remove, upload, write_text
-from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import UrlConfig
-from megatron.extensions.tasks.entry import with_pretrained_network
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import require_own
 from megatron.training.loop.state import TrainState
@@ -346,24 +343,3 @@ def test_a_checkpoint_in_one_file_is_downloaded(store, tmp_path):
     assert found.name == "tagger.nemo"
     assert found.read_text() == "archive"
     assert system_of(found) == "nemo"
-    words = with_pretrained_network(
-        ["--load", url, "--s3-cache-path", str(tmp_path)], is_first=True
-    )
-    assert value_in(words, "--load") == str(found)
-
-
-def test_a_first_upload_that_was_killed_is_no_checkpoint_of_another_system(store, tmp_path):
-    url = f"{BUCKET}/{tmp_path.name}/tuned"
-    write_text(f"{url}/global_step5/weights.pt", "a part")
-    words = ["--load", url, "--save", url, "--s3-cache-path", str(tmp_path)]
-    directory = Path(value_in(with_pretrained_network(words, is_first=True), "--load"))
-    assert {*names_in(directory)} == {"url.json", "fetch.lock"}
-
-
-def test_tasks_find_the_network_of_checkpoints_at_urls(remote, tmp_path):
-    remote.save(5)
-    words = ["--load", remote.url, "--save", f"{BUCKET}/tuned", "--s3-cache-path", str(tmp_path)]
-    found = with_pretrained_network(words, is_first=True)
-    load, save = (Path(value_in(found, flag)) for flag in ("--load", "--save"))
-    assert published_tags(load) == ["global_step5"]
-    assert url_of(save) == f"{BUCKET}/tuned"
