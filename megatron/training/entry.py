@@ -27,7 +27,8 @@ from megatron.config.objectives import declaration_of, objective_tokenizer_argum
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
-from megatron.config.validation import Validated, validate
+from megatron.config.start import Start
+from megatron.config.validation import validate
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
 from megatron.training.process.environment import read_launch, read_launcher, start_name
@@ -143,7 +144,7 @@ def train(
         return code
 
 
-def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Validated:
+def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Start:
     """Return the validated config; refuse flags and paths that no device can do anything with.
 
     Where torch may find a GPU or none, what only a CPU refuses has to wait until it is known.

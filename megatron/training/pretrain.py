@@ -22,7 +22,8 @@ from megatron.common.errors import (
 from megatron.config.config import Config
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
-from megatron.config.validation import Validated, validate
+from megatron.config.start import Start
+from megatron.config.validation import validate
 from megatron.data.datasets.run_datasets import Datasets
 from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
@@ -70,7 +71,7 @@ def pretrain(
     objective: Objective,
     watchdog: Watchdog | None = None,
     *,
-    valid: Validated | None = None,
+    valid: Start | None = None,
     hooks: Sequence[Hook] = (),
 ) -> ExitCode:
     """Train by `config`, after logging the `notices` of its flags; return the exit code.
@@ -318,7 +319,7 @@ def _decide(
     launch: Launch,
     device: torch.device,
     objective: Objective,
-    valid: Validated | None,
+    valid: Start | None,
 ) -> tuple[Tokenizer, Plan]:
     """Return the tokenizer of the data and the plan of the run.
 

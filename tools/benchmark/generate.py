@@ -21,8 +21,8 @@ from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
+from megatron.config.model_plan import plan_model
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams

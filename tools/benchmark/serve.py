@@ -25,7 +25,7 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, uns
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.inference.server import Limits
-from megatron.config.plan import plan_model
+from megatron.config.model_plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.loaded_model import lone_groups

@@ -11,9 +11,7 @@ from megatron.config.parallelism.kernels_plan import (
     CompileMode,
     KernelsPlan,
 )
-from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
-from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parsing.declaration import range_problems, setting
 
 
@@ -94,7 +92,7 @@ def plan_kernels(
     return KernelsPlan(
         source=kernels.kernels,
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
-        attention=_attention(kernels, model),
+        attention=attention_of(kernels, model),
         # A compiled layer has masks of its own, so that block masks would be built in each.
         chooses_attention=kernels.attention_impl == "auto"
         and not kernels.use_flash_attn
@@ -124,7 +122,7 @@ def kernels_problems(
         )
     if kernels.attention_impl == "flex":
         yield from _flex_problems(model, device)
-    if _attention(kernels, model) == "flash":
+    if attention_of(kernels, model) == "flash":
         flag = "--use-flash-attn" if kernels.use_flash_attn else "--attention-impl flash"
         if device == "cpu":
             yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
@@ -133,84 +131,6 @@ def kernels_problems(
         width = head_dim_of(model)
         if width > _WIDEST_FLASH_HEAD:
             yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
-
-
-def compile_problems(
-    kernels: KernelsConfig,
-    *,
-    model: ModelConfig,
-    recompute: RecomputeConfig,
-    parallel: ParallelConfig,
-    lora_dropout: float,
-    zero_stage: int,
-    has_experts: bool,
-    has_curriculum: bool,
-    device: str,
-) -> Iterator[str]:
-    """Yield every reason why torch.compile cannot compile the transformer layers of this run.
-
-    Args:
-        has_curriculum: whether the length of samples changes during the run.
-    """
-    mode = kernels.compile_mode
-    if not kernels.compile:
-        if mode:
-            yield f"--compile-mode {mode} is of --compile: add that flag, or leave this one out"
-        return
-    if kernels.kernels in ("triton", "apex"):
-        yield (
-            f"--compile compiles PyTorch's operations, not those of --kernels {kernels.kernels}: "
-            "leave one of the two out"
-        )
-    if (attention := _attention(kernels, model)) in ("flash", "flex"):
-        yield f"--compile has no {attention} attention: leave it out, or take --attention-impl sdpa"
-    if recompute.recompute_activations or recompute.recompute_granularity == "selective":
-        yield (
-            "--compile decides itself what of attention is kept: leave it or selective "
-            "recomputation out, or take --recompute-granularity full"
-        )
-    if zero_stage == 3:
-        yield "--compile needs full weights in each layer: leave it out, or take --zero-stage 2"
-    if has_experts:
-        yield "--compile does not compile experts: leave it or --num-experts out"
-    if has_curriculum:
-        yield "--compile compiles one length of samples: leave it or curriculum_learning out"
-    dropout = {"--attention-dropout": model.attention_dropout, "--lora-dropout": lora_dropout}
-    if parallel.tensor_model_parallel_size > 1:
-        for flag, share in dropout.items():
-            if share:
-                yield (
-                    f"--compile has one RNG state, and {flag} {share} needs one for each tensor-"
-                    f"parallel rank: write {flag} 0, or leave --compile out"
-                )
-    if mode == "reduce-overhead":
-        yield from _cuda_graph_problems(recompute, parallel, device)
-
-
-def ring_kernels_problems(kernels: KernelsConfig, parallel: ParallelConfig) -> Iterator[str]:
-    """Yield which implementations ring attention does not take: it has blocks of its own."""
-    flag = f"--context-parallel-size {parallel.context_parallel_size}"
-    attention = kernels.attention_impl
-    if attention == "flex" or ATTENTIONS.is_own(attention):
-        yield (
-            f"{flag}: ring attention has no blocks by --attention-impl {attention}: leave that out, or "
-            "write --cp-comm-type a2a"
-        )
-    if kernels.compile:
-        yield f"{flag}: --compile does not compile ring attention: leave one of the two out"
-
-
-def _cuda_graph_problems(
-    recompute: RecomputeConfig, parallel: ParallelConfig, device: str
-) -> Iterator[str]:
-    """Yield why CUDA graphs cannot be used: they reuse the memory of a finished micro-batch."""
-    flag, others = "--compile-mode reduce-overhead", "take another mode"
-    if device == "cpu":
-        yield f"{flag} needs a GPU and this run is on CPUs: {others}"
-    if parallel.pipeline_model_parallel_size > 1:
-        yield f"{flag} has one micro-batch at a time, pipeline stages have several: {others}"
-    if recompute.checkpoint_activations or recompute.recompute_granularity == "full":
-        yield f"{flag} and full recomputation exclude each other: {others}"
 
 
 def _flex_problems(model: ModelConfig, device: str) -> Iterator[str]:
@@ -228,7 +148,8 @@ def _flex_problems(model: ModelConfig, device: str) -> Iterator[str]:
         yield f"{flag} takes heads of {NARROWEST_FLEX_HEAD} features at least, not {width}"
 
 
-def _attention(kernels: KernelsConfig, model: ModelConfig) -> str:
+def attention_of(kernels: KernelsConfig, model: ModelConfig) -> str:
+    """Return the implementation of attention that is wanted."""
     if kernels.use_flash_attn:
         return "flash"
     if kernels.attention_impl != "auto":

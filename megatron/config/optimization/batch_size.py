@@ -1,6 +1,6 @@
 """Batch size, gradient accumulation and batch size ramp-up: resolution and checks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -77,64 +77,3 @@ def plan_batch(
         ramp_increment=increment,
         ramp_samples=samples if start != final else 0,
     )
-
-
-def batch_problems(
-    micro: int,
-    rampup_batch_size: Sequence[int] | None,
-    *,
-    global_batch_size: int | None,
-    data_parallel_size: int,
-    consumed_samples: int,
-) -> Iterator[str]:
-    """Yield every reason why micro-batches, global batch and ramp do not fit together.
-
-    Args:
-        consumed_samples: those of the checkpoint that the run resumes from; what the ramp was before
-            does not matter.
-    """
-    if micro < 1:
-        yield f"--micro-batch-size {micro} must be at least 1"
-        return
-    if global_batch_size is not None and global_batch_size < 1:
-        yield f"--global-batch-size {global_batch_size} must be at least 1"
-        return
-    unit = micro * data_parallel_size
-    if global_batch_size is not None and global_batch_size % unit:
-        elastic = (
-            "" if global_batch_size % micro else "; --elastic trains on fewer, which divide it"
-        )
-        yield (
-            f"--global-batch-size {global_batch_size} is not a multiple of "
-            f"--micro-batch-size {micro} * {data_parallel_size} replicas = {unit}{elastic}"
-        )
-    if rampup_batch_size is not None:
-        batch = plan_batch(
-            micro,
-            rampup_batch_size if len(rampup_batch_size) == 3 else None,
-            global_batch_size=global_batch_size,
-            data_parallel_size=data_parallel_size,
-        )
-        yield from _ramp_problems(rampup_batch_size, batch, unit, consumed_samples)
-
-
-def _ramp_problems(
-    ramp: Sequence[int], batch: BatchPlan, unit: int, consumed_samples: int
-) -> Iterator[str]:
-    words = "--rampup-batch-size " + " ".join(map(str, ramp))
-    if len(ramp) != 3:
-        yield f"{words}: three numbers are needed: first batch size, increment, samples"
-        return
-    start, increment, _ = ramp
-    final = batch.global_batch_size
-    if min(ramp) < 1:
-        yield f"{words}: all three numbers must be at least 1"
-    elif start > final or (final - start) % increment:
-        yield f"{words}: {start} does not reach --global-batch-size {final} in steps of {increment}"
-    else:
-        sizes = [size for size in batch.sizes_from(consumed_samples) if size % unit]
-        if sizes:
-            yield (
-                f"{words}: batch size {sizes[0]} on the way is not a multiple of "
-                f"micro-batch size * replicas = {unit}"
-            )

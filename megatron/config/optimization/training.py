@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.config.optimization.batch_size import BatchPlan, batch_problems, plan_batch
+from megatron.config.optimization.batch_size import BatchPlan, plan_batch
 from megatron.config.optimization.curriculum import CurriculumPlan, plan_curriculum
 from megatron.config.parsing.declaration import range_problems, resolved, setting
 from megatron.config.parsing.json_tree import value_at
@@ -195,7 +195,7 @@ def has_one_length(training: TrainingConfig) -> bool:
     return None in lengths and (lengths != (None, None) or training.train_tokens is not None)
 
 
-def _training_problems(training: TrainingConfig) -> Iterator[str]:
+def training_problems(training: TrainingConfig) -> Iterator[str]:
     """Yield every contradiction in how long the run is and what that is counted in."""
     if not has_one_length(training):
         yield "give exactly one of --train-iters, --train-samples and --train-tokens"
@@ -279,7 +279,7 @@ def plan_steps(
     batch = plan_batch(
         training.micro_batch_size,
         training.rampup_batch_size,
-        global_batch_size=_global_batch_size(training, user),
+        global_batch_size=global_batch_size_of(training, user),
         data_parallel_size=data,
     )
     curriculum = plan_curriculum(user, seq_length)
@@ -290,21 +290,8 @@ def plan_steps(
     )
 
 
-def step_problems(
-    training: TrainingConfig, user: Mapping[str, Any], *, data: int, consumed_samples: int
-) -> Iterator[str]:
-    """Yield every reason why `data` replicas cannot take such steps, or so many."""
-    yield from batch_problems(
-        training.micro_batch_size,
-        training.rampup_batch_size,
-        global_batch_size=_global_batch_size(training, user),
-        data_parallel_size=data,
-        consumed_samples=consumed_samples,
-    )
-    yield from _training_problems(training)
-
-
-def _global_batch_size(training: TrainingConfig, user: Mapping[str, Any]) -> int | None:
+def global_batch_size_of(training: TrainingConfig, user: Mapping[str, Any]) -> int | None:
+    """Return the samples of a step by flag or by DeepSpeed's JSON, None by neither."""
     if training.global_batch_size is not None:
         return training.global_batch_size
     return value_at(user, "train_batch_size")

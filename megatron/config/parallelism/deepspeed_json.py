@@ -16,7 +16,7 @@ from megatron.config.optimization.curriculum import KEY as CURRICULUM
 from megatron.config.parallelism.deepspeed_keys import key_problems, renamed_keys
 from megatron.config.parsing.json_tree import value_at
 
-_ABSENT = object()
+ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
     for key, types in _TYPES.items():
-        value = value_at(content, key, _ABSENT)
+        value = value_at(content, key, ABSENT)
         # A bool is an int to Python, but not a number to a reader.
-        if value is not _ABSENT and type(value) not in types:
+        if value is not ABSENT and type(value) not in types:
             wanted = " or ".join(kind.__name__ for kind in types).replace("dict", "object")
             yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
 
@@ -117,36 +117,6 @@ def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:
         ),
         Twin("gradient_clipping", "--clip-grad", clip_grad),
     ]
-
-
-def ds_config_problems(
-    user: Mapping[str, Any],
-    owned: list[Twin],
-    batch: BatchPlan,
-    file: str | None,
-    *,
-    pipeline: int = 1,
-) -> Iterator[str]:
-    """Yield every key of the JSON that contradicts its flag."""
-    for twin in owned:
-        given = value_at(user, twin.key, _ABSENT)
-        # With a ramp, scripts write the final size where DeepSpeed needs the first one.
-        final = twin.key == "train_batch_size" and given == batch.global_batch_size
-        if given is _ABSENT or given == twin.value or final:
-            continue
-        yield (
-            f"{file}: {twin.key} is {json.dumps(given)}, but {twin.flag} is {twin.value}; "
-            "make them equal, or take the key out of the JSON"
-        )
-    if pipeline > 1:
-        for key in ("wall_clock_breakdown", "flops_profiler.enabled"):
-            if value_at(user, key):
-                yield f"{file}: {key} does not work in DeepSpeed's pipelines: take it out of the JSON"
-    if value_at(user, "scheduler") is not None:
-        yield (
-            f"{file}: scheduler: the learning rate is set by --lr, --min-lr and the --lr-… flags; "
-            "take the key out of the JSON"
-        )
 
 
 def merge_ds_config(
@@ -195,7 +165,7 @@ def merge_ds_config(
         # torch's Adam steps on the CPU as fast, and need not be compiled first.
         silent["zero_force_ds_cpu_optimizer"] = False
     for key, value in silent.items():
-        if value_at(merged, key, _ABSENT) is _ABSENT:
+        if value_at(merged, key, ABSENT) is ABSENT:
             _put(merged, key, value)
     return merged
 

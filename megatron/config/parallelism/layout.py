@@ -2,11 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.parsing.declaration import setting
 
 
@@ -140,7 +139,7 @@ def replicas_with_all_experts(parallel: ParallelConfig, expert: int) -> int:
 
 def uses_ring(parallel: ParallelConfig) -> bool:
     """Whether these processes pass keys and values around (ring attention)."""
-    return parallel.context_parallel_size > 1 and _communication(parallel) != _ULYSSES
+    return parallel.context_parallel_size > 1 and _communication(parallel) != ULYSSES
 
 
 def sequence_parts(parallel: ParallelConfig) -> int:
@@ -280,51 +279,6 @@ def _chunk_problems(parallel: ParallelConfig, num_layers: int) -> Iterator[str]:
         )
 
 
-def split_backward_problems(parallel: ParallelConfig, others: Mapping[str, bool]) -> Iterator[str]:
-    """Yield why weight gradients cannot be computed in passes of their own (zero bubble).
-
-    Args:
-        others: whether each flag is given whose products or gradients are not split.
-    """
-    if not parallel.enable_zbh1_pipeline:
-        return
-    if parallel.pipeline_model_parallel_size < 2:
-        yield (
-            "--enable-zbh1-pipeline is a schedule of pipeline stages, and there is one: add "
-            "--pipeline-model-parallel-size 2 or more, or leave it out"
-        )
-    for flag, is_given in others.items():
-        if is_given:
-            yield (
-                f"--enable-zbh1-pipeline does not go with {flag}: weight gradients cannot be put off "
-                "there; leave one of the two out"
-            )
-
-
-def interleaving_problems(
-    parallel: ParallelConfig, batch: BatchPlan, sizes: Iterable[int], *, num_layers: int
-) -> Iterator[str]:
-    """Yield the batch sizes of a run that the interleaved schedule cannot take.
-
-    With other numbers of micro-batches it would deadlock.
-
-    Args:
-        sizes: the global batch sizes of its steps.
-    """
-    pipeline, chunks = parallel.pipeline_model_parallel_size, chunks_of(parallel, num_layers)
-    if chunks == 1 or pipeline < 2:
-        return
-    uneven = [size for size in sizes if batch.num_micro_batches(size) % pipeline]
-    if uneven:
-        unit = batch.micro_batch_size * batch.data_parallel_size * pipeline
-        yield (
-            f"the interleaved pipeline schedule ({chunks} chunks a stage) needs a number of "
-            f"micro-batches that is a multiple of --pipeline-model-parallel-size {pipeline}, and a "
-            f"global batch of {uneven[0]} samples has {batch.num_micro_batches(uneven[0])}: write "
-            f"multiples of {unit} in --global-batch-size and --rampup-batch-size"
-        )
-
-
 def world_size_problems(parallel: ParallelConfig, world_size: int) -> Iterator[str]:
     """Yield why --world-size is not the number of processes that the launcher has started."""
     wanted = parallel.world_size
@@ -341,76 +295,19 @@ def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def sequence_problems(
-    parallel: ParallelConfig,
-    *,
-    seq_length: int,
-    num_attention_heads: int,
-    num_groups: int,
-    takes_ring: bool,
-) -> Iterator[str]:
-    """Yield every reason why the sequence cannot be divided.
-
-    Args:
-        num_groups: keys and values per token.
-        takes_ring: whether the network can be trained with ring attention.
-    """
-    tensor, sequence = parallel.tensor_model_parallel_size, sequence_size(parallel)
-    divides = parallel.sequence_parallel and tensor > 1
-    yield from _context_problems(parallel)
-    if divides and seq_length % tensor:
-        yield (
-            f"--sequence-parallel: --seq-length {seq_length} is not a multiple of "
-            f"--tensor-model-parallel-size {tensor}"
-        )
-    elif divides and uses_ring(parallel) and seq_length % sequence_parts(parallel):
-        yield (
-            f"--sequence-parallel with --context-parallel-size {sequence}: --seq-length {seq_length} is "
-            f"not a multiple of {sequence_parts(parallel)}, which both can divide"
-        )
-    if sequence <= 1 or uses_ring(parallel):
-        return
-    flag, ring = f"--ds-sequence-parallel-size {sequence}", f"--context-parallel-size {sequence}"
-    if parallel.context_parallel_size > 1:
-        flag = f"--context-parallel-size {sequence} --cp-comm-type {_ULYSSES}"
-    if seq_length % sequence:
-        yield f"{flag}: --seq-length {seq_length} is not a multiple of it"
-    for name, heads in (
-        ("--num-attention-heads", num_attention_heads),
-        ("--num-query-groups", num_groups),
-    ):
-        if heads % (tensor * sequence):
-            yield (
-                f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
-                f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
-                "takes full heads: "
-                + (
-                    f"write {ring}, which divides none"
-                    if takes_ring
-                    else "take fewer ranks for a sample"
-                )
-            )
-            break
-    if parallel.sequence_parallel:
-        yield (
-            f"{flag} and --sequence-parallel both divide the sequence: take one of them out"
-            + (f", or write {ring}" if takes_ring else "")
-        )
-
-
-_RING, _ULYSSES = "p2p", "a2a"
+RING, ULYSSES = "p2p", "a2a"
 
 
 def _communication(parallel: ParallelConfig) -> str:
     """Return what all layers have of --cp-comm-type, which may name the type of each."""
-    return (parallel.cp_comm_type or [_RING])[0]
+    return (parallel.cp_comm_type or [RING])[0]
 
 
-def _context_problems(parallel: ParallelConfig) -> Iterator[str]:
+def context_problems(parallel: ParallelConfig) -> Iterator[str]:
     """Yield what is wrong with the flags of context parallelism."""
-    types = parallel.cp_comm_type or [_RING]
+    types = parallel.cp_comm_type or [RING]
     words = f"--cp-comm-type {' '.join(types)}"
-    others = [each for each in types if each not in (_RING, _ULYSSES)]
+    others = [each for each in types if each not in (RING, ULYSSES)]
     if others:
         reasons = {
             "all_gather": "it would keep the keys of all tokens on every rank",
@@ -418,9 +315,9 @@ def _context_problems(parallel: ParallelConfig) -> Iterator[str]:
             "a2a+p2p": "a sequence is divided in one way",
         }
         why = f" ({reasons[others[0]]})" if others[0] in reasons else ""
-        yield f"{words}: {others[0]} is not supported{why}; write {_RING} or {_ULYSSES}"
+        yield f"{words}: {others[0]} is not supported{why}; write {RING} or {ULYSSES}"
     elif len({*types}) > 1:
-        yield f"{words}: all layers communicate alike; write {_RING} or {_ULYSSES}"
+        yield f"{words}: all layers communicate alike; write {RING} or {ULYSSES}"
     if parallel.context_parallel_size > 1 and parallel.ds_sequence_parallel_size > 1:
         yield (
             f"--context-parallel-size {parallel.context_parallel_size} and "

@@ -190,26 +190,9 @@ def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingP
 
 
 def logging_problems(
-    logging: LoggingConfig,
-    profiling: ProfilingConfig,
-    *,
-    world_size: int,
-    replicas: int,
-    with_all_experts: int,
-    device: str,
-    zero_stage: int,
+    logging: LoggingConfig, profiling: ProfilingConfig, *, world_size: int, device: str
 ) -> Iterator[str]:
-    """Yield every problem of the flags of logs and profiles.
-
-    Args:
-        logging: flags of the log.
-        profiling: flags of profiles.
-        world_size: number of processes.
-        replicas: number of replicas.
-        with_all_experts: the fewest replicas whose ranks hold all experts of a layer.
-        device: "cuda" or "cpu".
-        zero_stage: ZeRO stage.
-    """
+    """Yield every problem of the flags of logs and profiles."""
     yield from range_problems(logging)
     yield from range_problems(profiling)
     for flag, text in (
@@ -219,8 +202,6 @@ def logging_problems(
     ):
         if text and not logging.wandb_project:
             yield f"{flag} needs --wandb-project"
-    if logging.slow_rank_factor is not None:
-        yield from _slow_rank_problems(replicas, with_all_experts, zero_stage)
     country = logging.codecarbon_country_iso_code
     if not (len(country) == 3 and country.isascii() and country.isalpha() and country.isupper()):
         yield f"--codecarbon-country-iso-code {country} is not a code of three letters, such as FRA"
@@ -228,25 +209,6 @@ def logging_problems(
         yield "--nvtx-ranges needs GPUs, and this run is on CPUs: leave it out"
     if profiling.profile:
         yield from _profile_problems(profiling, logging, world_size)
-
-
-def _slow_rank_problems(replicas: int, with_all_experts: int, zero_stage: int) -> Iterator[str]:
-    if zero_stage == 3:
-        yield (
-            "--slow-rank-factor cannot find slow ranks at ZeRO stage 3, where each layer waits "
-            "for the weights of all: leave it out"
-        )
-    elif replicas <= 1:
-        yield (
-            "--slow-rank-factor compares replicas, and this run has no second one: start more "
-            "processes, or leave it out"
-        )
-    elif replicas <= with_all_experts:
-        yield (
-            "--slow-rank-factor cannot find slow ranks that wait for each other's tokens in "
-            f"each layer, as all {replicas} replicas do at this --moe-expert-parallel-size: "
-            "lower that, or leave it out"
-        )
 
 
 def _profile_problems(

@@ -29,6 +29,7 @@ from megatron.config.inference.generation import (
     room_problems,
     vocabulary_problems,
 )
+from megatron.config.model_plan import plan_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import (
     Architecture,
@@ -39,7 +40,6 @@ from megatron.config.networks.architecture import (
 from megatron.config.networks.network import with_network
 from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
-from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.decode_graphs import decode_capture

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.config.config import parse_config
-from megatron.config.plan import plan_samples
+from megatron.config.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import TracedSource
 from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig

@@ -1,7 +1,6 @@
 """Mixture of experts (MoE): checks of the flags, the layout and DeepSpeed's JSON."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from megatron.config.network.experts import (
     ExpertConfig,
@@ -10,34 +9,18 @@ from megatron.config.network.experts import (
     experts_of_layers,
     experts_per_token,
 )
-from megatron.config.optimization.optimizer import OptimizerConfig, plan_optimizer
 from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
+from megatron.config.start import Start
 
 
-def expert_problems(
-    experts: ExpertConfig,
-    parallel: ParallelConfig,
-    optimizer: OptimizerConfig,
-    user: Mapping[str, Any],
-    *,
-    num_layers: int,
-    has_biases: bool,
-    dtype: str,
-    zero_stage: int,
-    data: int,
-) -> Iterator[str]:
-    """Yield what does not fit together, and what DeepSpeed refuses or gets wrong.
-
-    Args:
-        user: DeepSpeed's JSON.
-        has_biases: whether the MLPs have any.
-        data: number of replicas.
-    """
+def expert_problems(start: Start) -> Iterator[str]:
+    """Yield what does not fit together, and what DeepSpeed refuses or gets wrong."""
+    experts, parallel = start.config.experts, start.config.parallel
     wrong = [*_number_problems(experts)]
     try:
-        counts = {*experts_of_layers(experts, num_layers)} - {1}
+        counts = {*experts_of_layers(experts, start.config.model.num_layers)} - {1}
     except ValueError as error:
         wrong.append(str(error))
     if wrong:
@@ -51,12 +34,13 @@ def expert_problems(
             )
         return
     yield from _routing_problems(experts, min(counts))
-    yield from _layout_problems(experts, parallel, sorted(counts), data=data)
+    yield from _layout_problems(experts, parallel, sorted(counts), data=start.replicas)
     if experts.moe_expert_parallel_size > 1:
-        yield from _divided_problems(parallel, user, zero_stage)
-    if plan_optimizer(optimizer, on_cpu=False).name == "muon":
+        yield from _divided_problems(start)
+    if start.optimizer.name == "muon":
         yield "--optimizer muon does not know experts: write --optimizer adam"
-    if optimizer.bitfit and not has_biases and zero_stage:
+    has_biases = start.config.model.add_bias_linear
+    if start.config.optimizer.bitfit and not has_biases and start.zero.stage:
         yield "--bitfit with --disable-bias-linear leaves nothing of the experts to train"
 
 
@@ -166,10 +150,9 @@ def _layout_problems(
         )
 
 
-def _divided_problems(
-    parallel: ParallelConfig, user: Mapping[str, Any], stage: int
-) -> Iterator[str]:
+def _divided_problems(start: Start) -> Iterator[str]:
     """Yield what DeepSpeed does not do with experts that replicas divide, or would get wrong."""
+    user, stage = start.deepspeed, start.zero.stage
     if stage == 3:
         yield (
             "ZeRO stage 3 does not take experts that replicas divide: write --zero-stage 2, or "

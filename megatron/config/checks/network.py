@@ -1,0 +1,84 @@
+"""The network, its objective and its kernels: checks of what they have and take."""
+
+from collections.abc import Iterator
+
+from megatron.common.extensions import load_extension, owners
+from megatron.common.registry import NETWORKS, OBJECTIVES
+from megatron.config.checks.compilation import compile_problems
+from megatron.config.checks.pipeline import split_backward_problems
+from megatron.config.checks.sequence import ring_problems
+from megatron.config.network.kernels import kernels_problems
+from megatron.config.network.lora import lora_problems
+from megatron.config.network.model_problems import model_problems
+from megatron.config.networks.network import decoder_stack_problems, network_class
+from megatron.config.optimization.curriculum import has_curriculum
+from megatron.config.parallelism.layout import parallel_problems
+from megatron.config.parallelism.precision import fp8_problems, precision_problems
+from megatron.config.start import Start
+
+
+def network_problems(start: Start) -> Iterator[str]:
+    """Yield what is wrong with the network and its parallel layout."""
+    config = start.config
+    tensor = max(1, config.parallel.tensor_model_parallel_size)
+    yield from model_problems(config.model, tensor=tensor)
+    yield from lora_problems(
+        config.lora, num_experts=config.experts.num_experts, bitfit=config.optimizer.bitfit
+    )
+    yield from parallel_problems(
+        config.parallel,
+        world_size=start.world_size,
+        num_layers=start.num_layers,
+        zero_stage=start.zero.given_stage,
+    )
+
+
+def implementation_problems(start: Start) -> Iterator[str]:
+    """Yield what is wrong with kernels, compilation and precision."""
+    config, device = start.config, start.device
+    yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
+    yield from compile_problems(start)
+    yield from split_backward_problems(start)
+    yield from ring_problems(start)
+    yield from precision_problems(config.precision, device=device)
+    yield from fp8_problems(
+        config.precision,
+        device=device,
+        zero_stage=start.zero.given_stage,
+        has_experts=start.has_experts,
+    )
+
+
+def own_flag_problems(start: Start) -> Iterator[str]:
+    """Yield the flags that the network of an objective does not have, and wrong values of its own."""
+    config, network = start.config, start.network
+    yield from network.problems(config)
+    yield from decoder_stack_problems(config, network)
+    for extension in owners(map(type, config.extensions.values())):
+        load_extension(extension)
+    for name in NETWORKS:
+        if name != network.name:
+            yield from network_class(name).misplaced(config)
+
+
+def loss_problems(start: Start) -> Iterator[str]:
+    """Yield why the loss cannot be computed in chunks of tokens."""
+    tokens = start.config.kernels.loss_chunk_tokens
+    if tokens and OBJECTIVES.is_own(start.objective):
+        yield (
+            f"--loss-chunk-tokens {tokens}: the loss of a plugin's objective ({start.objective}) gets "
+            "all logits at once: leave it out"
+        )
+
+
+def sample_problems(start: Start) -> Iterator[str]:
+    """Yield why samples cannot be cut as a plugin or a curriculum does."""
+    dataset, declared = start.config.plugins.dataset, start.declared
+    if dataset and declared.kind != "documents":
+        yield f"--dataset {dataset} reads documents, not {declared.kind}"
+    if has_curriculum(start.deepspeed) and not declared.takes_short_samples:
+        yield (
+            f"{start.config.deepspeed.deepspeed_config}: curriculum_learning cuts the ends of samples "
+            "off, which this objective needs: take the block out of the JSON, or train with "
+            "pretrain_gpt.py"
+        )

@@ -1,0 +1,111 @@
+"""Steps: checks of batches, lengths and the learning-rate schedule."""
+
+from collections.abc import Iterator, Sequence
+
+from megatron.config.checks.deepspeed import json_problems, zero_problems
+from megatron.config.checks.experts import expert_problems
+from megatron.config.checks.pipeline import interleaving_problems
+from megatron.config.optimization.batch_size import BatchPlan, plan_batch
+from megatron.config.optimization.curriculum import curriculum_problems
+from megatron.config.optimization.lr_schedule import schedule_problems, unit_problems
+from megatron.config.optimization.training import global_batch_size_of, training_problems
+from megatron.config.parallelism.layout import sequence_parts, world_size_problems
+from megatron.config.parsing.json_tree import value_at
+from megatron.config.start import Start
+
+
+def length_problems(start: Start) -> Iterator[str]:
+    """Yield why the replicas cannot take such steps, or so many, or not of such sequences."""
+    config = start.config
+    yield from batch_problems(start)
+    yield from training_problems(config.training)
+    yield from unit_problems(config.schedule, config.training)
+    yield from curriculum_problems(
+        start.deepspeed,
+        seq_length=config.model.seq_length,
+        parts=sequence_parts(config.parallel),
+        file=config.deepspeed.deepspeed_config,
+    )
+
+
+def step_problems(start: Start) -> Iterator[str]:
+    """Yield what is wrong with steps of right lengths: their schedule, ZeRO, experts, the JSON."""
+    config, steps = start.config, start.steps
+    if steps.training.train_iters < 1:
+        yield (
+            f"--train-samples {steps.training.train_samples} is less than one global batch of "
+            f"{steps.batch.size_at(0)} samples"
+        )
+        return
+    yield from schedule_problems(config.schedule, config.training, start.schedule)
+    for check in (zero_problems, expert_problems, json_problems, interleaving_problems):
+        yield from check(start)
+
+
+def elastic_problems(start: Start) -> Iterator[str]:
+    """Yield why a run cannot go on with other numbers of replicas."""
+    config = start.config
+    yield from world_size_problems(config.parallel, start.world_size)
+    by_json = value_at(start.deepspeed, "train_batch_size")
+    if config.training.global_batch_size is None and by_json is None:
+        yield (
+            "--elastic needs --global-batch-size: without it a step has as many samples as the "
+            "replicas that there are"
+        )
+    if start.optimizer.name == "adam8bit":
+        yield (
+            "--elastic does not work with --use-bnb-optimizer: Adam's 8-bit state loads into its own "
+            "layout only; leave --elastic out"
+        )
+
+
+def batch_problems(start: Start) -> Iterator[str]:
+    """Yield every reason why micro-batches, global batch and ramp do not fit together."""
+    training, data = start.config.training, start.replicas
+    micro, ramp = training.micro_batch_size, training.rampup_batch_size
+    global_batch_size = global_batch_size_of(training, start.deepspeed)
+    if micro < 1:
+        yield f"--micro-batch-size {micro} must be at least 1"
+        return
+    if global_batch_size is not None and global_batch_size < 1:
+        yield f"--global-batch-size {global_batch_size} must be at least 1"
+        return
+    unit = micro * data
+    if global_batch_size is not None and global_batch_size % unit:
+        elastic = (
+            "" if global_batch_size % micro else "; --elastic trains on fewer, which divide it"
+        )
+        yield (
+            f"--global-batch-size {global_batch_size} is not a multiple of "
+            f"--micro-batch-size {micro} * {data} replicas = {unit}{elastic}"
+        )
+    if ramp is not None:
+        batch = plan_batch(
+            micro,
+            ramp if len(ramp) == 3 else None,
+            global_batch_size=global_batch_size,
+            data_parallel_size=data,
+        )
+        yield from _ramp_problems(ramp, batch, unit, start.consumed_samples)
+
+
+def _ramp_problems(
+    ramp: Sequence[int], batch: BatchPlan, unit: int, consumed_samples: int
+) -> Iterator[str]:
+    words = "--rampup-batch-size " + " ".join(map(str, ramp))
+    if len(ramp) != 3:
+        yield f"{words}: three numbers are needed: first batch size, increment, samples"
+        return
+    start, increment, _ = ramp
+    final = batch.global_batch_size
+    if min(ramp) < 1:
+        yield f"{words}: all three numbers must be at least 1"
+    elif start > final or (final - start) % increment:
+        yield f"{words}: {start} does not reach --global-batch-size {final} in steps of {increment}"
+    else:
+        sizes = [size for size in batch.sizes_from(consumed_samples) if size % unit]
+        if sizes:
+            yield (
+                f"{words}: batch size {sizes[0]} on the way is not a multiple of "
+                f"micro-batch size * replicas = {unit}"
+            )

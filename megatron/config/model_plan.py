@@ -1,0 +1,50 @@
+"""The network of a config: which one is trained, and its spec."""
+
+from dataclasses import replace
+
+from megatron.common.errors import ConfigError
+from megatron.common.registry import (
+    ACTIVATIONS,
+    ATTENTIONS,
+    NETWORKS,
+    NORMS,
+    POSITION_EMBEDDINGS,
+)
+from megatron.config.config import Config
+from megatron.config.data.objective import ObjectiveName
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.networks.network import Network, network_for, plain_spec
+from megatron.config.objectives import declaration_of
+
+
+def network_in(config: Config, objective: ObjectiveName) -> Network:
+    """Return the network that `config` and its objective name.
+
+    Raises:
+        ConfigError: the objective does not train it.
+    """
+    name, declared = config.plugins.network, declaration_of(objective)
+    if name and not NETWORKS.is_own(name) and name != declared.network:
+        raise ConfigError(
+            f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
+            "the flag out"
+        )
+    return network_for(replace(declared, network=name or declared.network), config.extensions)
+
+
+def plan_model(
+    config: Config, *, vocab_size: int, tensor: int, objective: ObjectiveName = "gpt"
+) -> ModelSpec:
+    """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
+    network = network_in(config, objective)
+    spec = network.spec(plain_spec(config, vocab_size=vocab_size, tensor=tensor), config)
+    attention = config.kernels.attention_impl
+    attention = attention if ATTENTIONS.is_own(attention) else ""
+    own = (
+        *NETWORKS.flags_of(network.name, config.extensions),
+        *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
+        *ACTIVATIONS.flags_of(spec.activation, config.extensions),
+        *NORMS.flags_of(spec.normalization, config.extensions),
+        *ATTENTIONS.flags_of(attention, config.extensions),
+    )
+    return replace(spec, attention=attention, own_flags=tuple(dict.fromkeys(own)))

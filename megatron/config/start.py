@@ -1,0 +1,147 @@
+"""The start of a run: a config on its processes, and what follows from it before there is a plan."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from megatron.common.registry import OPTIMIZERS, SCHEDULES
+from megatron.config.config import Config
+from megatron.config.data.objective import ObjectiveName
+from megatron.config.model_plan import network_in
+from megatron.config.networks.network import Network
+from megatron.config.objectives import Declaration, declaration_of
+from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
+from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
+from megatron.config.optimization.training import StepsPlan, plan_steps
+from megatron.config.parallelism.deepspeed_json import Twin, step_twins
+from megatron.config.parallelism.layout import (
+    plan_parallel,
+    replica_size,
+    replicas_with_all_experts,
+)
+from megatron.config.parallelism.precision import (
+    PrecisionPlan,
+    plan_precision,
+    precision_twins,
+)
+from megatron.config.parallelism.recompute import Storage, plan_storage
+from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_twins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A config on the processes that train it; each part is resolved once, when it is asked for.
+
+    Args:
+        deepspeed: the JSON of --deepspeed_config; {} without one.
+        device: "cpu" or "cuda".
+        objective: what the entry script trains.
+        consumed_samples: those of the checkpoint that the run resumes from.
+    """
+
+    config: Config
+    deepspeed: dict[str, Any]
+    world_size: int
+    device: str
+    objective: ObjectiveName = "gpt"
+    consumed_samples: int = 0
+
+    @cached_property
+    def declared(self) -> Declaration:
+        """What the objective reads and trains."""
+        return declaration_of(self.objective)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network that is trained."""
+        return network_in(self.config, self.objective)
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers that pipeline stages divide."""
+        return self.network.num_layers(self.config)
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether some layer has several experts."""
+        return max(self.config.experts.num_experts or [1]) > 1
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the run takes steps; otherwise it evaluates alone."""
+        return not (self.config.evaluation.eval_only or self.config.evaluation.inference)
+
+    @cached_property
+    def replicas(self) -> int:
+        """Replicas; of a wrong number of processes the least that is possible."""
+        replicas, left_over = divmod(self.world_size, replica_size(self.config.parallel))
+        expert = self.config.experts.moe_expert_parallel_size
+        least = replicas_with_all_experts(self.config.parallel, expert) if left_over else replicas
+        return max(1, least)
+
+    @cached_property
+    def precision(self) -> PrecisionPlan:
+        """Dtypes of weights and of gradient sums."""
+        return plan_precision(self.config.precision)
+
+    @cached_property
+    def zero(self) -> ZeroPlan:
+        """ZeRO's stage and offload, from flags and DeepSpeed's JSON."""
+        return plan_zero(
+            self.config.deepspeed, self.config.optimizer, self.precision, self.deepspeed
+        )
+
+    @cached_property
+    def optimizer(self) -> OptimizerPlan:
+        """The optimizer."""
+        optimizer = self.config.optimizer
+        return plan_optimizer(
+            optimizer,
+            on_cpu=self.zero.optimizer_device != "none",
+            own_flags=OPTIMIZERS.flags_of(optimizer.optimizer, self.config.extensions),
+        )
+
+    @cached_property
+    def storage(self) -> Storage:
+        """How the activations that recomputation keeps are stored."""
+        parallel = plan_parallel(
+            self.config.parallel,
+            world_size=self.world_size,
+            zero_stage=0,
+            num_layers=self.num_layers,
+        )
+        return plan_storage(
+            self.config.recompute,
+            self.deepspeed,
+            parallel,
+            num_layers=self.num_layers,
+            device=self.device,
+        )
+
+    @cached_property
+    def steps(self) -> StepsPlan:
+        """The steps, if `length_problems` finds nothing."""
+        return plan_steps(
+            self.config.training,
+            self.deepspeed,
+            data=self.replicas,
+            seq_length=self.config.model.seq_length,
+            saves=self.trains and self.config.checkpoint.save is not None,
+        )
+
+    @cached_property
+    def schedule(self) -> SchedulePlan:
+        """The learning-rate schedule, of a run with a step."""
+        schedule, length = self.config.schedule, self.config.model.seq_length
+        own_flags = SCHEDULES.flags_of(schedule.lr_decay_style, self.config.extensions)
+        return replace(plan_schedule(schedule, self.steps, seq_length=length), own_flags=own_flags)
+
+    def owned_keys(self, batch: BatchPlan) -> list[Twin]:
+        """Return the keys of DeepSpeed's JSON that flags own, with their values."""
+        optimizer = self.config.optimizer
+        return [
+            *step_twins(batch=batch, clip_grad=optimizer.clip_grad),
+            *precision_twins(self.config.precision, self.deepspeed),
+            *zero_twins(self.zero, self.config.deepspeed, optimizer),
+        ]
