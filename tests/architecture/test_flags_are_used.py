@@ -23,6 +23,7 @@ ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},
     key=str,
 )
+START_CONFIG = ("Start", "config")
 READ_BY_NAME = {
     ("RetroPreprocessingConfig", "retro_gpt_eval_interval"),
     ("RetroPreprocessingConfig", "retro_gpt_eval_iters"),
@@ -61,6 +62,8 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
     def type_of(node: ast.AST) -> str | None:
         if isinstance(node, ast.Name):
             return types.get(node.id)
+        if isinstance(node, ast.Attribute) and (type_of(node.value), node.attr) == START_CONFIG:
+            return "Config"
         if isinstance(node, ast.Attribute) and type_of(node.value) == "Config":
             section = SECTIONS.get(node.attr)
             return section.__name__ if section else None
