@@ -375,10 +375,10 @@ megatron.config.objectives.Declaration, by default that of GPT."""
 NETWORKS: Registry[Any] = Registry(
     "network",
     "--network",
-    {"gpt": "megatron.config.networks.gpt"},
+    {"gpt": "megatron.config.gpt"},
     call="",
 )
-"""Classes like megatron.config.networks.network.Network, with their `name`."""
+"""Classes like megatron.config.network_contract.Network, with their `name`."""
 
 HEADS: Registry[Any] = Registry("head", call="under", takes_flags=False)
 """Functions of a network, one that `takes_heads`, that return it with another head than its own."""

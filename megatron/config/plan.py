@@ -29,7 +29,7 @@ from megatron.config.network.experts import plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.network import plain_spec
+from megatron.config.network_contract import network_in, plain_spec
 from megatron.config.networks.partition import stage_problems
 from megatron.config.objectives import (
     declaration_of,
@@ -70,7 +70,6 @@ from megatron.config.run.watchdog import WatchPlan, plan_watch
 from megatron.config.validation import (
     Validated,
     length_problems,
-    network_in,
     owned_keys,
     steps_of,
     validate,

@@ -20,11 +20,11 @@ from megatron.config.network.kernels import (
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
-from megatron.config.networks.network import (
+from megatron.config.network_contract import (
     Network,
     decoder_stack_problems,
     network_class,
-    network_for,
+    network_in,
     option_problems,
 )
 from megatron.config.objectives import Declaration, declaration_of, objective_problems
@@ -461,21 +461,6 @@ def steps_of(config: Config, user: dict[str, Any], *, data: int) -> StepsPlan:
 def zero_of(config: Config, user: dict[str, Any]) -> ZeroPlan:
     """Return ZeRO's stage and offload, from flags and DeepSpeed's JSON."""
     return plan_zero(config.deepspeed, config.optimizer, plan_precision(config.precision), user)
-
-
-def network_in(config: Config, objective: ObjectiveName) -> Network:
-    """Return the network that `config` and its objective name.
-
-    Raises:
-        ConfigError: the objective does not train it.
-    """
-    name, declared = config.plugins.network, declaration_of(objective)
-    if name and not NETWORKS.is_own(name) and name != declared.network:
-        raise ConfigError(
-            f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
-            "the flag out"
-        )
-    return network_for(replace(declared, network=name or declared.network), config.extensions)
 
 
 def _storage_of(

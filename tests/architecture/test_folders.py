@@ -6,7 +6,6 @@ import pytest
 from source import PACKAGE, import_graph, imported_modules, reached
 
 CIRCLES = {
-    frozenset({"config", "config.inference", "config.networks"}),
     frozenset(
         {
             "checkpointing",

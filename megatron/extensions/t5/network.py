@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import (
     FIRST_LAYER,
     Entry,
@@ -26,7 +27,6 @@ from megatron.config.networks.counts import (
     stack_flops,
     table_weights,
 )
-from megatron.config.networks.network import Network
 from megatron.config.networks.options import COMMON
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.masked_lm.flags import MaskedLMConfig

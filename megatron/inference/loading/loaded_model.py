@@ -30,13 +30,13 @@ from megatron.config.inference.generation import (
     vocabulary_problems,
 )
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import with_network
 from megatron.config.networks.architecture import (
     Architecture,
     Service,
     network_named,
     network_of,
 )
-from megatron.config.networks.network import with_network
 from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model

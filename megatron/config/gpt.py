@@ -1,7 +1,7 @@
 """GPT: a decoder."""
 
 from megatron.common.registry import NETWORKS
-from megatron.config.networks.network import Network
+from megatron.config.network_contract import Network
 
 
 @NETWORKS.register("gpt")
