@@ -420,11 +420,11 @@ EXPORTERS: Registry[Any] = Registry(
     "--exporter",
     {
         "transformers": "megatron.checkpointing.hugging_face.export",
-        "safetensors": "megatron.checkpointing.own_safetensors",
+        "safetensors": "megatron.checkpointing.conversion.own_safetensors",
     },
     call="job, folder",
 )
-"""Functions (job: megatron.checkpointing.export.Export, folder) that write a checkpoint in another
+"""Functions (job: megatron.checkpointing.conversion.export.Export, folder) that write a checkpoint in another
 format to a folder, and return the text that the tool prints of it."""
 
 LOADERS: Registry[Any] = Registry(

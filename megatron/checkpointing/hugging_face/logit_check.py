@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.hugging_face.network import load_network
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec

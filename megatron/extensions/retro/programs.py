@@ -6,7 +6,7 @@ from megatron.config.config import SECTIONS as TRAINING
 from megatron.config.inference.generation import GenerationConfig
 from megatron.extensions.retro.flags import SECTIONS
 from megatron.extensions.retro.inference_flags import AnswerConfig, AnswerScoreConfig
-from megatron.extensions.retro.preprocessing_flags import (
+from megatron.extensions.retro.retrieval.flags import (
     RetroPreprocessingConfig,
     RetroRecallConfig,
 )

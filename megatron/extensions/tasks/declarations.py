@@ -8,6 +8,11 @@ from megatron.common.registry import FAMILIES, KINDS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import surplus_problems, token_file_flags
 from megatron.config.objectives import Declaration
+from megatron.extensions.tasks.data.text_flags import (
+    TextTaskConfig,
+    flags_of_other_tasks,
+    text_task_problems,
+)
 from megatron.extensions.tasks.flags import (
     LABELLED,
     DownstreamConfig,
@@ -15,11 +20,6 @@ from megatron.extensions.tasks.flags import (
     downstream_in,
     downstream_problems,
     misplaced_flags,
-)
-from megatron.extensions.tasks.text_flags import (
-    TextTaskConfig,
-    flags_of_other_tasks,
-    text_task_problems,
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from megatron.config.config import Config
 from megatron.config.parsing.declaration import resolved, setting
-from megatron.extensions.tasks.text_flags import (
+from megatron.extensions.tasks.data.text_flags import (
     TEXT_TASKS,
     TextTaskConfig,
     TextTaskPlan,

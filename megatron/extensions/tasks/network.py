@@ -12,8 +12,8 @@ from megatron.config.networks.architecture import Entry, Stacks
 from megatron.config.networks.counts import Weights, dense_weights, stack_flops
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.tasks.data.text_flags import TEXT_TASKS, TextTaskConfig
 from megatron.extensions.tasks.flags import DownstreamConfig, downstream_in, head_of
-from megatron.extensions.tasks.text_flags import TEXT_TASKS, TextTaskConfig
 
 
 @HEADS.register("classes")

@@ -5,7 +5,7 @@ from architectures import SIZES, tool
 from checkpoints import spread_network, write_checkpoint
 from tiny import tiny_plan
 
-from megatron.checkpointing.hugging_face.network import weights_of
+from megatron.checkpointing.conversion.network import weights_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from encoders import BOS, EOS, SENTINEL, T5_SPEC, A, B, C, D, random_weights, text_to_text
 from host_syncs import CudnnAttention
 
-from megatron.checkpointing.hugging_face.network import load_network
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.extensions.t5.inference import generate_texts
