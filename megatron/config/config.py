@@ -122,7 +122,7 @@ def parse_config(
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
     A `--config` file is read first; flags on the command line override it. Settings of files that an
-    extension reads, such as a Retro project's, are defaults that flags must not contradict.
+    extension reads, such as those of its preprocessing, are defaults that flags must not contradict.
 
     Args:
         objective: of the entry script.

@@ -27,6 +27,7 @@ class Declaration:
     takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
     tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
     extra_ids: int = 0  # without --vocab-extra-ids
+    adds_special_tokens: bool = False  # to texts, so that their tokenizer must not
     has_epochs: bool = False  # of data that flags of its own name; each ends with a save
 
     def plan(self, config: Config) -> Any:

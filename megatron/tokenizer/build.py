@@ -228,11 +228,11 @@ def tokenizer_problems(**arguments: Any) -> Iterator[str]:
 
 
 def _sentinels_hint() -> str:
-    """Return which types T5 can be trained with, for whose sake the flag has a default."""
+    """Return which types have such tokens, for whose sake the flag has a default."""
     abouts = {name: TOKENIZERS.about(name) for name in TOKENIZERS}
     names = [name for name, each in abouts.items() if each and "vocab_extra_ids" in each.takes]
     return (
-        f", or for T5, which needs these tokens, give --tokenizer-type {', '.join(names[:-1])} "
+        f", or where the objective needs these tokens, give --tokenizer-type {', '.join(names[:-1])} "
         f"or {names[-1]}"
     )
 

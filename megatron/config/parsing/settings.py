@@ -1,4 +1,4 @@
-"""Settings in place of flags: KEY=VALUE words over a YAML file with nested keys (Hydra, NeMo)."""
+"""Settings in place of flags: KEY=VALUE words over a YAML file with nested keys (Hydra)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

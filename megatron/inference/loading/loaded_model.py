@@ -179,7 +179,7 @@ class PreparedProcess:
 def prepare_encoder(
     source: ModelSource, service: Service, options: DecodingConfig | None = None
 ) -> PreparedProcess:
-    """Prepare this process for the BERT or T5 of a checkpoint.
+    """Prepare this process for the network of a checkpoint that does not continue prompts.
 
     Args:
         service: what it has to do.

@@ -34,7 +34,7 @@ JobEvent = Event | list[Any] | Exception
 
 
 class ServingEngine(Protocol):
-    """The engine of a server: continuous batching, or `SerialEngine` of a BERT."""
+    """The engine of a server: continuous batching, or `SerialEngine` of an encoder."""
 
     rows: int
     max_length: int

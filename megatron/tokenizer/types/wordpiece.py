@@ -1,4 +1,4 @@
-"""BERT's WordPiece, from its vocabulary file."""
+"""WordPiece, from its vocabulary file."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MAX_LETTERS = 200  # a longer word is unknown, as in Megatron-LM
 
 
 class WordPieceTokenizer(Tokenizer):
-    """The tokenizer of BERT. A text gets no special tokens; one spelled in a text is plain text.
+    """WordPiece tokenizer. A text gets no special tokens; one spelled in a text is plain text.
 
     `[BOS]`, `[EOS]` and the extra tokens get the ids after those of the file, unless it has them.
     Where Unicode changed, and for letters of private use, which are dropped, words are cut as the
