@@ -12,7 +12,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.bert.inference import MaskedLM
 from megatron.extensions.bert.layers import bert_layers
 from megatron.extensions.t5.inference import TextToText
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.encoder_runner import EncoderRunner
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
@@ -74,11 +74,13 @@ def random_weights(spec: ModelSpec, *, std: float = 0.7) -> dict[str, ParameterS
     }
 
 
-def t5_engine(spec: ModelSpec = T5_SPEC, *, rows: int = 1, groups: Groups | None = None) -> Engine:
+def t5_engine(
+    spec: ModelSpec = T5_SPEC, *, rows: int = 1, groups: Groups | None = None
+) -> InferenceEngine:
     runner = ModelRunner(
         spec, random_weights(spec), rows=rows, packs_weights=False, **_parts(groups)
     )
-    return Engine(runner, rows=rows)
+    return InferenceEngine(runner, rows=rows)
 
 
 def bert_runner(spec: ModelSpec = BERT_SPEC, groups: Groups | None = None) -> EncoderRunner:
@@ -92,13 +94,13 @@ def retro_engine(
     rows: int = 2,
     recompute: bool = False,
     groups: Groups | None = None,
-) -> Engine:
+) -> InferenceEngine:
     cache = 0 if recompute else rows
     runner = ModelRunner(spec, random_weights(spec), rows=cache, **_parts(groups))
-    return Engine(runner, rows=rows, recompute=recompute)
+    return InferenceEngine(runner, rows=rows, recompute=recompute)
 
 
-def answers_of(engine: Engine) -> list[tuple[list[int], list[float | None]]]:
+def answers_of(engine: InferenceEngine) -> list[tuple[list[int], list[float | None]]]:
     """Return the tokens and log-probabilities that a Retro generates for RETRO_REQUESTS."""
     done = engine.generate(RETRO_REQUESTS)
     return [([*each.tokens], [one.logprob for one in each.new_tokens]) for each in done]

@@ -23,7 +23,7 @@ OwnFlags = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Entry(Generic[Part]):
+class Registration(Generic[Part]):
     """A registered part.
 
     Args:
@@ -64,7 +64,7 @@ class Registry(Generic[Part]):
         self._call, self._takes_flags = call, takes_flags
         self._otherwise = otherwise
         self.built_in: dict[str, str] = dict(built_in or {})
-        self._entries: dict[str, Entry[Part]] = {}
+        self._entries: dict[str, Registration[Part]] = {}
         self._about: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -144,7 +144,7 @@ class Registry(Generic[Part]):
                     "@dataclass(frozen=True, kw_only=True) above it"
                 )
             self._require_callable(name, part, flags)
-            self._entries[name] = Entry(part, flags, about)
+            self._entries[name] = Registration(part, flags, about)
             return part
 
         return add
@@ -211,7 +211,7 @@ class Registry(Generic[Part]):
         if name not in self:
             raise ConfigError(self.unknown(name))
 
-    def _entry(self, name: str) -> Entry[Part]:
+    def _entry(self, name: str) -> Registration[Part]:
         if name in self and name not in self._entries and self.built_in.get(name):
             import_module(self.built_in[name])
         if name not in self._entries:

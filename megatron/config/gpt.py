@@ -5,7 +5,7 @@ from megatron.config.network_contract import Network
 
 
 @NETWORKS.register("gpt")
-class GPT(Network):
+class GPTNetwork(Network):
     """A decoder, whose tokens see those before them."""
 
     name = "gpt"

@@ -31,7 +31,7 @@ from tiny import tiny_spec
 
 from megatron.extensions.bert.inference import MaskedLM, MaskedLMRequest
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
@@ -107,11 +107,11 @@ REQUESTS += [
 ]
 
 
-def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
+def written(engine: InferenceEngine) -> tuple[list[Completion], list[Beam]]:
     return completed(engine, *REQUESTS), engine.run_alone(SEARCH)
 
 
-def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
+def served(engine: InferenceEngine) -> tuple[list[Completion], list[Beam]]:
     """Return what `written` does, by way of a thread that gives the engine work."""
     loop = EngineThread(engine, queue=99)
     reported: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -200,7 +200,7 @@ T5_REQUESTS = [
 ]
 
 
-def texts_of(engine: Engine) -> list[tuple[int, ...]]:
+def texts_of(engine: InferenceEngine) -> list[tuple[int, ...]]:
     """Return what a T5 generates, the texts of beam searches last."""
     sampled = [done.tokens for done in engine.generate(T5_REQUESTS)]
     searches = [BeamSearchRequest.of(request, 3, 1.0) for request in T5_REQUESTS[:3]]
@@ -249,7 +249,7 @@ def infer_together(rank: int, expected: dict[str, Any]) -> None:
     bert.close()
 
 
-def messages_of(engine: Engine) -> int:
+def messages_of(engine: InferenceEngine) -> int:
     """Return the number of broadcasts of the three steps of a request, and of closing."""
     counted = Counted()
     with pytest.MonkeyPatch.context() as patch:

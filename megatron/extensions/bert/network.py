@@ -17,7 +17,7 @@ from megatron.extensions.masked_lm.flags import MaskedLMConfig
 
 
 @NETWORKS.register("bert")
-class BERT(Network):
+class BertNetwork(Network):
     """An encoder, whose tokens see all tokens of their sample."""
 
     name = "bert"

@@ -29,7 +29,7 @@ from megatron.extensions.retro.flags import (
 
 
 @NETWORKS.register("retro")
-class Retro(Network):
+class RetroNetwork(Network):
     """A decoder, some layers of which attend to encoded neighbors of each chunk."""
 
     name = "retro"

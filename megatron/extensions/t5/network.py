@@ -41,7 +41,7 @@ from megatron.extensions.t5.flags import (
 
 
 @NETWORKS.register("t5")
-class T5(Network):
+class T5Network(Network):
     """An encoder, and a decoder that attends to its output."""
 
     name = "t5"

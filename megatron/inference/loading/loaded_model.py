@@ -41,7 +41,7 @@ from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
 from megatron.data.datasets.fim import FimTokens, fim_tokens
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import ModelSource, tokenizer_arguments_of
@@ -71,7 +71,7 @@ class LoadedModel:
         is_first: whether requests are added in this process; the others call `Engine.follow`.
     """
 
-    engine: Engine
+    engine: InferenceEngine
     tokenizer: Tokenizer
     spec: ModelSpec
     is_first: bool
@@ -132,7 +132,7 @@ def load_model(
             capture=decode_capture(spec, groups, device) if graphs else None,
         )
     return LoadedModel(
-        engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
+        engine=InferenceEngine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,

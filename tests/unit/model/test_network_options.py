@@ -12,7 +12,7 @@ from megatron.config.config import parse_config
 from megatron.config.networks.architecture import network_named, network_of
 from megatron.config.networks.options import ignored_options
 from megatron.config.plan import plan
-from megatron.extensions.t5.network import T5
+from megatron.extensions.t5.network import T5Network
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
@@ -158,7 +158,7 @@ def test_networks_that_share_layers_still_refuse_what_they_do_not_read():
 def test_an_option_that_a_network_does_not_name_is_refused(monkeypatch):
     """As is one that is added later: nothing lists what a network lacks."""
     model_plan("t5", "--qk-layernorm")
-    monkeypatch.setattr(T5, "options", T5.options - {"qk_layernorm"})
+    monkeypatch.setattr(T5Network, "options", T5Network.options - {"qk_layernorm"})
     with pytest.raises(ConfigError, match="--qk-layernorm is not built for networks with an enc"):
         model_plan("t5", "--qk-layernorm")
 
@@ -169,4 +169,4 @@ def test_options_are_fields_of_networks():
     known = [network_named(name).options for name in ("gpt", "bert", "t5", "retro")]
     assert all(options <= names for options in known)
     changed = dataclasses.replace(spec, num_experts=(2, 2), router_normalises=True)
-    assert ignored_options(changed, spec, T5.options) == ["num_experts"]
+    assert ignored_options(changed, spec, T5Network.options) == ["num_experts"]

@@ -9,9 +9,9 @@ from servers import serving
 
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.extensions.bert.network import BERT
+from megatron.extensions.bert.network import BertNetwork
 from megatron.extensions.bert.routes import fill_mask_interface
-from megatron.extensions.t5.network import T5
+from megatron.extensions.t5.network import T5Network
 from megatron.extensions.t5.routes import text_to_text_interface
 from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.engine.sampling import SamplingParams
@@ -164,6 +164,8 @@ def test_masks_are_filled_on_the_page(served_bert, bert, tmp_path):
 
 def test_flags_without_effect_are_refused():
     generation, serving_flags = GenerationConfig(recompute=True, top_k=3), ServingConfig()
-    assert "--recompute, --top_k" in str([*encoder_problems(serving_flags, generation, BERT)])
-    assert "--top_k" not in str([*encoder_problems(serving_flags, generation, T5)])
-    assert [*encoder_problems(serving_flags, GenerationConfig(), BERT)] == []
+    assert "--recompute, --top_k" in str(
+        [*encoder_problems(serving_flags, generation, BertNetwork)]
+    )
+    assert "--top_k" not in str([*encoder_problems(serving_flags, generation, T5Network)])
+    assert [*encoder_problems(serving_flags, GenerationConfig(), BertNetwork)] == []
