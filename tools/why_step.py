@@ -30,8 +30,7 @@ from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
 from megatron.config.plan import plan_samples
-from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.views import view_of
+from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.provenance import lines_of_step
 from megatron.tokenizer.build import build_tokenizer
 from megatron.training.loop.journal import every_attempt, read_journal, starts_of

@@ -326,10 +326,13 @@ layers."""
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
     "--optimizer",
-    dict.fromkeys(
-        ("adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"),
-        "megatron.optimizer.build",
-    ),
+    {
+        **dict.fromkeys(
+            ("adam", "adamw", "fused_adam", "adam8bit", "sgd"), "megatron.optimizer.build"
+        ),
+        "lion": "megatron.optimizer.lion",
+        **dict.fromkeys(("muon", "dist_muon"), "megatron.optimizer.build"),
+    },
     call="groups, lr, plan, *, tensor_group, dtype",
 )
 """Functions (parameter groups, lr, plan: OptimizerPlan, *, tensor_group: tensor-parallel ranks, dtype:
@@ -390,29 +393,31 @@ DATASETS: Registry[Any] = Registry(
 
 KINDS: Registry[Any] = Registry(
     "kind of token files",
-    built_in=dict.fromkeys(("documents", "pairs", "conversations"), "megatron.data.datasets.kinds"),
     call="",
     takes_flags=False,
 )
 """Classes like megatron.data.datasets.kinds.Kind; `about` is the suffixes of the token files behind
 their prefix, () where samples come from other files."""
 
+_TYPES = "megatron.tokenizer.types"
 TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",
     "--tokenizer-type",
-    dict.fromkeys(
-        (
-            *("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer"),
-            *("PretrainedFromHF", "HuggingFaceTokenizer", "SentencePieceTokenizer"),
-            *("GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer", "NullTokenizer"),
-        ),
-        "megatron.tokenizer.build",
-    ),
+    {
+        **dict.fromkeys(("BertWordPieceLowerCase", "BertWordPieceCase"), f"{_TYPES}.wordpiece"),
+        "GPT2BPETokenizer": f"{_TYPES}.gpt2",
+        **dict.fromkeys(("PretrainedFromHF", "HuggingFaceTokenizer"), f"{_TYPES}.hugging_face"),
+        "SentencePieceTokenizer": f"{_TYPES}.sentencepiece",
+        "GPTSentencePieceTokenizer": f"{_TYPES}.sentencepiece",
+        "Llama2Tokenizer": f"{_TYPES}.sentencepiece",
+        "TikTokenizer": f"{_TYPES}.tiktoken",
+        "NullTokenizer": f"{_TYPES}.null",
+    },
     call="options",
     takes_flags=False,  # they would have to be recorded with token files; --tokenizer-kwargs is
 )
-"""Functions of megatron.tokenizer.build.TokenizerOptions, the flags of tokenizers, that return a
-megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.build.Takes, without which
+"""Functions of megatron.tokenizer.types.options.TokenizerOptions, the flags of tokenizers, that return a
+megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.types.options.Takes, without which
 all flags are accepted."""
 
 EXPORTERS: Registry[Any] = Registry(

@@ -1,7 +1,7 @@
 """Objectives as far as they need no torch: what each declares, its plan and checks of its flags."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.common.registry import OBJECTIVES
@@ -9,8 +9,8 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems, suffixes_of
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_fim
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.parsing.declaration import options_of_field, range_problems
-from megatron.config.parsing.flags import field_default
+from megatron.config.parsing.declaration import range_problems
+from megatron.config.parsing.flags import given_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,8 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     """Yield every flag of another objective, and every value out of its range."""
     own = declaration_of(name)
     declared = [declaration_of(each) for each in OBJECTIVES]
-    given = _given_flags(config)
+    sections = (config.objective, config.fim, *config.extensions.values())
+    given = {option for section in sections for option in given_options(section)}
     for flag in dict.fromkeys(flag for each in declared for flag in each.flags):
         if flag in given and flag not in own.flags:
             owners = (e.script for e in declared if flag in e.flags and e.script)
@@ -183,17 +184,6 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     for kind in dict.fromkeys(type(each) for each in declared if not isinstance(own, type(each))):
         yield from kind.misplaced(config)
     yield from own.problems(config)
-
-
-def _given_flags(config: Config) -> set[str]:
-    """Return the flags of objectives and extensions that have another value than their default."""
-    sections = (config.objective, config.fim, *config.extensions.values())
-    return {
-        options_of_field(field)[0]
-        for section in sections
-        for field in fields(section)
-        if getattr(section, field.name) != field_default(field)
-    }
 
 
 def objective_notices(objective: ObjectivePlan) -> Iterator[str]:

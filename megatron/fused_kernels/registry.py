@@ -11,7 +11,7 @@ import torch
 from torch.utils.cpp_extension import get_cxx_compiler
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import ACTIVATIONS
+from megatron.common.registry import ACTIVATIONS, imported
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
@@ -36,6 +36,9 @@ _FIELDS = {
     "cross-entropy": ("cross_entropy",),
 }
 """Fields of `Kernels` by operation."""
+
+_TRITON = "megatron.fused_kernels.triton"
+"""The package's kernels, imported where they run."""
 
 _SOFTCAPPING_FLASH = (2, 6)
 """The first version of flash-attn that takes a soft cap."""
@@ -114,9 +117,7 @@ def package_problems(config: Config) -> Iterator[str]:
 
 def _launch_once(device: torch.device) -> None:
     """Launch a trivial Triton kernel; raises what Triton raises where it cannot."""
-    from megatron.fused_kernels.triton.launch import launch_once
-
-    launch_once(device)
+    imported(f"{_TRITON}.launch.launch_once")(device)
 
 
 def choose_kernels(
@@ -287,6 +288,5 @@ def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tupl
 
 
 def _with_triton(kernels: Kernels, operation: str) -> Kernels:
-    from megatron.fused_kernels.triton.all import TRITON
-
-    return replace(kernels, **{field: getattr(TRITON, field) for field in _FIELDS[operation]})
+    table: Kernels = imported(f"{_TRITON}.all.TRITON")
+    return replace(kernels, **{field: getattr(table, field) for field in _FIELDS[operation]})

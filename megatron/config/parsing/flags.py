@@ -311,6 +311,15 @@ def field_docstrings(section: type) -> Mapping[str, str]:
     return docs
 
 
+def given_options(section: Any) -> list[str]:
+    """Return the options of a section's fields that have another value than their default."""
+    return [
+        options_of_field(field)[0]
+        for field in fields(section)
+        if getattr(section, field.name) != field_default(field)
+    ]
+
+
 def options_of(sections: Mapping[str, type]) -> dict[str, str]:
     """Return the option of each field, as the help spells it."""
     found = {}

@@ -9,6 +9,7 @@ from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import setting
+from megatron.config.parsing.flags import given_options
 from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, SentencePlan
 
 
@@ -157,13 +158,5 @@ def unsupported_problems(
 
 def decoder_flag_problems(config: EncoderDecoderConfig) -> Iterator[str]:
     """Yield the flags of encoder and decoder, for a network that has one stack."""
-    default = EncoderDecoderConfig()
-    flags = {
-        "--decoder-num-layers": config.decoder_num_layers is not None,
-        "--relative-attention-num-buckets": config.relative_attention_num_buckets
-        != default.relative_attention_num_buckets,
-        "--relative-attention-max-distance": config.relative_attention_max_distance
-        != default.relative_attention_max_distance,
-    }
-    reason = "is for pretrain_t5.py: this network has no decoder behind an encoder"
-    return flag_problems(flags, reason)
+    for option in given_options(config):
+        yield f"{option} is for pretrain_t5.py: this network has no decoder behind an encoder"

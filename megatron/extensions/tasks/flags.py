@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from megatron.config.config import Config
 from megatron.config.parsing.declaration import resolved, setting
+from megatron.config.parsing.flags import given_options
 from megatron.extensions.tasks.data.text_flags import (
     TEXT_TASKS,
     TextTaskConfig,
@@ -142,15 +143,7 @@ def objective_of(task: str | None, *, causal: bool = False) -> str:
 
 def misplaced_flags(downstream: DownstreamConfig) -> Iterator[str]:
     """Yield the flags of downstream tasks, of a program that learns none."""
-    given = {
-        "--task": downstream.task,
-        "--train-data": downstream.train_data,
-        "--valid-data": downstream.valid_data,
-        "--epochs": downstream.epochs is not None,
-        "--pretrained-checkpoint": downstream.pretrained_checkpoint,
-        "--keep-last-batch": downstream.keep_last_batch,
-    }
-    for flag in (flag for flag, value in given.items() if value):
+    for flag in given_options(downstream):
         yield f"{flag} is for tasks/main.py; this program has no use for it"
 
 

@@ -50,9 +50,10 @@ from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.process_groups import Groups, build_groups, control_group, lone_group
 from megatron.tensor_parallel.rendezvous import rendezvous
 from megatron.tensor_parallel.topology import Topology
-from megatron.tokenizer.build import build_tokenizer, keywords
+from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.chat import read_chat_template
 from megatron.tokenizer.chat_prompt import ChatPrompts
+from megatron.tokenizer.types.options import keywords
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, master_address

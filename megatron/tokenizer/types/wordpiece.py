@@ -8,6 +8,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
 from megatron.common.errors import DataError, WrongDataError, reason
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
 
 _ROLES: dict[str, Role] = {
@@ -107,3 +109,19 @@ def _read_tokens(path: Path) -> list[str]:
                 "each line must hold another token"
             )
     return tokens
+
+
+@TOKENIZERS.register(
+    "BertWordPieceLowerCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",))
+)
+def _wordpiece_lower_case(options: TokenizerOptions) -> Tokenizer:
+    return WordPieceTokenizer(
+        str(options.vocab_file), lower_case=True, extra_ids=options.vocab_extra_ids
+    )
+
+
+@TOKENIZERS.register("BertWordPieceCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",)))
+def _wordpiece(options: TokenizerOptions) -> Tokenizer:
+    return WordPieceTokenizer(
+        str(options.vocab_file), lower_case=False, extra_ids=options.vocab_extra_ids
+    )
