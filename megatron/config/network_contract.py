@@ -95,7 +95,9 @@ def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
         return
     # Those of extensions too, which a run without such flags does not import.
     declared = map(declaration_of, OBJECTIVES.with_extensions())
-    scripts = [each.script for each in declared if network_class(each.network).has_decoder_stack]
+    scripts = [
+        each.script for each in declared if NETWORKS.get_class(each.network).has_decoder_stack
+    ]
     owner = " and ".join(scripts) or "other networks"
     reason = f"is for {owner}: this network has no decoder behind an encoder"
     yield from flag_problems(flags, reason)
@@ -117,12 +119,6 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
     own = NETWORKS.flags_of(name, config.extensions)
     network: Network = declared.network_with_head(NETWORKS.get(name, own)())
     return network
-
-
-def network_class(name: str) -> type[Network]:
-    """Return the class of a network, for what does not depend on its flags."""
-    found: type[Network] = NETWORKS.get_class(name)
-    return found
 
 
 def with_network(config: Config, model: Mapping[str, Any]) -> Config:

@@ -23,7 +23,6 @@ from megatron.config.network.model_problems import model_problems
 from megatron.config.network_contract import (
     Network,
     decoder_stack_problems,
-    network_class,
     network_in,
     option_problems,
 )
@@ -373,7 +372,7 @@ def _flags_of_network_problems(config: Config, network: Network) -> Iterator[str
         load_extension(extension)
     for name in NETWORKS:
         if name != network.name:
-            yield from network_class(name).misplaced(config)
+            yield from NETWORKS.get_class(name).misplaced(config)
 
 
 def _replicas_of(config: Config, world_size: int) -> int:

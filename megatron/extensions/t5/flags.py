@@ -9,7 +9,6 @@ from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import setting
-from megatron.config.parsing.flags import given_options
 from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, SentencePlan
 
 
@@ -154,9 +153,3 @@ def unsupported_problems(
         ),
     }
     return flag_problems(flags, reason)
-
-
-def decoder_flag_problems(config: EncoderDecoderConfig) -> Iterator[str]:
-    """Yield the flags of encoder and decoder, for a network that has one stack."""
-    for option in given_options(config):
-        yield f"{option} is for pretrain_t5.py: this network has no decoder behind an encoder"

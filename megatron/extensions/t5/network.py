@@ -29,10 +29,10 @@ from megatron.config.networks.counts import (
 )
 from megatron.config.networks.options import COMMON
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.config.parsing.flags import given_options
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.flags import (
     EncoderDecoderConfig,
-    decoder_flag_problems,
     encoder_decoder_problems,
     num_decoder_layers,
     unsupported_problems,
@@ -81,7 +81,8 @@ class T5Network(Network):
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
         """Yield the flags of a decoder behind an encoder."""
-        return decoder_flag_problems(config.section(EncoderDecoderConfig))
+        for option in given_options(config.section(EncoderDecoderConfig)):
+            yield f"{option} is for pretrain_t5.py: this network has no decoder behind an encoder"
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder with a decoder behind it."""

@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args
 
 from megatron.config.config import Config
 from megatron.config.parsing.declaration import resolved, setting
-from megatron.config.parsing.flags import given_options
 from megatron.extensions.tasks.data.text_flags import (
     TEXT_TASKS,
     TextTaskConfig,
@@ -139,12 +138,6 @@ def objective_of(task: str | None, *, causal: bool = False) -> str:
     """
     name = TEXT_TASKS.get(task or "", "multiple-choice" if task in _CHOICES else "classification")
     return f"gpt-{name}" if causal and name in _OF_ROWS else name
-
-
-def misplaced_flags(downstream: DownstreamConfig) -> Iterator[str]:
-    """Yield the flags of downstream tasks, of a program that learns none."""
-    for flag in given_options(downstream):
-        yield f"{flag} is for tasks/main.py; this program has no use for it"
 
 
 def downstream_problems(
