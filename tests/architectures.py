@@ -25,7 +25,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of, weights_of
+from megatron.checkpointing.conversion.network import load_network, spec_of, weights_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 

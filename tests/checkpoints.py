@@ -9,8 +9,8 @@ from networks import gpt_steps
 from tiny import VOCAB_SIZE, tiny_config
 from torch import Tensor
 
+from megatron.checkpointing.conversion.network import parameters_of, weights_of
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.hugging_face.network import parameters_of, weights_of
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import ModelSpec

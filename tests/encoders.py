@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from megatron.checkpointing.hugging_face.network import parameters_of
+from megatron.checkpointing.conversion.network import parameters_of
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.loading.loaded_model import lone_groups

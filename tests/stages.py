@@ -10,7 +10,7 @@ from torch import nn
 
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import Capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
@@ -53,7 +53,7 @@ def engine_of(
     key_rounding: int | None = None,
     capture: Capture | None = None,
     **options: object,
-) -> Engine:
+) -> InferenceEngine:
     """Return what continues text with the weights of `model`."""
     stage = ModelRunner(
         spec,
@@ -67,7 +67,7 @@ def engine_of(
         key_rounding=key_rounding,
         capture=capture,
     )
-    return Engine(stage, rows=rows, recompute=recompute, **options)
+    return InferenceEngine(stage, rows=rows, recompute=recompute, **options)
 
 
 @torch.no_grad()
@@ -100,6 +100,6 @@ def plainly_continued(
     return tokens[len(prompt) :]
 
 
-def completed(engine: Engine, *requests: Request) -> list[Completion]:
+def completed(engine: InferenceEngine, *requests: Request) -> list[Completion]:
     """Return what becomes of the requests."""
     return list(engine.generate(requests))

@@ -23,8 +23,7 @@ from megatron.config.objectives import declaration_of, objective_tokenizer_argum
 from megatron.config.parsing.parser import value_in
 from megatron.config.samples import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig
-from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.views import view_of
+from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.sample_text import texts_of, tokens_of
 from megatron.tokenizer.build import build_tokenizer

@@ -16,7 +16,7 @@ from megatron.common.errors import CheckpointError, ConfigError, MegatronError
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.diagnostics import WatchConfig
 from megatron.diagnostics.monitor.history import History, JournalReader
-from megatron.diagnostics.monitor.html_page import Run, write_page
+from megatron.diagnostics.monitor.html_page import ReportedRun, write_page
 from megatron.diagnostics.monitor.summary import view
 from megatron.training.process.failure import failures_of
 
@@ -35,8 +35,10 @@ def main(argv: Sequence[str]) -> None:
     directory = Path(config.run_dir)
     reader, history = open_run(directory)
     if config.html:
-        runs = [Run(directory, history)]
-        runs += [Run(Path(other), open_run(Path(other))[1]) for other in config.compare or ()]
+        runs = [ReportedRun(directory, history)]
+        runs += [
+            ReportedRun(Path(other), open_run(Path(other))[1]) for other in config.compare or ()
+        ]
         write_page(Path(config.html), runs, datetime.now().astimezone())
         print(f"written to {config.html}")
         return

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpointing.saved_run import Run, read_saved_run
+from megatron.checkpointing.saved_run import SavedRun, read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import (
@@ -30,8 +30,7 @@ from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
 from megatron.config.samples import plan_samples
-from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.views import view_of
+from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.provenance import lines_of_step
 from megatron.tokenizer.build import build_tokenizer
 from megatron.training.loop.journal import every_attempt, read_journal, starts_of
@@ -111,7 +110,7 @@ def sample_lines(
         yield from lines
 
 
-def run_of(start: dict[str, Any], newest: Run) -> Run:
+def run_of(start: dict[str, Any], newest: SavedRun) -> SavedRun:
     """Return the flags of a start from the journal; without a record, those of the newest start."""
     flags = start.get("flags")
     if not flags:
@@ -120,10 +119,10 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
     fields = {names.get(flag, flag): value for flag, value in flags.items()}
     devices = re.findall(r"(?:^|, )(\d+) x ", start.get("with", {}).get("devices", ""))
     world_size = sum(map(int, devices)) or newest.world_size
-    return Run({"flags": fields}, world_size, newest.objective)
+    return SavedRun({"flags": fields}, world_size, newest.objective)
 
 
-def samples_of_attempt(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:
+def samples_of_attempt(argv: Sequence[str], run: SavedRun, first: int, last: int) -> Iterator[str]:
     """Yield source and text of the samples from `first` to before `last`."""
     config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
     config = with_local_data(config, run.objective)

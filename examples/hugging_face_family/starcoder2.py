@@ -16,7 +16,7 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_name,
 )
 from megatron.checkpointing.hugging_face.families.rotary import rotary_flags
-from megatron.checkpointing.hugging_face.tensor_mapping import QueriesKeysValues
+from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
 
 

@@ -273,7 +273,7 @@ def labels_in(plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def extends(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether this run adds weights to a checkpoint of another network (Retro-fitting of a GPT)."""
+    """Whether this run adds weights to a checkpoint of another network, which it extends."""
     return _network(now).extends == then["model"].get("architecture", "gpt")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.common.errors import CheckpointError
 from megatron.config.plan import Plan
-from megatron.planner.checkpoint import checkpoint_bytes
+from megatron.planner.memory import checkpoint_bytes
 
 
 @dataclass(frozen=True)

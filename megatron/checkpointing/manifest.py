@@ -292,9 +292,10 @@ def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_no_sentinels(content: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a number of sentinels of 0, the default that older runs of T5 recorded for 100."""
+    """Leave out a number of sentinels of 0, recorded by older runs whose objective has a default."""
     config, objective = content["config"], content["plan"].get("objective", {})
-    if objective.get("name") != "t5" or config.get("tokenizer", {}).get("vocab_extra_ids") != 0:
+    has_default = declaration_of(objective.get("name", "gpt")).extra_ids > 0
+    if not has_default or config.get("tokenizer", {}).get("vocab_extra_ids") != 0:
         return content
     tokenizer = {**config["tokenizer"], "vocab_extra_ids": None}
     return {**content, "config": {**config, "tokenizer": tokenizer}}

@@ -2,8 +2,8 @@
 
 In checkpoints of ours a name starts with the layer's number in the pipeline, or with
 `tied_modules.embed` for an embedding that is the output layer too. Module names do not depend on
-either; they are those of Megatron-LM's checkpoints of version 3, and T5's relative positions those
-of its core.
+either; they are those of Megatron-LM's checkpoints of version 3, and relative positions those of
+its core.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,8 +55,8 @@ class ParameterNames:
 
     Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
     final_layernorm.weight, output_layer.weight of an untied embedding, or classification_head; of
-    BERT also pooler.dense, lm_head and binary_head, and of T5 decoder.layers, decoder.final_layernorm
-    and lm_head.bias.
+    encoders also pooler.dense, lm_head and binary_head, and of decoders behind them decoder.layers,
+    decoder.final_layernorm and lm_head.bias.
 
     Args:
         tied: whether the embedding is the output layer too.

@@ -36,7 +36,7 @@ _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """Config of the run that saved a checkpoint, or placeholder values if there is none."""
 
     config: Mapping[str, Mapping[str, Any]]
@@ -44,7 +44,7 @@ class Run:
     objective: ObjectiveName
 
 
-def read_saved_run(directory: str | None) -> Run:
+def read_saved_run(directory: str | None) -> SavedRun:
     """Read the config of the run that saved to `directory`.
 
     Raises:
@@ -52,10 +52,10 @@ def read_saved_run(directory: str | None) -> Run:
     """
     tags = published_tags(Path(directory)) if directory else []
     if not directory or not tags:
-        return Run(ANY_NETWORK, None, "gpt")
+        return SavedRun(ANY_NETWORK, None, "gpt")
     manifest = read_manifest(Path(directory) / tags[0])
     parallel = manifest.plan["parallel"]
-    return Run(
+    return SavedRun(
         manifest.config,
         # Older runs have no entry for sequence parallelism.
         parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],

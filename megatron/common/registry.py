@@ -23,7 +23,7 @@ OwnFlags = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Entry(Generic[Part]):
+class Registration(Generic[Part]):
     """A registered part.
 
     Args:
@@ -64,7 +64,7 @@ class Registry(Generic[Part]):
         self._call, self._takes_flags = call, takes_flags
         self._otherwise = otherwise
         self.built_in: dict[str, str] = dict(built_in or {})
-        self._entries: dict[str, Entry[Part]] = {}
+        self._entries: dict[str, Registration[Part]] = {}
         self._about: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -144,7 +144,7 @@ class Registry(Generic[Part]):
                     "@dataclass(frozen=True, kw_only=True) above it"
                 )
             self._require_callable(name, part, flags)
-            self._entries[name] = Entry(part, flags, about)
+            self._entries[name] = Registration(part, flags, about)
             return part
 
         return add
@@ -211,7 +211,7 @@ class Registry(Generic[Part]):
         if name not in self:
             raise ConfigError(self.unknown(name))
 
-    def _entry(self, name: str) -> Entry[Part]:
+    def _entry(self, name: str) -> Registration[Part]:
         if name in self and name not in self._entries and self.built_in.get(name):
             import_module(self.built_in[name])
         if name not in self._entries:
@@ -326,10 +326,13 @@ layers."""
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
     "--optimizer",
-    dict.fromkeys(
-        ("adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"),
-        "megatron.optimizer.build",
-    ),
+    {
+        **dict.fromkeys(
+            ("adam", "adamw", "fused_adam", "adam8bit", "sgd"), "megatron.optimizer.build"
+        ),
+        "lion": "megatron.optimizer.lion",
+        **dict.fromkeys(("muon", "dist_muon"), "megatron.optimizer.build"),
+    },
     call="groups, lr, plan, *, tensor_group, dtype",
 )
 """Functions (parameter groups, lr, plan: OptimizerPlan, *, tensor_group: tensor-parallel ranks, dtype:
@@ -375,10 +378,10 @@ megatron.config.objectives.Declaration, by default that of GPT."""
 NETWORKS: Registry[Any] = Registry(
     "network",
     "--network",
-    {"gpt": "megatron.config.networks.gpt"},
+    {"gpt": "megatron.config.gpt"},
     call="",
 )
-"""Classes like megatron.config.networks.network.Network, with their `name`."""
+"""Classes like megatron.config.network_contract.Network, with their `name`."""
 
 HEADS: Registry[Any] = Registry("head", call="under", takes_flags=False)
 """Functions of a network, one that `takes_heads`, that return it with another head than its own."""
@@ -390,29 +393,31 @@ DATASETS: Registry[Any] = Registry(
 
 KINDS: Registry[Any] = Registry(
     "kind of token files",
-    built_in=dict.fromkeys(("documents", "pairs", "conversations"), "megatron.data.datasets.kinds"),
     call="",
     takes_flags=False,
 )
 """Classes like megatron.data.datasets.kinds.Kind; `about` is the suffixes of the token files behind
 their prefix, () where samples come from other files."""
 
+_TYPES = "megatron.tokenizer.types"
 TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",
     "--tokenizer-type",
-    dict.fromkeys(
-        (
-            *("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer"),
-            *("PretrainedFromHF", "HuggingFaceTokenizer", "SentencePieceTokenizer"),
-            *("GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer", "NullTokenizer"),
-        ),
-        "megatron.tokenizer.build",
-    ),
+    {
+        **dict.fromkeys(("BertWordPieceLowerCase", "BertWordPieceCase"), f"{_TYPES}.wordpiece"),
+        "GPT2BPETokenizer": f"{_TYPES}.gpt2",
+        **dict.fromkeys(("PretrainedFromHF", "HuggingFaceTokenizer"), f"{_TYPES}.hugging_face"),
+        "SentencePieceTokenizer": f"{_TYPES}.sentencepiece",
+        "GPTSentencePieceTokenizer": f"{_TYPES}.sentencepiece",
+        "Llama2Tokenizer": f"{_TYPES}.sentencepiece",
+        "TikTokenizer": f"{_TYPES}.tiktoken",
+        "NullTokenizer": f"{_TYPES}.null",
+    },
     call="options",
     takes_flags=False,  # they would have to be recorded with token files; --tokenizer-kwargs is
 )
-"""Functions of megatron.tokenizer.build.TokenizerOptions, the flags of tokenizers, that return a
-megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.build.Takes, without which
+"""Functions of megatron.tokenizer.types.options.TokenizerOptions, the flags of tokenizers, that return a
+megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.types.options.Takes, without which
 all flags are accepted."""
 
 EXPORTERS: Registry[Any] = Registry(
@@ -420,11 +425,11 @@ EXPORTERS: Registry[Any] = Registry(
     "--exporter",
     {
         "transformers": "megatron.checkpointing.hugging_face.export",
-        "safetensors": "megatron.checkpointing.own_safetensors",
+        "safetensors": "megatron.checkpointing.conversion.own_safetensors",
     },
     call="job, folder",
 )
-"""Functions (job: megatron.checkpointing.export.Export, folder) that write a checkpoint in another
+"""Functions (job: megatron.checkpointing.conversion.export.Export, folder) that write a checkpoint in another
 format to a folder, and return the text that the tool prints of it."""
 
 LOADERS: Registry[Any] = Registry(

@@ -35,7 +35,7 @@ from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.flags import HELP, Legacy, parse_sections
+from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
 from megatron.config.plugins import (
@@ -122,7 +122,7 @@ def parse_config(
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
     A `--config` file is read first; flags on the command line override it. Settings of files that an
-    extension reads, such as a Retro project's, are defaults that flags must not contradict.
+    extension reads, such as those of its preprocessing, are defaults that flags must not contradict.
 
     Args:
         objective: of the entry script.
@@ -140,14 +140,7 @@ def parse_config(
     found = [read(words, defaults or {}) for read in readers]
     settings = [each for each in found if each is not None]
     given = {name: value for each in settings for name, value in each.defaults.items()}
-    parsed = parse_sections(
-        words,
-        sections,
-        description=description,
-        legacy=LEGACY,
-        answers=TRAINER_NAMES,
-        defaults={**(defaults or {}), **given},
-    )
+    parsed = _parsed(words, sections, {**(defaults or {}), **given}, description)
     config = config_of(parsed.sections)
     values = flatten(asdict(config))
     raise_if_any(problem for each in settings for problem in each.contradictions(values))
@@ -187,6 +180,23 @@ def load_sections(
     for name in filter(None, used):
         load_extension(name)  # which declares whose its flags are
     return {**SECTIONS, **extension_sections(filter(None, used)), **plugin_sections()}
+
+
+def _parsed(
+    words: Sequence[str],
+    sections: Mapping[str, type],
+    defaults: Mapping[str, Any],
+    description: str = "",
+    legacy: Sequence[Legacy] = (),
+) -> Parsed:
+    return parse_sections(
+        words,
+        sections,
+        description=description,
+        legacy=[*LEGACY, *legacy],
+        answers=TRAINER_NAMES,
+        defaults=defaults,
+    )
 
 
 def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> list[str]:
@@ -250,14 +260,8 @@ def parse_config_for_checkpoint(
     sections = load_sections(argv, saved=saved, extra=extra)
     raise_if_any(missing_plugins(saved, plugins_in(argv)))
     of_run = {name: section for name, section in saved.items() if name != "plugins"}
-    parsed = parse_sections(
-        with_file_flags(argv, sections),
-        {**sections, **extra},
-        description=description,
-        legacy=LEGACY,
-        answers=TRAINER_NAMES,
-        defaults=flatten(of_run),
-    )
+    words = with_file_flags(argv, sections)
+    parsed = _parsed(words, {**sections, **extra}, flatten(of_run), description)
     for notice in parsed.notices:
         log.warning(notice)
     own = {name: parsed.sections.pop(name) for name in extra}
@@ -272,13 +276,7 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
     """
     try:
         sections = load_sections(argv, extra=extra)
-        parse_sections(
-            with_file_flags(argv, sections),
-            {**sections, **extra},
-            legacy=LEGACY,
-            answers=TRAINER_NAMES,
-            defaults=flatten(ANY_RUN),
-        )
+        _parsed(with_file_flags(argv, sections), {**sections, **extra}, flatten(ANY_RUN))
     except ConfigError as error:
         return error.problems
     return ()
@@ -330,13 +328,8 @@ def parse_conversion(
         ConfigError: a flag is unknown, refused or malformed.
     """
     sections = load_sections([*found, *argv])
-    parsed = parse_sections(
-        [*found, *with_file_flags(argv, sections)],
-        {**sections, "own": own},
-        description=description or "",
-        legacy=[*LEGACY, *legacy],
-        answers=TRAINER_NAMES,
-        defaults=flatten(ANY_RUN),
-    )
+    words = [*found, *with_file_flags(argv, sections)]
+    of_tool = {**sections, "own": own}
+    parsed = _parsed(words, of_tool, flatten(ANY_RUN), description or "", legacy)
     tool = parsed.sections.pop("own")
     return ConversionCommand(config_of(parsed.sections), tool, parsed.notices)

@@ -1,8 +1,7 @@
-"""The network of a config: which one is trained, and its spec."""
+"""The spec of the network that a config trains."""
 
 from dataclasses import replace
 
-from megatron.common.errors import ConfigError
 from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
@@ -13,23 +12,7 @@ from megatron.common.registry import (
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.network import Network, network_for, plain_spec
-from megatron.config.objectives import declaration_of
-
-
-def network_in(config: Config, objective: ObjectiveName) -> Network:
-    """Return the network that `config` and its objective name.
-
-    Raises:
-        ConfigError: the objective does not train it.
-    """
-    name, declared = config.plugins.network, declaration_of(objective)
-    if name and not NETWORKS.is_own(name) and name != declared.network:
-        raise ConfigError(
-            f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
-            "the flag out"
-        )
-    return network_for(replace(declared, network=name or declared.network), config.extensions)
+from megatron.config.network_contract import network_in, plain_spec
 
 
 def plan_model(

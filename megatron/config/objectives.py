@@ -9,7 +9,8 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems, suffixes_of
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_fim
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.parsing.declaration import flags_of, range_problems
+from megatron.config.parsing.declaration import range_problems
+from megatron.config.parsing.flags import given_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class Declaration:
     takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
     tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
     extra_ids: int = 0  # without --vocab-extra-ids
+    adds_special_tokens: bool = False  # to texts, so that their tokenizer must not
     has_epochs: bool = False  # of data that flags of its own name; each ends with a save
 
     def plan(self, config: Config) -> Any:
@@ -170,7 +172,8 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     """Yield every flag of another objective, and every value out of its range."""
     own = declaration_of(name)
     declared = [declaration_of(each) for each in OBJECTIVES]
-    given = _given_flags(config)
+    sections = (config.objective, config.fim, *config.extensions.values())
+    given = {option for section in sections for option in given_options(section)}
     for flag in dict.fromkeys(flag for each in declared for flag in each.flags):
         if flag in given and flag not in own.flags:
             owners = (e.script for e in declared if flag in e.flags and e.script)
@@ -181,16 +184,6 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     for kind in dict.fromkeys(type(each) for each in declared if not isinstance(own, type(each))):
         yield from kind.misplaced(config)
     yield from own.problems(config)
-
-
-def _given_flags(config: Config) -> set[str]:
-    """Return the flags of objectives and extensions that have another value than their default."""
-    given: set[str] = set()
-    for section in (config.objective, config.fim, *config.extensions.values()):
-        kind: type = type(section)
-        changed = (f for f in flags_of(kind) if getattr(section, f.name) != f.default)
-        given |= {flag.options[0] for flag in changed}
-    return given
 
 
 def objective_notices(objective: ObjectivePlan) -> Iterator[str]:

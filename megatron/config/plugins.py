@@ -44,9 +44,9 @@ class PluginConfig:
 
     objective: str | None = setting(None, names=OBJECTIVES, plan="model.architecture")
     """Train another objective than that of the script (gpt is pretrain_gpt.py's, prefix-lm
-    pretrain_prefix_lm.py's, bert pretrain_bert.py's, t5 pretrain_t5.py's, multitask
-    finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's), or one of a plugin; default in tools:
-    that of the checkpoint in --load, or gpt."""
+    pretrain_prefix_lm.py's, multitask finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's;
+    docs/flags.md names those of extensions too), or one of a plugin; default in tools: that of the
+    checkpoint in --load, or gpt."""
 
     network: str | None = setting(None, names=NETWORKS)
     """Train a network of a plugin in place of that of the objective, by name."""

@@ -7,8 +7,7 @@ from typing import Any
 from megatron.common.registry import OPTIMIZERS, SCHEDULES
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.model_plan import network_in
-from megatron.config.networks.network import Network
+from megatron.config.network_contract import Network, network_in
 from megatron.config.objectives import Declaration, declaration_of
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule

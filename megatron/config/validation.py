@@ -19,7 +19,7 @@ from megatron.config.checks.sequence import padding_problems, sequence_problems
 from megatron.config.checks.steps import elastic_problems, length_problems, step_problems
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.networks.network import option_problems
+from megatron.config.network_contract import option_problems
 from megatron.config.objectives import objective_problems
 from megatron.config.optimization.optimizer import optimizer_problems
 from megatron.config.parallelism.deepspeed_json import read_ds_config

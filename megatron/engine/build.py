@@ -43,8 +43,7 @@ from megatron.model.layers.ulysses import UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.optimizer.muon import Muon
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sequence_parallel import mark_replicated_gradients
-from megatron.tensor_parallel.sharding import is_expert
+from megatron.tensor_parallel.sharding import is_expert, mark_replicated_gradients
 
 
 @contextlib.contextmanager

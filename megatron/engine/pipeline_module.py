@@ -84,7 +84,7 @@ def pipeline_module(
         bounds = stage_bounds(partition_method, entries, topology.pipeline * chunks)
     # DeepSpeed prints the partition to stdout; ours is a line of the log.
     with contextlib.redirect_stdout(io.StringIO()):
-        module = Stage(
+        module = StageModule(
             steps,
             recomputation(recompute),
             batch_fields,
@@ -130,7 +130,7 @@ def _log_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolog
         )
 
 
-class Stage(ChunkedPipelineModule):
+class StageModule(ChunkedPipelineModule):
     """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
     The first stage gets the fields of a batch. Between stages travel the tensors of a `LayerInput`

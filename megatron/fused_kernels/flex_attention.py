@@ -19,7 +19,7 @@ BLOCK = 128
 """Queries and keys of a block."""
 
 _VARIANTS = 64
-"""How often it may be compiled; PyTorch's 8 are few for T5: encoder, decoder and cross-attention, each
+"""How often it may be compiled; PyTorch's 8 are few for two stacks: encoder, decoder and cross-attention, each
 in training and evaluation, and in lengths that differ."""
 
 

@@ -11,22 +11,21 @@ import torch
 from torch.utils.cpp_extension import get_cxx_compiler
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import ACTIVATIONS
+from megatron.common.registry import ACTIVATIONS, imported
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
 from megatron.fused_kernels import apex_norms, float8
 from megatron.fused_kernels.attention_choice import AttentionWork, choose_attention
-from megatron.fused_kernels.reference import (
-    bias_dropout_add,
-    bias_gelu,
-    cross_entropy,
-    glu,
-    norms,
-    rotary,
-    softmax,
-)
+from megatron.fused_kernels.reference import cross_entropy, softmax
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.fused_kernels.triton.limits import (
+    dropout_limit,
+    dtype_limit,
+    norm_limit,
+    rotary_limit,
+    softmax_limit,
+)
 
 _FIELDS = {
     "softmax": ("scaled_causal_softmax", "scaled_masked_softmax"),
@@ -37,6 +36,9 @@ _FIELDS = {
     "cross-entropy": ("cross_entropy",),
 }
 """Fields of `Kernels` by operation."""
+
+_TRITON = "megatron.fused_kernels.triton"
+"""The package's kernels, imported where they run."""
 
 _SOFTCAPPING_FLASH = (2, 6)
 """The first version of flash-attn that takes a soft cap."""
@@ -115,9 +117,7 @@ def package_problems(config: Config) -> Iterator[str]:
 
 def _launch_once(device: torch.device) -> None:
     """Launch a trivial Triton kernel; raises what Triton raises where it cannot."""
-    from megatron.fused_kernels.triton.launch import launch_once
-
-    launch_once(device)
+    imported(f"{_TRITON}.launch.launch_once")(device)
 
 
 def choose_kernels(
@@ -261,18 +261,16 @@ def _unsupported(operation: str, work: Workload) -> str | None:
     spec, dtype = work.spec, work.dtype
     match operation:
         case "softmax":
-            return softmax.unsupported(dtype, spec.seq_length)
+            return softmax_limit(dtype, spec.seq_length)
         case "norm":
-            return norms.unsupported(dtype, spec.hidden_size)
-        case "activation":
-            return (glu if spec.is_gated else bias_gelu).unsupported(dtype)
+            return norm_limit(dtype, spec.hidden_size)
         case "bias, dropout, residual":
-            return bias_dropout_add.unsupported(dtype, work.positions * spec.hidden_size)
+            return dropout_limit(dtype, work.positions * spec.hidden_size)
         case "rotary positions":
             heads = spec.num_attention_heads // work.tensor
-            return rotary.unsupported(dtype, heads, spec.head_dim)
+            return rotary_limit(dtype, heads, spec.head_dim)
         case _:
-            return cross_entropy.unsupported(dtype)
+            return dtype_limit(dtype)
 
 
 def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tuple[Kernels, Choice]:
@@ -290,6 +288,5 @@ def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tupl
 
 
 def _with_triton(kernels: Kernels, operation: str) -> Kernels:
-    from megatron.fused_kernels.triton.all import TRITON
-
-    return replace(kernels, **{field: getattr(TRITON, field) for field in _FIELDS[operation]})
+    table: Kernels = imported(f"{_TRITON}.all.TRITON")
+    return replace(kernels, **{field: getattr(table, field) for field in _FIELDS[operation]})

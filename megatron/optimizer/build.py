@@ -1,4 +1,4 @@
-"""Build the optimizer from its plan: Adam, SGD, Lion, Muon, 8-bit Adam."""
+"""Build the optimizer from its plan: Adam, SGD, Muon, 8-bit Adam; Lion is in a file of its own."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from megatron.common.registry import OPTIMIZERS
 from megatron.config.optimization.optimizer import OptimizerPlan
-from megatron.optimizer.lion import Lion
 from megatron.optimizer.muon import Muon, muon_scale
 from megatron.optimizer.param_groups import plan_groups
 
@@ -65,12 +64,6 @@ def adam8bit(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.
 def sgd(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim.Optimizer:
     """Return SGD with momentum."""
     return torch.optim.SGD(groups, lr=lr, momentum=plan.momentum)
-
-
-@OPTIMIZERS.register("lion")
-def lion(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim.Optimizer:
-    """Return Lion."""
-    return Lion(groups, lr, betas=(plan.beta1, plan.beta2))
 
 
 @OPTIMIZERS.register("muon")

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from megatron.common.registry import OPTIMIZERS
+from megatron.config.optimization.optimizer import OptimizerPlan
+
 
 class Lion(torch.optim.Optimizer):
     """Lion with decoupled weight decay.
@@ -55,3 +58,11 @@ class Lion(torch.optim.Optimizer):
         torch._foreach_mul_(moved, 1 - lr * weight_decay)
         torch._foreach_add_(moved, directions, alpha=-lr)
         torch._foreach_lerp_(means, gradients, 1 - betas[1])
+
+
+@OPTIMIZERS.register("lion")
+def lion(
+    groups: list[dict[str, Any]], lr: float, plan: OptimizerPlan, **_: Any
+) -> torch.optim.Optimizer:
+    """Return Lion."""
+    return Lion(groups, lr, betas=(plan.beta1, plan.beta2))

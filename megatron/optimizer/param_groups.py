@@ -18,7 +18,7 @@ def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
     which a pretrained network may lack.
     """
     names = [name for name, _ in model.named_parameters()]
-    # Of BERT's pretraining the pooler is one layer of the network among others.
+    # In the pretraining of an encoder the pooler is one layer of the network among others.
     heads = (_HEAD, _POOLER) if any(_HEAD in name for name in names) else ()
 
     def trains(name: str) -> bool:

@@ -263,3 +263,12 @@ class _Sizes:
         copies = parallel.data * parallel.sequence
         experts = -(-held.experts * each // max(1, copies // parallel.expert))
         return -(-held.dense * each // copies) + experts
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Return the bytes of all weights and, where it is saved, of the optimizer, at least."""
+    each = BYTES[plan.precision.dtype]
+    if plan.checkpoint.saves_optimizer:
+        has_masters = plan.precision.is_mixed or plan.parallel.zero_stage > 0
+        each += plan.optimizer.state_bytes + 4 * has_masters
+    return plan.model.num_parameters * each

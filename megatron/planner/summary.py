@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from megatron.config.plan import Plan
-from megatron.planner.checkpoint import checkpoint_bytes
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
-from megatron.planner.memory import Memory, memory_of_stages, micro_batches_under_way
+from megatron.planner.memory import (
+    Memory,
+    checkpoint_bytes,
+    memory_of_stages,
+    micro_batches_under_way,
+)
 from megatron.planner.search import Found, obstacle
 from megatron.planner.speed import Speed, bubble_of, step_flops
 from megatron.planner.stages import stages_of

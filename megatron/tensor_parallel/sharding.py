@@ -179,3 +179,14 @@ def layout_of(layer: Any) -> str:
     """Return how a layer with a group is divided, for its `extra_repr`."""
     divided = ", sequence_parallel=True" if layer.sequence_parallel else ""
     return f"tensor_parallel={layer.group.size()}{divided}"
+
+
+def mark_replicated_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Mark the unsharded parameters, whose gradients are sums over the ranks that divide the sequence.
+
+    Norms, biases behind row-parallel layers and positions see other tokens on each of them.
+    Source: arXiv:2205.05198, section 4.2.
+    """
+    for parameter in model.parameters():
+        if shard_of(parameter) is None:
+            mark_partial_gradient(parameter, group)

@@ -1,8 +1,8 @@
 """Build a tokenizer from the flags of tokenizers."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from megatron.common.errors import MegatronError, raise_if_any
@@ -14,152 +14,9 @@ from megatron.tokenizer.fingerprint import (
     read_record,
     record_path,
 )
-from megatron.tokenizer.types.fast import BackendChoice, FastTokenizer
-from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
-from megatron.tokenizer.types.hugging_face import PretrainedFromHF
-from megatron.tokenizer.types.null import NullTokenizer
-from megatron.tokenizer.types.sentencepiece import (
-    LegacyLlama2Tokenizer,
-    LegacySentencePieceTokenizer,
-    SentencePieceTokenizer,
-)
-from megatron.tokenizer.types.tiktoken import Pattern, TikTokenizer
+from megatron.tokenizer.types.fast import FastTokenizer
+from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Tokenizer
-from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerOptions:
-    """Options of `build_tokenizer`: each field is a flag; its default means "not given"."""
-
-    tokenizer_type: str | None = None
-    vocab_file: str | None = None
-    merge_file: str | None = None
-    tokenizer_name_or_path: str | None = None
-    tokenizer_model: str | None = None
-    tokenizer_sentencepiece_legacy: bool = False
-    tokenizer_kwargs: Sequence[str] | None = None
-    tokenizer_hf_no_include_special_tokens: bool = False
-    vocab_size: int | None = None
-    vocab_extra_ids: int = 0
-    tiktoken_pattern: Pattern | None = None
-    tiktoken_num_special_tokens: int | None = None
-    tiktoken_special_tokens: Sequence[str] | None = None
-    tokenizer_backend: BackendChoice = "auto"
-
-
-@dataclass(frozen=True)
-class Takes:
-    """The flags that a type of tokenizer takes.
-
-    Args:
-        needs: of each tuple, one field of `TokenizerOptions` must be given.
-        takes: further fields that may be given.
-        may_be_fast: whether --tokenizer-backend applies.
-    """
-
-    needs: tuple[tuple[str, ...], ...] = ()
-    takes: tuple[str, ...] = ()
-    may_be_fast: bool = False
-
-
-@TOKENIZERS.register(
-    "BertWordPieceLowerCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",))
-)
-def _wordpiece_lower_case(options: TokenizerOptions) -> Tokenizer:
-    return WordPieceTokenizer(
-        str(options.vocab_file), lower_case=True, extra_ids=options.vocab_extra_ids
-    )
-
-
-@TOKENIZERS.register("BertWordPieceCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",)))
-def _wordpiece(options: TokenizerOptions) -> Tokenizer:
-    return WordPieceTokenizer(
-        str(options.vocab_file), lower_case=False, extra_ids=options.vocab_extra_ids
-    )
-
-
-@TOKENIZERS.register(
-    "GPT2BPETokenizer", about=Takes((("vocab_file",), ("merge_file",)), may_be_fast=True)
-)
-def _gpt2(options: TokenizerOptions) -> Tokenizer:
-    return GPT2BPETokenizer(str(options.vocab_file), str(options.merge_file))
-
-
-_OF_PRETRAINED = (
-    "tokenizer_kwargs",
-    "vocab_extra_ids",
-    "tokenizer_hf_no_include_special_tokens",
-)
-
-
-@TOKENIZERS.register(
-    "PretrainedFromHF", about=Takes((("tokenizer_name_or_path",),), _OF_PRETRAINED, True)
-)
-@TOKENIZERS.register(
-    "HuggingFaceTokenizer",
-    about=Takes((("tokenizer_model", "tokenizer_name_or_path"),), _OF_PRETRAINED, True),
-)
-def _pretrained(options: TokenizerOptions) -> Tokenizer:
-    return PretrainedFromHF(
-        str(options.tokenizer_name_or_path or options.tokenizer_model),
-        extra_ids=options.vocab_extra_ids,
-        adds_special_tokens=not options.tokenizer_hf_no_include_special_tokens,
-        kwargs=keywords(options.tokenizer_kwargs or ()),
-    )
-
-
-@TOKENIZERS.register(
-    "SentencePieceTokenizer",
-    about=Takes((("tokenizer_model",),), ("vocab_extra_ids", "tokenizer_sentencepiece_legacy")),
-)
-def _sentencepiece(options: TokenizerOptions) -> Tokenizer:
-    model = str(options.tokenizer_model)
-    if options.tokenizer_sentencepiece_legacy:
-        return LegacySentencePieceTokenizer(model, extra_ids=options.vocab_extra_ids)
-    return SentencePieceTokenizer(model)
-
-
-_LEGACY_OR_NOT = Takes((("tokenizer_model",),), ("tokenizer_sentencepiece_legacy",))
-
-
-@TOKENIZERS.register("GPTSentencePieceTokenizer", about=_LEGACY_OR_NOT)
-def _gpt_sentencepiece(options: TokenizerOptions) -> Tokenizer:
-    return SentencePieceTokenizer(str(options.tokenizer_model))
-
-
-@TOKENIZERS.register("Llama2Tokenizer", about=_LEGACY_OR_NOT)
-def _llama(options: TokenizerOptions) -> Tokenizer:
-    model = str(options.tokenizer_model)
-    if options.tokenizer_sentencepiece_legacy:
-        return LegacyLlama2Tokenizer(model)
-    return SentencePieceTokenizer(model)
-
-
-@TOKENIZERS.register(
-    "TikTokenizer",
-    about=Takes(
-        (("tokenizer_model", "vocab_file"),),
-        (
-            *("vocab_size", "tiktoken_pattern"),
-            *("tiktoken_num_special_tokens", "tiktoken_special_tokens"),
-        ),
-    ),
-)
-def _tiktoken(options: TokenizerOptions) -> Tokenizer:
-    return TikTokenizer(
-        str(options.tokenizer_model or options.vocab_file),
-        pattern=options.tiktoken_pattern,
-        vocab_size=options.vocab_size,
-        num_special_tokens=options.tiktoken_num_special_tokens,
-        special_tokens=options.tiktoken_special_tokens,
-    )
-
-
-@TOKENIZERS.register("NullTokenizer", about=Takes((("vocab_size",),)))
-def _null(options: TokenizerOptions) -> Tokenizer:
-    return NullTokenizer(options.vocab_size or 0)
-
 
 _REFUSED = {
     "SFTTokenizer": (
@@ -228,11 +85,11 @@ def tokenizer_problems(**arguments: Any) -> Iterator[str]:
 
 
 def _sentinels_hint() -> str:
-    """Return which types T5 can be trained with, for whose sake the flag has a default."""
+    """Return which types have such tokens, for whose sake the flag has a default."""
     abouts = {name: TOKENIZERS.about(name) for name in TOKENIZERS}
     names = [name for name, each in abouts.items() if each and "vocab_extra_ids" in each.takes]
     return (
-        f", or for T5, which needs these tokens, give --tokenizer-type {', '.join(names[:-1])} "
+        f", or where the objective needs these tokens, give --tokenizer-type {', '.join(names[:-1])} "
         f"or {names[-1]}"
     )
 
@@ -272,21 +129,6 @@ def _value_problems(options: TokenizerOptions, *, may_be_fast: bool) -> Iterator
             f"--tokenizer-backend fast: only {fast} have a fast backend, and not "
             f"{options.tokenizer_type}"
         )
-
-
-def keywords(words: Sequence[str]) -> Mapping[str, Any]:
-    """Return names and values that stand by turns in `words`.
-
-    >>> keywords(["pad_token", "<pad>", "use_fast", "false", "model_max_length", "2048"])
-    {'pad_token': '<pad>', 'use_fast': False, 'model_max_length': 2048}
-    """
-    return dict(zip(words[::2], map(_value, words[1::2]), strict=True))
-
-
-def _value(word: str) -> Any:
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    return int(word) if word.isascii() and word.isdecimal() else word
 
 
 def _flag(name: str) -> str:

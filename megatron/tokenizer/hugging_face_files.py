@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import normalizers, processors
 
-from megatron.tokenizer.build import keywords
 from megatron.tokenizer.types.gpt2 import END_OF_TEXT
 from megatron.tokenizer.types.hugging_face import load_with_transformers
+from megatron.tokenizer.types.options import keywords
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 

@@ -24,8 +24,8 @@ from megatron.config.objectives import declaration_of, objective_tokenizer_argum
 from megatron.config.plan import Plan, resolve
 from megatron.config.start import Start
 from megatron.config.validation import validate
+from megatron.data.datasets.datasets import view_of
 from megatron.data.datasets.run_datasets import Datasets
-from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems

@@ -4,10 +4,10 @@ import pytest
 from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
-    "megatron.model.gpt": 42,
-    "megatron.objectives.gpt": 89,
-    "megatron.engine.build": 132,
-    "pretrain_gpt.py": 272,
+    "megatron.model.gpt": 40,
+    "megatron.objectives.gpt": 60,
+    "megatron.engine.build": 95,
+    "pretrain_gpt.py": 249,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -9,7 +9,7 @@ from checkpoints import random_weights, whole_weights, write_checkpoint
 from safetensors.torch import load_file
 from tiny import tiny_config
 
-from megatron.checkpointing.export import Export, ExportOptions, export
+from megatron.checkpointing.conversion.export import Export, ExportOptions, export
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.common.errors import CheckpointError, ConfigError

@@ -15,7 +15,7 @@ import pytest
 from jobs import REPOSITORY, journal, start_ranks
 
 from megatron.checkpointing.compare import layout_changes, other_changes, require_same
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network, spec_of
 from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.saved_run import read_saved_run

@@ -11,7 +11,7 @@ from tiny import tiny_spec
 from torch.testing import assert_close
 from trainings import VOCAB_SIZE
 
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
@@ -56,7 +56,7 @@ def engine_of(spec, weights, device, *, dtype=torch.float32, recompute=False, gr
         device=device,
         rows=0 if recompute else 4,
     )
-    return Engine(runner, rows=4, recompute=recompute)
+    return InferenceEngine(runner, rows=4, recompute=recompute)
 
 
 def requests(new):

@@ -14,7 +14,7 @@ from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
 from megatron.inference.server.engine_thread import EngineThread
@@ -87,11 +87,11 @@ REQUESTS += [
 ]
 
 
-def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
+def written(engine: InferenceEngine) -> tuple[list[Completion], list[Beam]]:
     return completed(engine, *REQUESTS), engine.run_alone(SEARCH)
 
 
-def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
+def served(engine: InferenceEngine) -> tuple[list[Completion], list[Beam]]:
     """Return what `written` does, by way of a thread that gives the engine work."""
     loop = EngineThread(engine, queue=99)
     reported: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -159,7 +159,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                 engine.close()
 
 
-def messages_of(engine: Engine) -> int:
+def messages_of(engine: InferenceEngine) -> int:
     """Return the number of broadcasts of the three steps of a request, and of closing."""
     counted = Counted()
     with pytest.MonkeyPatch.context() as patch:

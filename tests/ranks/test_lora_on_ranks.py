@@ -16,7 +16,7 @@ from engines import batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from torch.testing import assert_close
 
-from megatron.checkpointing.hugging_face.peft import merge_adapters, without_adapters
+from megatron.checkpointing.conversion.adapters import merge_adapters, without_adapters
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state

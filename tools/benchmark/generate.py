@@ -23,7 +23,7 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.model_plan import plan_model
 from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
@@ -84,7 +84,7 @@ def hugging_face(layers: int, hidden: int, heads: int, vocab: int, length: int) 
     return GPT2LMHeadModel(config).eval()
 
 
-def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Engine:
+def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> InferenceEngine:
     """Return this program's engine with the weights of `model`."""
     spec = spec_of(model.config)
     theirs = model.state_dict()
@@ -97,7 +97,7 @@ def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Engine:
     stage = ModelRunner(
         spec, weights, groups=lone_groups(), dtype=dtype, device=torch.device("cpu"), rows=rows
     )
-    return Engine(stage, rows=rows)
+    return InferenceEngine(stage, rows=rows)
 
 
 def spec_of(config: GPT2Config) -> ModelSpec:
@@ -111,7 +111,9 @@ def spec_of(config: GPT2Config) -> ModelSpec:
     return plan_model(parsed, vocab_size=config.vocab_size, tensor=1)
 
 
-def continue_here(ours: Engine, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+def continue_here(
+    ours: InferenceEngine, prompts: Sequence[Sequence[int]], new: int
+) -> list[list[int]]:
     """Return the new tokens of each prompt."""
     requests = [
         Request(prompt=tuple(prompt), max_new_tokens=new, sampling=SamplingParams(greedy=True))

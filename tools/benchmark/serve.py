@@ -26,7 +26,7 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.inference.server import Limits
 from megatron.config.model_plan import plan_model
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.server.app import build_app
@@ -119,7 +119,7 @@ def serving(args: Namespace, *, rows: int) -> Iterator[int]:
         engine_thread.close()
 
 
-def engine(args: Namespace, *, rows: int) -> Engine:
+def engine(args: Namespace, *, rows: int) -> InferenceEngine:
     """Return the engine of a network of random weights."""
     length = args.prompt + args.new
     flags = (
@@ -140,7 +140,7 @@ def engine(args: Namespace, *, rows: int) -> Engine:
     stage = ModelRunner(
         spec, weights, groups=lone_groups(), dtype=torch.float32, device=cpu, rows=rows
     )
-    return Engine(stage, rows=rows)
+    return InferenceEngine(stage, rows=rows)
 
 
 def send_all(args: Namespace, port: int, clients: int) -> None:

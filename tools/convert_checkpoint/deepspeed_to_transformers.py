@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = objective_tokenizer_arguments(saved.tokenizer, manifest.plan["objective"]["name"])
     tokenizer = build_tokenizer(**arguments)
     # Imported here, after flags are checked: torch takes seconds.
-    from megatron.checkpointing.export import Export, ExportOptions, export
+    from megatron.checkpointing.conversion.export import Export, ExportOptions, export
 
     output = Path(config.output_folder)
     job = Export(

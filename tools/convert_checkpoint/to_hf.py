@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(directory or Path(config.load))
     # Imported here, after flags are checked: torch takes seconds.
-    from megatron.checkpointing.export import Export, ExportOptions, export
+    from megatron.checkpointing.conversion.export import Export, ExportOptions, export
 
     job = Export(
         source=source,

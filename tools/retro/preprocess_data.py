@@ -17,12 +17,12 @@ from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.extensions.retro.embedders import counter_of, embedder_of
-from megatron.extensions.retro.preprocessing_flags import (
+from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.flags import (
     RetroPreprocessingConfig,
     retro_preprocessing_problems,
     retro_tasks,
 )
-from megatron.extensions.retro.retrieval.blocks import Ranks
 from megatron.extensions.retro.retrieval.project import prepare_project, read_retro_flags
 from megatron.extensions.retro.retrieval.retro_tasks import run_tasks, validate_tasks
 from megatron.training.process.environment import cpu_threads, read_launch

@@ -16,13 +16,13 @@ from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
 from megatron.extensions.retro.embedders import embedder_of
-from megatron.extensions.retro.preprocessing_flags import (
+from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.flags import (
     RetroPreprocessingConfig,
     RetroRecallConfig,
     retro_preprocessing_problems,
     retro_recall_problems,
 )
-from megatron.extensions.retro.retrieval.blocks import Ranks
 from megatron.extensions.retro.retrieval.project import prepare_project, read_retro_flags
 from megatron.extensions.retro.retrieval.recall import measure_recall
 from megatron.training.process.environment import Launch, cpu_threads

@@ -10,7 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.compare import labels_in
-from megatron.checkpointing.export import Export, ExportOptions
+from megatron.checkpointing.conversion.export import Export, ExportOptions
+from megatron.checkpointing.conversion.model_folder import write_weights
+from megatron.checkpointing.conversion.network import (
+    parameters_of,
+    require_parameters,
+)
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.logit_check import (
@@ -20,11 +25,6 @@ from megatron.checkpointing.hugging_face.logit_check import (
     sample_tokens,
 )
 from megatron.checkpointing.hugging_face.model_card import model_card
-from megatron.checkpointing.hugging_face.model_folder import write_weights
-from megatron.checkpointing.hugging_face.network import (
-    parameters_of,
-    require_parameters,
-)
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.parameter_names import is_buffer, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint

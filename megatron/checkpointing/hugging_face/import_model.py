@@ -7,6 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron.checkpointing.conversion.model_folder import Reader
+from megatron.checkpointing.conversion.network import (
+    initial_weight,
+    manifest_of_import,
+    parameters_of,
+)
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import (
     family_of_config,
@@ -17,12 +23,6 @@ from megatron.checkpointing.hugging_face.logit_check import (
     compare,
     require_equal,
     sample_tokens,
-)
-from megatron.checkpointing.hugging_face.model_folder import Reader
-from megatron.checkpointing.hugging_face.network import (
-    initial_weight,
-    manifest_of_import,
-    parameters_of,
 )
 from megatron.checkpointing.manifest import Manifest, published_tags
 from megatron.checkpointing.parameter_names import ParameterNames

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.hugging_face.network import load_network
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec
@@ -200,7 +200,7 @@ def _our_logits(
     The model is freed on return.
 
     Args:
-        of_encoder: compute the outputs of BERT's encoder and pooler instead.
+        of_encoder: compute the outputs of the encoder and its pooler instead.
     """
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
     batch = {"tokens": tokens_bs, "positions": positions_bs}
@@ -226,7 +226,7 @@ def _our_logits(
 
 
 def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
-    """Return the outputs of BERT's encoder for real tokens, and of its pooler."""
+    """Return the outputs of an encoder for real tokens, and of its pooler."""
     found: list[Tensor] = []
     head: Any = next(each for each in network.modules() if hasattr(each, "pooler"))
     head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))

@@ -1,9 +1,8 @@
-"""Merge LoRA adapters into the weights (W + alpha / rank B A), or export them to Hugging Face PEFT."""
+"""Export of LoRA adapters to Hugging Face PEFT."""
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megatron.checkpointing.conversion.adapters import without_adapters
+from megatron.checkpointing.conversion.model_folder import new_folder
+from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.hugging_face.model_folder import new_folder
-from megatron.checkpointing.hugging_face.network import spec_of
-from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
+from megatron.checkpointing.hugging_face.families.tensor_mapping import (
+    StackedTransposed,
+    Transposed,
+)
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.parameter_names import ParameterNames
-from megatron.checkpointing.resharding.sharded_tensor import (
-    FullCheckpoint,
-    LazyParameters,
-    ParameterState,
-    unsharded,
-)
+from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
-from megatron.tensor_parallel.linear import DOWN, UP, is_adapter
+from megatron.tensor_parallel.linear import DOWN, UP
 
 _TASKS = {
     "AutoModelForCausalLM": "CAUSAL_LM",
@@ -38,33 +36,6 @@ _TASKS = {
 
 Others have none: PEFT's class for question answering leaves out token types.
 """
-
-
-def without_adapters(spec: ModelSpec) -> ModelSpec:
-    """Return the spec of the network without LoRA adapters."""
-    return replace(spec, lora_rank=0, lora_alpha=0.0, lora_dropout=0.0, lora_target_modules=())
-
-
-def merge_adapters(spec: ModelSpec, checkpoint: FullCheckpoint) -> FullCheckpoint:
-    """Replace each weight W that has an adapter by W + alpha / rank B A, computed in fp32 when read."""
-    if not spec.lora_rank:
-        return checkpoint
-    makers: dict[str, Callable[[], ParameterState]] = {
-        name: partial(_merge_adapter, checkpoint, name, spec.lora_scale)
-        for name in checkpoint.parameters
-        if not is_adapter(name)
-    }
-    return replace(checkpoint, parameters=LazyParameters(makers))
-
-
-def _merge_adapter(checkpoint: FullCheckpoint, name: str, scale: float) -> ParameterState:
-    stem = name.removesuffix("weight")
-    if f"{stem}{DOWN}" not in checkpoint.parameters:
-        return checkpoint.parameters[name]
-    weight, down, up = (
-        checkpoint.parameters[stem + part].weight.all().float() for part in ("weight", DOWN, UP)
-    )
-    return ParameterState(weight=unsharded(weight + scale * (up @ down)))
 
 
 def export_adapters(

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron.checkpointing.conversion.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
-from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of, title_of

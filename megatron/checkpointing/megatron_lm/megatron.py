@@ -92,7 +92,7 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
         heads: attention heads, for files without arguments.
 
     Raises:
-        CheckpointError: it is not one of a GPT, a BERT, a T5 or a Retro.
+        CheckpointError: it is of no network that has a form in these files.
     """
     folder = checkpoint_in(path)
     stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
@@ -108,7 +108,7 @@ def found_in(
         heads: attention heads, for files without arguments.
 
     Raises:
-        CheckpointError: it is not one of a GPT, a BERT, a T5 or a Retro.
+        CheckpointError: it is of no network that has a form in these files.
     """
     first = stages[0][0]
     arguments = first.get("args")
@@ -240,7 +240,7 @@ def _modules(
 ) -> tuple[dict[str, list[Tensor]], dict[str, int]]:
     """Return the shards of each module's parameter, and the number of layers of each stack.
 
-    Stacks are "" and, of T5, "decoder.". `stages` is [stage][rank][virtual stage].
+    Stacks are "" and, behind an encoder, "decoder.". `stages` is [stage][rank][virtual stage].
     """
     modules: dict[str, list[Tensor]] = {}
     layers = {"": 0, "decoder.": 0}
@@ -284,7 +284,7 @@ def _vocab_size(first: Mapping[str, Any]) -> int | None:
 def _flags_of_shapes(
     modules: Mapping[str, Sequence[Tensor]], layers: int, heads: int
 ) -> Iterator[str]:
-    """Derive flags from shapes for files without arguments, such as GPT-2 345M's and BERT 345M's."""
+    """Derive flags from shapes for files without arguments, such as GPT-2 345M's."""
     table = modules["embedding.word_embeddings.weight"][0]
     positions = modules["embedding.position_embeddings.weight"][0].shape[0]
     yield from (f"--num-layers={layers}", f"--hidden-size={table.shape[1]}")

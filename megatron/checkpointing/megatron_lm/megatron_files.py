@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.conversion.adapters import without_adapters
+from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
-from megatron.checkpointing.hugging_face.network import spec_of
-from megatron.checkpointing.hugging_face.peft import without_adapters
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary

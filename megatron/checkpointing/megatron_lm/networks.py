@@ -83,7 +83,7 @@ def recognised(names: Collection[str]) -> tuple[str, Form]:
 
 
 def first_decoder_stage(model: Mapping[str, Any], pipeline: int) -> int:
-    """Return the stage where T5's decoder begins, the nearest to the middle; 0 if it has no own."""
+    """Return the stage where the decoder behind an encoder begins, the nearest to the middle; 0 if it has no own."""
     decoder_layers = model.get("num_decoder_layers", 0)
     fitting = [
         stage

@@ -10,7 +10,7 @@ from megatron.config.checks.sequence import ring_problems
 from megatron.config.network.kernels import kernels_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model_problems import model_problems
-from megatron.config.networks.network import decoder_stack_problems, network_class
+from megatron.config.network_contract import decoder_stack_problems
 from megatron.config.optimization.curriculum import has_curriculum
 from megatron.config.parallelism.layout import parallel_problems
 from megatron.config.parallelism.precision import fp8_problems, precision_problems
@@ -58,7 +58,7 @@ def own_flag_problems(start: Start) -> Iterator[str]:
         load_extension(extension)
     for name in NETWORKS:
         if name != network.name:
-            yield from network_class(name).misplaced(config)
+            yield from NETWORKS.get_class(name).misplaced(config)
 
 
 def loss_problems(start: Start) -> Iterator[str]:

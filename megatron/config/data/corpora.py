@@ -71,11 +71,10 @@ class DataConfig:
 
 DEFAULT_SPLIT = "969, 30, 1"
 
-KINDS.declare("documents", "megatron.data.datasets.kinds", ("",))
-KINDS.declare("pairs", "megatron.data.datasets.kinds", ("_inputs_document", "_targets_document"))
-KINDS.declare(
-    "conversations", "megatron.data.datasets.kinds", ("_tokens_document", "_loss_mask_document")
-)
+KINDS.declare("documents", "megatron.data.datasets.gpt_dataset", ("",))
+_PACKED = "megatron.data.datasets.packed_dataset"
+KINDS.declare("pairs", _PACKED, ("_inputs_document", "_targets_document"))
+KINDS.declare("conversations", _PACKED, ("_tokens_document", "_loss_mask_document"))
 
 
 def suffixes_of(kind: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ class TokenizerConfig:
     """How text becomes tokens: BertWordPieceLowerCase, BertWordPieceCase, GPT2BPETokenizer,
     PretrainedFromHF (or HuggingFaceTokenizer), SentencePieceTokenizer (or
     GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. (default:
-    BertWordPieceLowerCase for BERT and T5, GPT2BPETokenizer for others)."""
+    BertWordPieceLowerCase for objectives on sentences, GPT2BPETokenizer for others)."""
 
     vocab_file: str | None = setting(None, older=("--vocab",))
     """Vocabulary. GPT2BPETokenizer: a JSON object, token to id. BertWordPiece: one token a line.
@@ -49,8 +49,8 @@ class TokenizerConfig:
     of a .json file: ids in all, special tokens included (default: 131072)."""
 
     vocab_extra_ids: int | None = None
-    """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary, T5's sentinels
-    (default: 100 for T5, which needs at least one; 0 for others)."""
+    """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary, the
+    sentinels of spans (default: 100 where a decoder restores spans, which needs at least one; else 0)."""
 
     tiktoken_pattern: Literal["v1", "v2", "r50k", "cl100k", "o200k"] | None = None
     """How TikTokenizer splits words (default: by the file's name, for OpenAI's encodings)."""

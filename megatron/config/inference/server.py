@@ -73,7 +73,7 @@ def plan_limits(server: ServingConfig, generation: GenerationConfig) -> Limits:
 def encoder_problems(
     server: ServingConfig, generation: GenerationConfig, network: type[Architecture]
 ) -> Iterator[str]:
-    """Yield the flags that have no effect on a server of a BERT or T5."""
+    """Yield the flags that have no effect on a server that does not continue prompts."""
     default = GenerationConfig()
     given = {
         "--chat-template": server.chat_template is not None,

@@ -77,7 +77,7 @@ class ModelConfig:
     ) = setting(None, names=POSITION_EMBEDDINGS, plan="model.position_embedding")
     """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
     or rope), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
-    pretrain_t5.py), or none."""
+    of a decoder behind an encoder), or none."""
 
     use_rotary_position_embeddings: bool = False
     """Megatron's older spelling of --position-embedding-type rotary."""

@@ -63,7 +63,7 @@ def unbuilt_flags(
     *,
     positions: Collection[str],
 ) -> dict[str, bool]:
-    """Return which flags of data and layout networks with cross-attention, T5 and Retro, do not have.
+    """Return which flags of data and layout networks with cross-attention do not have.
 
     Args:
         positions: that the network has.

@@ -142,7 +142,7 @@ class ModelSpec:
 
     @property
     def network(self) -> Any:
-        """What answers for this network: a `megatron.config.networks.network.Network`."""
+        """What answers for this network: a `megatron.config.network_contract.Network`."""
         network = NETWORKS.get(self.architecture, self.own_flags)()
         return network.classifier() if self.num_outputs else network
 

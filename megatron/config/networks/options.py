@@ -1,9 +1,7 @@
 """Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 
-from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec
 
 COMMON = frozenset(
@@ -47,21 +45,17 @@ DECODER = frozenset(
 """All of a GPT."""
 
 
-def ignored_options(
-    spec: ModelSpec, plain: ModelSpec, options: frozenset[str], lacks: str
-) -> Iterator[str]:
-    """Yield a message for each option that a network is given and does not have.
+def ignored_options(spec: ModelSpec, plain: ModelSpec, options: frozenset[str]) -> list[str]:
+    """Return the options that a network is given and does not have.
 
     Args:
         spec: the network.
         plain: the same without any option.
         options: those that it has.
-        lacks: end of the messages.
     """
     names = [each.name for each in fields(spec) if each.name not in options]
     given = {name for name in names if getattr(spec, name) != getattr(plain, name)}
     for first, *others in _GROUPS:
         if first in given:
             given -= {*others}
-    for flag in dict.fromkeys(flag_setting(name) for name in names if name in given):
-        yield f"{flag} {lacks}"
+    return [name for name in names if name in given]

@@ -64,7 +64,7 @@ class ParallelConfig:
     number of layers, parameters their weights."""
 
     pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
-    """First stage of the decoder (pretrain_t5.py): the stages before it divide the encoder's layers
+    """First stage of a decoder behind an encoder: the stages before it divide the encoder's layers
     evenly, it and those behind it the decoder's (default: --pp-partition-method decides)."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None

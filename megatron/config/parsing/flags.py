@@ -312,6 +312,13 @@ def field_docstrings(section: type) -> Mapping[str, str]:
     return docs
 
 
+def given_options(section: Any) -> list[str]:
+    """Return the options of a section's fields that have another value than their default."""
+    kind: type = type(section)
+    changed = (flag for flag in flags_of(kind) if getattr(section, flag.name) != flag.default)
+    return [flag.options[0] for flag in changed]
+
+
 def options_of(sections: Mapping[str, type]) -> dict[str, str]:
     """Return the option of each field, as the help spells it."""
     return {f.name: f.options[0] for section in sections.values() for f in flags_of(section)}

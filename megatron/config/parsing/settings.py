@@ -1,4 +1,4 @@
-"""Settings in place of flags: KEY=VALUE words over a YAML file with nested keys (Hydra, NeMo)."""
+"""Settings in place of flags: KEY=VALUE words over a YAML file with nested keys (Hydra)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _PATH, _NAME = "--config-path", "--config-name"
 
 
 @dataclass(frozen=True)
-class Setting:
+class KeyValue:
     """A value with its dotted key."""
 
     key: str
@@ -24,7 +24,7 @@ class Setting:
     location: str  # the file and the line, or the word, for messages
 
 
-Settings = Mapping[str, Setting]
+Settings = Mapping[str, KeyValue]
 """Settings by dotted key."""
 
 
@@ -38,7 +38,7 @@ def read_settings(argv: Sequence[str], defaults: Mapping[str, Any]) -> tuple[Set
     Raises:
         ConfigError: the file is missing or is not YAML, or a reference leads nowhere.
     """
-    found = {key: Setting(key, value, "default") for key, value in defaults.items()}
+    found = {key: KeyValue(key, value, "default") for key, value in defaults.items()}
     words, file = _without_config_name(argv)
     if file:
         found |= {setting.key: setting for setting in _settings_of_file(file)}
@@ -54,7 +54,7 @@ def read_settings(argv: Sequence[str], defaults: Mapping[str, Any]) -> tuple[Set
         entries = {} if match["sign"] == "~" else _flat(key, _parsed(match["value"]))
         if not entries or key in entries:
             found = {name: value for name, value in found.items() if name not in below}
-        found |= {name: Setting(name, value, word) for name, value in entries.items()}
+        found |= {name: KeyValue(name, value, word) for name, value in entries.items()}
     return _resolved(found), flags
 
 
@@ -81,14 +81,14 @@ def _without_config_name(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     return words, file
 
 
-def _settings_of_file(file: Path) -> Iterator[Setting]:
+def _settings_of_file(file: Path) -> Iterator[KeyValue]:
     """Yield the settings of a YAML file."""
     content, lines = read_yaml(file, _NAME)
     if not isinstance(content, dict):
         raise ConfigError(f"{_NAME} {file}: expected `key: value` lines, found {content!r}")
     for name, value in content.items():
         for key, each in _flat(str(name), value).items():
-            yield Setting(key, each, f"{file}, line {lines.get(tuple(key.split('.')), 1)}")
+            yield KeyValue(key, each, f"{file}, line {lines.get(tuple(key.split('.')), 1)}")
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
@@ -110,14 +110,14 @@ def _parsed(text: str) -> Any:
         return text  # such as a path with a colon
 
 
-def _resolved(found: Mapping[str, Setting]) -> Settings:
+def _resolved(found: Mapping[str, KeyValue]) -> Settings:
     """Return the settings that have a value, with references replaced.
 
     Raises:
         ConfigError: a reference names no setting, or itself.
     """
 
-    def value_of(setting: Setting, above: Sequence[str] = ()) -> Any:
+    def value_of(setting: KeyValue, above: Sequence[str] = ()) -> Any:
         if not isinstance(setting.value, str):
             return setting.value
         value: Any = setting.value
@@ -133,7 +133,7 @@ def _resolved(found: Mapping[str, Setting]) -> Settings:
 
     values = {key: value_of(setting) for key, setting in found.items()}
     return {
-        key: Setting(key, value, found[key].location)
+        key: KeyValue(key, value, found[key].location)
         for key, value in values.items()
         if value is not None and value != "???"
     }
@@ -144,7 +144,7 @@ def value(settings: Settings, key: str, default: Any = None) -> Any:
     return settings[key].value if key in settings else default
 
 
-def rest(settings: Settings, used: Iterable[str]) -> list[Setting]:
+def rest(settings: Settings, used: Iterable[str]) -> list[KeyValue]:
     """Return the settings whose keys are not in `used`."""
     names = frozenset(used)
     return [setting for setting in settings.values() if setting.key not in names]

@@ -42,8 +42,6 @@ TITLES = {
     "UniversalConfig": "Universal checkpoint",
     "LayoutConfig": "To another layout",
     "MegatronConfig": "To Megatron-LM",
-    "FillMaskConfig": "Use of a BERT",
-    "TextToTextConfig": "Use of a T5",
     "DownstreamConfig": "Downstream tasks",
     "TextTaskConfig": "Text tasks",
     "TaskConfig": "Zero-shot tasks",
@@ -53,8 +51,6 @@ TITLES = {
     "SelectionConfig": "Selection by toxicity",
     "ContinuationsConfig": "Continuations of prompts",
     "ToxicityConfig": "Toxicity of continuations",
-    "RetroPreprocessingConfig": "Retro preprocessing",
-    "RetroRecallConfig": "Recall of an index",
     "WikipediaConfig": "Dump of Wikipedia",
     "PublishedConfig": "Published data set",
     "FetchConfig": "Fetching of web pages",
@@ -63,9 +59,9 @@ TITLES = {
 
 
 def title_of(section: type) -> str:
-    """Return the heading of a section: the words of its class's name."""
+    """Return the heading of a section: its `title`, or the words of its class's name."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config"))
-    return TITLES.get(section.__name__, words.capitalize())
+    return str(getattr(section, "title", TITLES.get(section.__name__, words.capitalize())))
 
 
 def about(section: type) -> str:

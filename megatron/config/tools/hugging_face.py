@@ -6,6 +6,10 @@ from typing import Literal
 from megatron.common.registry import EXPORTERS
 from megatron.config.parsing.declaration import setting
 
+ModelType = Literal[
+    "gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
@@ -22,10 +26,7 @@ class ExportConfig:
     """Format to write: transformers, safetensors with our own names of parameters, NeMo's .nemo
     archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or that of a plugin's exporter."""
 
-    model_type: (
-        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"]
-        | None
-    ) = None
+    model_type: ModelType | None = None
     """Architecture of transformers' (default: the first that expresses the network)."""
 
     target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
@@ -61,10 +62,7 @@ class AdapterConfig:
     base_model: str = ""
     """Folder, or name on the hub, of the model without adapters, by which PEFT finds it."""
 
-    model_type: (
-        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"]
-        | None
-    ) = None
+    model_type: ModelType | None = None
     """Architecture of transformers' (default: the first that expresses the network)."""
 
 

@@ -60,7 +60,7 @@ class PreprocessConfig:
     megatron-lm, as documents without a sequence and without an end."""
 
     split_sentences: bool = False
-    """Make each sentence a sequence, for BERT and T5: with NLTK's Punkt data where they are
+    """Make each sentence a sequence, for objectives on sentences: with NLTK's Punkt data where they are
     installed, or else with a model trained on the input itself."""
 
     lang: str = "english"

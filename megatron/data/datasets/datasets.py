@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from megatron.common.errors import DataError
-from megatron.common.registry import DATASETS, KINDS
+from megatron.common.registry import DATASETS, KINDS, imported
 from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan, suffixes_of
+from megatron.config.data.masks import MaskPlan
+from megatron.config.data.objective import ObjectivePlan
+from megatron.config.objectives import declaration_of
 from megatron.data.datasets.kinds import Kind
 from megatron.data.datasets.run_datasets import CorpusUse, Datasets, RoleView, View
 from megatron.data.sampling.batch_sampler import Sample
@@ -16,6 +19,7 @@ from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shar
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -230,3 +234,18 @@ class CyclicDataset:
             rng = np.random.RandomState([self._seed % 2**32, epoch])
             self._permutation, self._epoch = rng.permutation(len(self.dataset)), epoch
         return int(self._permutation[index])
+
+
+def view_of(
+    objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
+) -> View | RoleView | None:
+    """Return the view by which `objective` wraps a dataset; None when it takes plain samples.
+
+    Raises:
+        DataError: the tokenizer lacks a special token that is needed.
+    """
+    name = declaration_of(objective.name).view
+    if not name:
+        return None
+    view: View | RoleView | None = imported(name)(objective, masks, tokenizer, seed)
+    return view

@@ -1,12 +1,15 @@
 """Samples for language modelling: documents packed end to end and cut every seq_length tokens."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
-from megatron.config.data.corpora import SampleOrder
+from megatron.common.registry import KINDS
+from megatron.config.data.corpora import DataPlan, SampleOrder
+from megatron.data.datasets.kinds import Kind
 from megatron.data.sampling.index_cache import cached_sample_index, cached_sizes
 from megatron.data.sampling.provenance import Origin, Piece
 from megatron.data.sampling.sample_index import Epochs, plan_epochs
@@ -134,3 +137,36 @@ class GPTDataset:
         stops[-1] = starts[-1] + end + 1
         starts[0] += offset
         return documents, starts, stops
+
+
+@KINDS.register("documents")
+class Documents(Kind):
+    """Documents that are packed one after the other and cut."""
+
+    dataset = GPTDataset
+    repeats_documents = True
+
+    def rules(self, plan: DataPlan, *, is_validation: bool) -> dict[str, Any]:
+        """Return the program whose order samples have, and whether short corpora repeat."""
+        repeats = {"repeats_short": True} if _repeats_short(plan, is_validation) else {}
+        return {"sample_order": plan.sample_order, **repeats}
+
+    def lack(
+        self,
+        tokens: IndexedDataset,
+        documents: range,
+        plan: DataPlan,
+        *,
+        seq_length: int,
+        is_validation: bool,
+    ) -> str:
+        """Return how many tokens there are, if these are too few for a sample."""
+        sizes = cached_sizes(tokens, documents, directory=plan.cache_path or None)
+        if sizes.num_tokens > (0 if _repeats_short(plan, is_validation) else seq_length):
+            return ""
+        return f"{sizes.num_tokens} tokens of the {seq_length + 1} of one sample"
+
+
+def _repeats_short(plan: DataPlan, is_validation: bool) -> bool:
+    """Whether documents of less than one sample repeat; a plugin's datasets decide otherwise."""
+    return is_validation and plan.sample_order == "megatron-core" and not plan.dataset

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
+from megatron.common.registry import KINDS
+from megatron.data.datasets.kinds import Kind
 from megatron.data.sampling.index_cache import cached_maps, cached_sizes
 from megatron.data.sampling.index_map import IndexMap
 from megatron.data.sampling.index_size import packing_room
@@ -277,3 +279,17 @@ class MTFDataset(PackedDataset):
             text_ids[start:stop] = number
             target_starts[start:stop] = middle
         return {"tokens": tokens, "text_ids": text_ids, "target_starts": target_starts}
+
+
+@KINDS.register("pairs")
+class Pairs(Kind):
+    """Inputs and targets. Uncut texts are packed in turn: no epoch of theirs is shuffled by itself."""
+
+    dataset = MTFDataset
+
+
+@KINDS.register("conversations")
+class Conversations(Kind):
+    """Conversations with the mask of their loss, packed as `Pairs` are."""
+
+    dataset = ChatDataset

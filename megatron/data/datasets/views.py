@@ -5,12 +5,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.common.registry import imported
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
-from megatron.config.objectives import declaration_of
 from megatron.data.datasets.fim import FimDataset, fim_tokens
-from megatron.data.datasets.run_datasets import RoleView, View
+from megatron.data.datasets.run_datasets import View
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -59,21 +57,6 @@ class PrefixDataset:
     def origin(self, i: int) -> Origin:
         """Return the token spans of sample i on disk."""
         return self.dataset.origin(i)
-
-
-def view_of(
-    objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
-) -> View | RoleView | None:
-    """Return the view by which `objective` wraps a dataset; None when it takes plain samples.
-
-    Raises:
-        DataError: the tokenizer lacks a special token that is needed.
-    """
-    name = declaration_of(objective.name).view
-    if not name:
-        return None
-    view: View | RoleView | None = imported(name)(objective, masks, tokenizer, seed)
-    return view
 
 
 def fim_view(

@@ -34,9 +34,10 @@ from megatron.data.token_files.publish import (
     stage_of,
 )
 from megatron.data.token_files.remote_pairs import upload_file, upload_pair, with_local_output
-from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
+from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
+from megatron.tokenizer.types.options import keywords
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _LEGACY = (
@@ -279,10 +280,10 @@ def _problems(config: PreprocessConfig) -> Iterator[str]:
 
 
 def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator[str]:
-    if tokenizer_type.startswith("BertWordPiece") and not config.split_sentences:
+    if "WordPiece" in tokenizer_type and not config.split_sentences:
         yield (
             f"warning: {tokenizer_type} without --split-sentences: each document is one sequence, "
-            "and BERT and T5 train on sentences"
+            "and its objectives train on sentences"
         )
 
 

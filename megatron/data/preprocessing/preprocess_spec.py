@@ -162,7 +162,7 @@ def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
         ("bos", "--append-bos", spec.append_bos),
     ):
         if is_wanted and role not in encoder.special_ids:
-            hint = "; samples of BERT and T5 need none: leave the flag out" if role == "eod" else ""
+            hint = "; samples of sentences need none: leave the flag out" if role == "eod" else ""
             raise DataError(f"{flag}: the tokenizer has no token of the role {role}{hint}")
         if is_wanted:
             suffix.append(encoder.special_ids[role])
@@ -170,7 +170,7 @@ def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
     if spec.split_sentences:
         if num_added := int(encoder.encode_array([""])[1].sum()):
             log.warning(
-                "the tokenizer adds %d special tokens to each sentence, where samples of BERT and T5 "
+                "the tokenizer adds %d special tokens to each sentence, where samples of sentences "
                 "have none: add --tokenizer-hf-no-include-special-tokens",
                 num_added,
             )

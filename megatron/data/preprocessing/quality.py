@@ -19,7 +19,7 @@ _EIGHT_EQUAL = np.uint64(0x0101010101010101)
 
 
 @dataclass(frozen=True)
-class Run:
+class Repetition:
     """One token, many times in a row."""
 
     length: int
@@ -32,7 +32,7 @@ class Tally:
     """Counts and examples of unusual tokens in the documents of one key."""
 
     odd_tokens: int = 0  # unknown tokens, and bytes that stand for themselves
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Repetition] = field(default_factory=list)
     decoded: int = 0  # documents decoded again
     changed: int = 0  # of these, how many were another text then
     changed_examples: list[str] = field(default_factory=list)
@@ -40,7 +40,9 @@ class Tally:
     def add(self, other: "Tally", documents_before: int) -> None:
         """Add the tally of the documents that follow."""
         self.odd_tokens += other.odd_tokens
-        later = [Run(run.length, run.token, run.document + documents_before) for run in other.runs]
+        later = [
+            Repetition(run.length, run.token, run.document + documents_before) for run in other.runs
+        ]
         self.runs = sorted([*self.runs, *later], key=lambda run: (-run.length, run.document))
         del self.runs[_MOST_RUNS:]
         self.decoded += other.decoded
@@ -58,7 +60,7 @@ class Tally:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Tally":
         """Return the tally of which `content` is the `asdict`."""
-        return cls(**{**content, "runs": [Run(**run) for run in content["runs"]]})
+        return cls(**{**content, "runs": [Repetition(**run) for run in content["runs"]]})
 
 
 class LongRuns:
@@ -70,7 +72,7 @@ class LongRuns:
     def __init__(self) -> None:
         self._lengths = [SHORTEST_RUN - 1] * _MOST_RUNS  # of the longest so far, shortest first
 
-    def __call__(self, tokens: NDArray, ends: NDArray) -> list[Run]:
+    def __call__(self, tokens: NDArray, ends: NDArray) -> list[Repetition]:
         """Return those that may be among the longest of all so far, the longest first.
 
         Shapes: tokens [tokens]; ends [documents], where each document ends.
@@ -80,7 +82,7 @@ class LongRuns:
         return runs
 
 
-def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Run]:
+def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Repetition]:
     """Return the runs of more than `length` equal tokens within a document, the longest first.
 
     Args:
@@ -110,7 +112,7 @@ def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Run]:
     long = long[np.argsort(-lengths[long], kind="stable")]
     documents = np.searchsorted(ends, starts[long], "right")
     return [
-        Run(int(lengths[i]), int(tokens[starts[i]]), int(document))
+        Repetition(int(lengths[i]), int(tokens[starts[i]]), int(document))
         for i, document in zip(long, documents, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""Samples as text: documents, BERT's with its masks, T5's encoder and decoder."""
+"""Samples as text: documents, masked sentences, those of an encoder and a decoder."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def tokens_of(sample: Sample) -> dict[str, list[int]]:
 def texts_of(sample: Sample, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield each part of a sample as text.
 
-    Of BERT's, each token to be predicted is followed by the predicted one in parentheses:
+    Of masked ones, each token to be predicted is followed by the predicted one in parentheses:
     `the [MASK](cat) sat` is a masked token, `the cat(cat) sat` one that stays, `the dog(cat) sat`
     one that another takes the place of.
     """

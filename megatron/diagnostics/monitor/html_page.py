@@ -52,14 +52,14 @@ _EVENTS = 500  # in the table: of a run with more, the last ones
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A run to report on, and the directory that it saves to."""
 
     directory: Path
     history: History
 
 
-def write_page(file: Path, runs: Sequence[Run], now: datetime) -> None:
+def write_page(file: Path, runs: Sequence[ReportedRun], now: datetime) -> None:
     """Write the page to `file` atomically.
 
     Raises:
@@ -71,7 +71,7 @@ def write_page(file: Path, runs: Sequence[Run], now: datetime) -> None:
         raise ConfigError(f"--html {file}: {error.strerror}") from error
 
 
-def page(runs: Sequence[Run], now: datetime) -> str:
+def page(runs: Sequence[ReportedRun], now: datetime) -> str:
     """Return the page of one run, or of several. All text from their files is escaped."""
     named = _named(runs)
     events = {name: events_in(run.history, run.directory) for name, run in named.items()}
@@ -87,7 +87,7 @@ def page(runs: Sequence[Run], now: datetime) -> str:
     return web_page(title, "\n".join(filter(None, parts)), style=_STYLE, policy=_POLICY)
 
 
-def _named(runs: Sequence[Run]) -> dict[str, Run]:
+def _named(runs: Sequence[ReportedRun]) -> dict[str, ReportedRun]:
     """Return runs by name: of several, the folders, with their paths where these are equal."""
     if len(runs) == 1:
         return {runs[0].history.run: runs[0]}
@@ -98,7 +98,7 @@ def _named(runs: Sequence[Run]) -> dict[str, Run]:
     }
 
 
-def _head(named: Mapping[str, Run], now: datetime) -> Iterator[str]:
+def _head(named: Mapping[str, ReportedRun], now: datetime) -> Iterator[str]:
     """Yield the state of each run, and the summary."""
     columns, is_bad = [], False
     for run in named.values():
@@ -135,7 +135,9 @@ def _columns(names: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
     return _table(("", *names) if len(names) > 1 else (), ((row, False) for row in rows))
 
 
-def _charts(named: Mapping[str, Run], events: Mapping[str, Sequence[Event]]) -> Iterator[str]:
+def _charts(
+    named: Mapping[str, ReportedRun], events: Mapping[str, Sequence[Event]]
+) -> Iterator[str]:
     is_one = len(named) == 1
     marks = [
         Mark(
@@ -226,7 +228,7 @@ def _events(name: str, events: Sequence[Event]) -> str:
     )
 
 
-def _settings(named: Mapping[str, Run]) -> Iterator[str]:
+def _settings(named: Mapping[str, ReportedRun]) -> Iterator[str]:
     """Yield flags and software of the last starts; of several runs, those that differ."""
     starts = [run.history.starts[-1:] or [{}] for run in named.values()]
     for title, key in (("Flags", "flags"), ("Runs with", "with")):

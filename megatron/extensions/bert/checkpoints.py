@@ -15,7 +15,7 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_flags,
     activation_name,
 )
-from megatron.checkpointing.hugging_face.tensor_mapping import QueriesKeysValues
+from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
 from megatron.checkpointing.megatron_lm.networks import Form
 from megatron.common.registry import FAMILIES
 from megatron.config.network.model_spec import ModelSpec

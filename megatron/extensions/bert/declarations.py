@@ -30,6 +30,7 @@ OBJECTIVES.declare(
         network="bert",
         flags=("--mask-prob", "--short-seq-prob", "--bert-no-binary-head"),
         view="megatron.extensions.bert.data.masked_view",
+        adds_special_tokens=True,
     ),
 )
 FAMILIES.declare("berts", "megatron.extensions.bert.checkpoints", None)

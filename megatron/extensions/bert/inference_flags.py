@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from megatron.config.parsing.declaration import range_problems, setting
 
@@ -9,6 +10,8 @@ from megatron.config.parsing.declaration import range_problems, setting
 @dataclass(frozen=True, kw_only=True)
 class FillMaskConfig:
     """Masked tokens, scores of sentences and their embeddings, by a BERT."""
+
+    title: ClassVar[str] = "Use of a BERT"
 
     text: list[str] | None = None
     """Texts, each in quotes; a tab stands between two segments."""

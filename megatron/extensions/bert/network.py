@@ -8,16 +8,16 @@ from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.model_problems import encoder_problems
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry, bias_entry, logits_entry
 from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
-from megatron.config.networks.network import Network
 from megatron.config.networks.options import DECODER, WINDOWS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 
 
 @NETWORKS.register("bert")
-class BERT(Network):
+class BertNetwork(Network):
     """An encoder, whose tokens see all tokens of their sample."""
 
     name = "bert"

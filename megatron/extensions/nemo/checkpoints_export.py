@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from megatron.checkpointing.export import Export
+from megatron.checkpointing.conversion.export import Export
 from megatron.checkpointing.expressed import not_expressed, plain_values
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.common.errors import WrongCheckpointError

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, near, raise_if_any, reason
 from megatron.config.parsing.parser import FileWord, value_in
-from megatron.config.parsing.settings import Setting, Settings, read_settings, value
+from megatron.config.parsing.settings import KeyValue, Settings, read_settings, value
 from megatron.extensions.nemo.flags_networks import CONFIG_GROUP, language_model_flags
 from megatron.extensions.nemo.flags_tasks import (
     CLASS_LABELS,
@@ -159,7 +159,7 @@ def _of_labels(settings: Settings, task: NemoTask) -> Iterator[str]:
     yield from _word(file, "--labels", *(name.strip() for name in names if name.strip()))
 
 
-def _word(setting: Setting, *words: str) -> list[str]:
+def _word(setting: KeyValue, *words: str) -> list[str]:
     """Return words that stand for a setting, for messages that name it."""
     return [FileWord(word, setting.key, setting.location) for word in words]
 

@@ -12,7 +12,6 @@ from megatron.checkpointing.manifest import MANIFEST, hash_of, names_in
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, DataError, near
 from megatron.data.token_files.publish import write_errors_name
-from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.embedders import (
     Embedder,
     HashedEmbedder,
@@ -20,6 +19,7 @@ from megatron.extensions.retro.retrieval.embedders import (
     TokenCounter,
     WordCounter,
 )
+from megatron.extensions.retro.retrieval.flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.project import Project
 from megatron.inference.loading.model_source import (
     ModelSource,

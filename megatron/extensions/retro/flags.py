@@ -11,7 +11,7 @@ from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import range_problems, setting
-from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.flags import given_options
 from megatron.config.parsing.parser import value_in
 from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import RetroPlan, RetroProject, read_retro_project
@@ -177,10 +177,9 @@ def retro_flag_problems(config: RetroConfig) -> Iterator[str]:
     kept = replace(config, retro_project_dir=None)
     if config.retro_project_dir:
         kept = replace(kept, retro_chunk_length=RetroConfig.retro_chunk_length)
-    for name, option in options_of({"retro": RetroConfig}).items():
-        if getattr(kept, name) != getattr(RetroConfig, name):
-            needed = "" if name == "retro_add_retriever" else " with --retro-add-retriever"
-            yield f"{option} is for pretrain_retro.py{needed}: leave it out"
+    for option in given_options(kept):
+        needed = "" if option == "--retro-add-retriever" else " with --retro-add-retriever"
+        yield f"{option} is for pretrain_retro.py{needed}: leave it out"
 
 
 SECTIONS = {"retro": RetroConfig, "instruct": InstructConfig}

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry
 from megatron.config.networks.counts import (
     Weights,
@@ -17,7 +18,6 @@ from megatron.config.networks.counts import (
     mlp_matrices,
     norm_width,
 )
-from megatron.config.networks.network import Network
 from megatron.config.networks.options import COMMON, EMBEDDING, LORA, ROTARY
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.retro.flags import (
@@ -29,7 +29,7 @@ from megatron.extensions.retro.flags import (
 
 
 @NETWORKS.register("retro")
-class Retro(Network):
+class RetroNetwork(Network):
     """A decoder, some layers of which attend to encoded neighbors of each chunk."""
 
     name = "retro"

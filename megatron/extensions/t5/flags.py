@@ -152,17 +152,3 @@ def unsupported_problems(
         ),
     }
     return flag_problems(flags, reason)
-
-
-def decoder_flag_problems(config: EncoderDecoderConfig) -> Iterator[str]:
-    """Yield the flags of encoder and decoder, for a network that has one stack."""
-    default = EncoderDecoderConfig()
-    flags = {
-        "--decoder-num-layers": config.decoder_num_layers is not None,
-        "--relative-attention-num-buckets": config.relative_attention_num_buckets
-        != default.relative_attention_num_buckets,
-        "--relative-attention-max-distance": config.relative_attention_max_distance
-        != default.relative_attention_max_distance,
-    }
-    reason = "is for pretrain_t5.py: this network has no decoder behind an encoder"
-    return flag_problems(flags, reason)

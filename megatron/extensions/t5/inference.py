@@ -11,7 +11,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.t5.data import t5_vocabulary
 from megatron.extensions.t5.inference_flags import TextToTextConfig
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Request
@@ -50,7 +50,7 @@ class TextToText:
         DataError: the tokenizer lacks special tokens or sentinels.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+    def __init__(self, engine: InferenceEngine, tokenizer: Tokenizer):
         self.engine, self.tokenizer = engine, tokenizer
         vocabulary = t5_vocabulary(tokenizer)
         self._bos, self._eos = vocabulary.special["bos"], vocabulary.special["eos"]
@@ -174,7 +174,7 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
     rows = max(source.config.training.micro_batch_size, options.beam_width or 0)
     # Packed weights make single texts slower.
     runner = process.build(partial(ModelRunner, rows=rows, packs_weights=False), source)
-    engine = Engine(runner, rows=rows, tokenizer=process.tokenizer)
+    engine = InferenceEngine(runner, rows=rows, tokenizer=process.tokenizer)
     return TextToText(engine, process.tokenizer), process.is_first
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import (
     FIRST_LAYER,
     Entry,
@@ -26,13 +27,12 @@ from megatron.config.networks.counts import (
     stack_flops,
     table_weights,
 )
-from megatron.config.networks.network import Network
 from megatron.config.networks.options import COMMON
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.config.parsing.flags import given_options
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.flags import (
     EncoderDecoderConfig,
-    decoder_flag_problems,
     encoder_decoder_problems,
     num_decoder_layers,
     unsupported_problems,
@@ -41,7 +41,7 @@ from megatron.extensions.t5.flags import (
 
 
 @NETWORKS.register("t5")
-class T5(Network):
+class T5Network(Network):
     """An encoder, and a decoder that attends to its output."""
 
     name = "t5"
@@ -81,7 +81,8 @@ class T5(Network):
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
         """Yield the flags of a decoder behind an encoder."""
-        return decoder_flag_problems(config.section(EncoderDecoderConfig))
+        for option in given_options(config.section(EncoderDecoderConfig)):
+            yield f"{option} is for pretrain_t5.py: this network has no decoder behind an encoder"
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder with a decoder behind it."""

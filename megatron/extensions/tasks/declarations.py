@@ -8,18 +8,18 @@ from megatron.common.registry import FAMILIES, KINDS, OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import surplus_problems, token_file_flags
 from megatron.config.objectives import Declaration
+from megatron.config.parsing.flags import given_options
+from megatron.extensions.tasks.data.text_flags import (
+    TextTaskConfig,
+    flags_of_other_tasks,
+    text_task_problems,
+)
 from megatron.extensions.tasks.flags import (
     LABELLED,
     DownstreamConfig,
     DownstreamPlan,
     downstream_in,
     downstream_problems,
-    misplaced_flags,
-)
-from megatron.extensions.tasks.text_flags import (
-    TextTaskConfig,
-    flags_of_other_tasks,
-    text_task_problems,
 )
 
 
@@ -84,7 +84,8 @@ class LabelledDeclaration(Declaration):
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
         """Yield all flags of tasks."""
-        yield from misplaced_flags(config.section(DownstreamConfig))
+        for option in given_options(config.section(DownstreamConfig)):
+            yield f"{option} is for tasks/main.py; this program has no use for it"
         yield from flags_of_other_tasks(config.section(TextTaskConfig), None)
 
     def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:

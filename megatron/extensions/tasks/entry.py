@@ -28,8 +28,8 @@ from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
+from megatron.extensions.tasks.data.text_flags import TextTaskConfig
 from megatron.extensions.tasks.flags import SECTIONS, objective_of
-from megatron.extensions.tasks.text_flags import TextTaskConfig
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
 

@@ -12,13 +12,13 @@ from megatron.extensions.tasks.data.columns import Layout
 from megatron.extensions.tasks.data.sentences import sentence_labels
 from megatron.extensions.tasks.data.tagging import label_names, read_sentences
 from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.data.text_flags import TextTaskConfig
 from megatron.extensions.tasks.flags import (
     DownstreamConfig,
     downstream_in,
     is_finetuned,
     objective_of,
 )
-from megatron.extensions.tasks.text_flags import TextTaskConfig
 from megatron.tokenizer.build import build_tokenizer
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from megatron.config.config import Config
 from megatron.config.parsing.declaration import range_problems, resolved, setting
-from megatron.extensions.tasks.text_flags import (
+from megatron.extensions.tasks.data.text_flags import (
     TEXT_TASKS,
     TextTaskConfig,
     TextTaskPlan,
@@ -138,20 +138,6 @@ def objective_of(task: str | None, *, causal: bool = False) -> str:
     """
     name = TEXT_TASKS.get(task or "", "multiple-choice" if task in _CHOICES else "classification")
     return f"gpt-{name}" if causal and name in _OF_ROWS else name
-
-
-def misplaced_flags(downstream: DownstreamConfig) -> Iterator[str]:
-    """Yield the flags of downstream tasks, of a program that learns none."""
-    given = {
-        "--task": downstream.task,
-        "--train-data": downstream.train_data,
-        "--valid-data": downstream.valid_data,
-        "--epochs": downstream.epochs is not None,
-        "--pretrained-checkpoint": downstream.pretrained_checkpoint,
-        "--keep-last-batch": downstream.keep_last_batch,
-    }
-    for flag in (flag for flag, value in given.items() if value):
-        yield f"{flag} is for tasks/main.py; this program has no use for it"
 
 
 def downstream_problems(

@@ -7,13 +7,13 @@ from typing import Any
 from megatron.common.registry import HEADS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry, Stacks
 from megatron.config.networks.counts import Weights, dense_weights, stack_flops
-from megatron.config.networks.network import Network
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.tasks.data.text_flags import TEXT_TASKS, TextTaskConfig
 from megatron.extensions.tasks.flags import DownstreamConfig, downstream_in, head_of
-from megatron.extensions.tasks.text_flags import TEXT_TASKS, TextTaskConfig
 
 
 @HEADS.register("classes")

@@ -12,7 +12,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.data.datasets.run_datasets import DataRequest, Datasets
-from megatron.extensions.tasks.data.datasets import LabelledDatasets, task_datasets
+from megatron.extensions.tasks.datasets import LabelledDatasets, task_datasets
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.loss import Loss, Losses
 from megatron.objectives.objective import Collate, Objective

@@ -1,12 +1,7 @@
 """Bias, dropout and residual addition in one operation (end of attention and MLP)."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from megatron.fused_kernels.reference.limits import unsupported_dtype
-
-_MOST_ELEMENTS = 2**32 - 1  # the kernel's random offsets are 32-bit
 
 
 def bias_dropout_add(
@@ -22,10 +17,3 @@ def bias_dropout_add(
     """
     y = y if bias is None else y.add_(bias)
     return residual + F.dropout(y, p, training)
-
-
-def unsupported(dtype: torch.dtype, elements: int) -> str | None:
-    """Return why the Triton kernels do not support so many elements; None if they do."""
-    if elements > _MOST_ELEMENTS:
-        return f"{elements} elements, the kernel takes {_MOST_ELEMENTS} at most"
-    return unsupported_dtype(dtype)

@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from megatron.fused_kernels.reference.limits import unsupported_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +59,6 @@ def full(logits_nv: Tensor, target_n: Tensor) -> Tensor:
     # float32: the sum over a large vocabulary loses its tail in 16 bits.
     wide_nv = logits_nv if logits_nv.element_size() >= 4 else logits_nv.float()
     return F.cross_entropy(wide_nv, target_n, reduction="none")
-
-
-def unsupported(dtype: torch.dtype) -> str | None:
-    """Return why the Triton kernels do not support `dtype`; None if they do."""
-    return unsupported_dtype(dtype)
 
 
 REFERENCE = CrossEntropy(largest=largest, sums=sums, gradient=gradient, full=full)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from megatron.fused_kernels.reference import cross_entropy, norms, softmax
+from megatron.fused_kernels.reference.activations import GeluForm, GluKind, bias_gelu, glu
 from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
-from megatron.fused_kernels.reference.bias_gelu import GeluForm, bias_gelu
 from megatron.fused_kernels.reference.cross_entropy import CrossEntropy
-from megatron.fused_kernels.reference.glu import GluKind, glu
 from megatron.fused_kernels.reference.rotary import rotary, split_rotary
 
 AddNorm = Callable[

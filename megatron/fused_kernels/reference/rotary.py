@@ -3,10 +3,6 @@
 import torch
 from torch import Tensor
 
-from megatron.fused_kernels.reference.limits import unsupported_dtype
-
-_MOST_FEATURES = 32768  # those of all heads have to fit into the registers of one program
-
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return `x` with its first features turned by the angles of their positions.
@@ -39,10 +35,3 @@ def split_rotary(fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
     parts = fused.split([fused.size(3) - 2, 1, 1], dim=3)
     query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in parts)
     return rotary(query, cos, sin), rotary(key, cos, sin), value
-
-
-def unsupported(dtype: torch.dtype, heads: int, width: int) -> str | None:
-    """Return why the Triton kernels do not support so many heads of this width; None if they do."""
-    if heads * width > _MOST_FEATURES:
-        return f"{heads} heads of {width} features, the kernel takes {_MOST_FEATURES} at most"
-    return unsupported_dtype(dtype)

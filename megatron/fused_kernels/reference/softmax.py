@@ -3,10 +3,6 @@
 import torch
 from torch import Tensor
 
-from megatron.fused_kernels.reference.limits import unsupported_dtype
-
-_MOST_KEYS = 16384  # a row has to fit into the registers of one program
-
 
 def scaled_causal_softmax(scores: Tensor, scale: float, *, in_fp32: bool = False) -> Tensor:
     """Return softmax(scale * scores) over the keys that do not lie behind the query.
@@ -44,10 +40,3 @@ def scaled_masked_softmax(
     # The smallest number, not -inf: a row without any key would become NaN, gradient included.
     wide = wide.masked_fill(hidden, torch.finfo(wide.dtype).min)
     return wide.softmax(-1).masked_fill(hidden, 0.0).to(scores.dtype)
-
-
-def unsupported(dtype: torch.dtype, keys: int) -> str | None:
-    """Return why the Triton kernels do not support rows of so many keys; None if they do."""
-    if keys > _MOST_KEYS:
-        return f"{keys} keys a row, the kernel takes {_MOST_KEYS} at most"
-    return unsupported_dtype(dtype)

@@ -8,11 +8,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megatron.fused_kernels.reference import bias_gelu as gelu_reference
-from megatron.fused_kernels.reference import glu as glu_reference
-from megatron.fused_kernels.reference.bias_gelu import GeluForm
-from megatron.fused_kernels.reference.glu import GluKind
+from megatron.fused_kernels.reference import activations as reference
+from megatron.fused_kernels.reference.activations import GeluForm, GluKind
 from megatron.fused_kernels.triton.launch import elementwise_grid, tile_grid, tile_of, tile_rows
+from megatron.fused_kernels.triton.limits import dtype_limit
 
 _BLOCK = 1024
 _CURVES = {
@@ -197,13 +196,13 @@ class _Activation(torch.autograd.Function):
 
 def bias_gelu(x: Tensor, bias: Tensor | None, form: GeluForm) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
-    if gelu_reference.unsupported(x.dtype):
-        return gelu_reference.bias_gelu(x, bias, form)
+    if dtype_limit(x.dtype):
+        return reference.bias_gelu(x, bias, form)
     return _Activation.apply(x.contiguous(), bias, _CURVES[form], False)
 
 
 def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
-    if glu_reference.unsupported(x.dtype):
-        return glu_reference.glu(x, bias, kind)
+    if dtype_limit(x.dtype):
+        return reference.glu(x, bias, kind)
     return _Activation.apply(x.contiguous(), bias, _CURVES[kind], True)

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import bias_dropout_add as reference
 from megatron.fused_kernels.triton.launch import tile_grid, tile_of, tile_rows
+from megatron.fused_kernels.triton.limits import dropout_limit
 
 _BLOCK = 1024
 
@@ -142,7 +143,7 @@ def bias_dropout_add(
     y: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool
 ) -> Tensor:
     """Return what the reference does, computed in 32 bits; `y` is left as it is."""
-    if reference.unsupported(torch.promote_types(y.dtype, residual.dtype), y.numel()):
+    if dropout_limit(torch.promote_types(y.dtype, residual.dtype), y.numel()):
         return reference.bias_dropout_add(y, bias, residual, p, training)
     p = p if training else 0.0
     return _BiasDropoutAdd.apply(y.contiguous(), bias, residual.contiguous(), p)

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from megatron.fused_kernels.reference import cross_entropy as reference
 from megatron.fused_kernels.reference.cross_entropy import CrossEntropy
 from megatron.fused_kernels.triton.launch import warps
+from megatron.fused_kernels.triton.limits import dtype_limit
 
 _LARGEST_BLOCK = 4096  # columns at a time; the vocabulary itself may have any size
 
@@ -86,7 +87,7 @@ def _per_token(logits_nv: Tensor) -> Tensor:
 
 def largest(logits_nv: Tensor) -> Tensor:
     """Return the greatest logit of every token."""
-    if reference.unsupported(logits_nv.dtype):
+    if dtype_limit(logits_nv.dtype):
         return reference.largest(logits_nv)
     logits_nv, out = logits_nv.contiguous(), _per_token(logits_nv)
     columns = logits_nv.size(1)
@@ -96,7 +97,7 @@ def largest(logits_nv: Tensor) -> Tensor:
 
 def sums(logits_nv: Tensor, largest_n: Tensor, target_n: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of exp(logit - largest), and the target's logit - largest or 0."""
-    if reference.unsupported(logits_nv.dtype):
+    if dtype_limit(logits_nv.dtype):
         return reference.sums(logits_nv, largest_n, target_n)
     logits_nv, columns = logits_nv.contiguous(), logits_nv.size(1)
     totals, own = _per_token(logits_nv), _per_token(logits_nv)
@@ -108,7 +109,7 @@ def sums(logits_nv: Tensor, largest_n: Tensor, target_n: Tensor) -> tuple[Tensor
 
 def gradient(logits_nv: Tensor, log_total_n: Tensor, target_n: Tensor, grad_n: Tensor) -> Tensor:
     """Write (softmax - one at the target) * grad over the logits."""
-    if reference.unsupported(logits_nv.dtype):
+    if dtype_limit(logits_nv.dtype):
         return reference.gradient(logits_nv, log_total_n, target_n, grad_n)
     logits_nv, columns = logits_nv.contiguous(), logits_nv.size(1)
     _gradient[(len(logits_nv),)](
@@ -140,7 +141,7 @@ class _Full(torch.autograd.Function):
 
 def full(logits_nv: Tensor, target_n: Tensor) -> Tensor:
     """Return the loss of every token over the full vocabulary."""
-    if reference.unsupported(logits_nv.dtype):
+    if dtype_limit(logits_nv.dtype):
         return reference.full(logits_nv, target_n)
     return _Full.apply(logits_nv, target_n)
 

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from megatron.fused_kernels.reference import norms as reference
 from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.triton.launch import num_multiprocessors, tile_of
+from megatron.fused_kernels.triton.limits import norm_limit
 
 _FUSED_SUMS = 16384  # features times sums, at least two, that a program keeps in registers
 _MOST_REGISTERS = 128  # of each of the 512 threads that a multiprocessor has for fused gradients
@@ -341,14 +342,14 @@ def _warps(block: int) -> int:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
-    if reference.unsupported(x.dtype, x.size(-1)):
+    if norm_limit(x.dtype, x.size(-1)):
         return reference.layer_norm(x, weight, bias, eps)
     return _Norm.apply(x.contiguous(), None, None, weight, bias, eps, True)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
-    if reference.unsupported(x.dtype, x.size(-1)):
+    if norm_limit(x.dtype, x.size(-1)):
         return reference.rms_norm(x, weight, eps)
     return _Norm.apply(x.contiguous(), None, None, weight, None, eps, False)[1]
 
@@ -371,7 +372,7 @@ def add_norm(
 
     Shapes: x and y [..., h], y_bias, weight and bias [h] -> two of [..., h].
     """
-    if reference.unsupported(x.dtype, x.size(-1)):
+    if norm_limit(x.dtype, x.size(-1)):
         total = x if y is None else bias_dropout_add(y, y_bias, x, 0.0, False)
         if centred:
             return total, reference.layer_norm(total, weight, bias, eps)

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import rotary as reference
 from megatron.fused_kernels.triton.launch import warps
+from megatron.fused_kernels.triton.limits import rotary_limit
 
 _MOST_FEATURES = 8192  # of a program of `_split`
 
@@ -266,7 +267,7 @@ class _SplitRotary(torch.autograd.Function):
 
 def split_rotary(fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the reference does, computed in 32 bits. No gradient for the angles."""
-    if reference.unsupported(fused.dtype, 1, fused.size(-1)):
+    if rotary_limit(fused.dtype, 1, fused.size(-1)):
         return reference.split_rotary(fused, cos, sin)
     query, key, value = _SplitRotary.apply(fused.contiguous(), cos.contiguous(), sin.contiguous())
     return query, key, value
@@ -322,6 +323,6 @@ class _Rotary(torch.autograd.Function):
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return what the reference does, computed in 32 bits. No gradient for the angles."""
-    if reference.unsupported(x.dtype, x.size(1), x.size(-1)):
+    if rotary_limit(x.dtype, x.size(1), x.size(-1)):
         return reference.rotary(x, cos, sin)
     return _Rotary.apply(x, cos.contiguous(), sin.contiguous())

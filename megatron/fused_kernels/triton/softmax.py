@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from megatron.fused_kernels.reference import softmax as reference
 from megatron.fused_kernels.triton.launch import warps
+from megatron.fused_kernels.triton.limits import softmax_limit
 
 
 @triton.jit
@@ -104,13 +105,13 @@ class _ScaledSoftmax(torch.autograd.Function):
 
 def scaled_causal_softmax(scores: Tensor, scale: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
-    if reference.unsupported(scores.dtype, scores.size(-1)):
+    if softmax_limit(scores.dtype, scores.size(-1)):
         return reference.scaled_causal_softmax(scores, scale)
     return _ScaledSoftmax.apply(scores.contiguous(), None, scale, True)
 
 
 def scaled_masked_softmax(scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return what the reference does, computed in 32 bits."""
-    if reference.unsupported(scores.dtype, scores.size(-1)):
+    if softmax_limit(scores.dtype, scores.size(-1)):
         return reference.scaled_masked_softmax(scores, mask, scale)
     return _ScaledSoftmax.apply(scores.contiguous(), mask, scale, False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.continuous_batching import Engine, ExclusiveRequest
+from megatron.inference.engine.continuous_batching import ExclusiveRequest, InferenceEngine
 from megatron.inference.engine.device import to_device
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Request
@@ -52,7 +52,7 @@ class BeamSearchRequest(ExclusiveRequest[Beam]):
             length_penalty=length_penalty,
         )
 
-    def problems(self, engine: Engine) -> Iterator[str]:
+    def problems(self, engine: InferenceEngine) -> Iterator[str]:
         """Yield every reason to refuse the search."""
         new_tokens = max(1, self.max_new_tokens)
         request = Request(prompt=self.prompt, contexts=self.contexts, max_new_tokens=new_tokens)

@@ -56,7 +56,7 @@ class ExclusiveRequest(ABC, Generic[Found]):
     contexts: tuple[tuple[int, ...], ...] = ()
 
     @abstractmethod
-    def problems(self, engine: "Engine") -> Iterator[str]:
+    def problems(self, engine: "InferenceEngine") -> Iterator[str]:
         """Yield every reason to refuse the request."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Scheduler:
                 self.states.copy(len(self.running), row, len(last.tokens))
 
 
-class Engine:
+class InferenceEngine:
     """Generates tokens for many sequences at once; they join and leave the batch between steps.
 
     Every rank has an engine. Requests are added to that of a replica's first rank, which is closed

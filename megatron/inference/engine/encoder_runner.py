@@ -1,4 +1,4 @@
-"""Runner of encoder networks (BERT), and an engine that serves their requests one by one."""
+"""Runner of encoders, and an engine that serves their requests one by one."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -30,7 +30,7 @@ class EncoderRunner:
     Args:
         spec: the network.
         weights: unsharded, by name.
-        layers: returns the layers of the network: such as `bert_layers`.
+        layers: returns the layers of the network, by spec and parts.
         groups: this rank's process groups, of one pipeline stage.
         dtype: of weights and activations.
 
@@ -108,7 +108,7 @@ _CLOSE = "close"
 
 
 class SerialEngine:
-    """Serves the exclusive requests of a BERT, one after the other.
+    """Serves the exclusive requests of an encoder, one after the other.
 
     Requests run on the first rank, which is closed in the end; the other ranks `follow()`.
 

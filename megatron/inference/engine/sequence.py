@@ -28,7 +28,7 @@ class Request:
         prompt_logprobs: compute those of the prompt's tokens too.
         top_logprobs: number of most likely tokens to report at each position.
         contexts: tokens of texts that the sequence attends to beside its own: the neighbors that
-            were retrieved for a Retro's prompt, or the text of a T5's encoder.
+            were retrieved for a prompt, or the text of an encoder.
         min_new_tokens: number of generated tokens before which stop tokens and stop strings have
             no effect.
     """

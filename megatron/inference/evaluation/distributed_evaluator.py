@@ -5,7 +5,7 @@ from itertools import islice
 
 import torch.distributed as dist
 
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.evaluation.scoring import Score, Window, score_windows
@@ -46,7 +46,7 @@ class DistributedEvaluator:
         """Return the completion of each request, in their order.
 
         Raises:
-            ConfigError: a request is refused; see `Engine.problems`. Nothing is generated.
+            ConfigError: a request is refused; see `InferenceEngine.problems`. Nothing is generated.
         """
         if not requests:
             return []
@@ -96,7 +96,7 @@ class DistributedEvaluator:
         Communication: one all-gather of objects over all ranks.
         """
         groups = self.runner.groups
-        engine = Engine(self.runner, rows=self.rows, tokenizer=self.tokenizer)
+        engine = InferenceEngine(self.runner, rows=self.rows, tokenizer=self.tokenizer)
         own: list[Completion] = []
         if groups.stage == groups.tensor_rank == 0:
             own = [*engine.generate(requests[groups.data_rank :: self.replicas])]

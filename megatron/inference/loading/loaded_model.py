@@ -31,17 +31,17 @@ from megatron.config.inference.generation import (
 )
 from megatron.config.model_plan import plan_model
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network_contract import with_network
 from megatron.config.networks.architecture import (
     Architecture,
     Service,
     network_named,
     network_of,
 )
-from megatron.config.networks.network import with_network
 from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.data.datasets.fim import FimTokens, fim_tokens
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import ModelSource, tokenizer_arguments_of
@@ -50,9 +50,10 @@ from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.process_groups import Groups, build_groups, control_group, lone_group
 from megatron.tensor_parallel.rendezvous import rendezvous
 from megatron.tensor_parallel.topology import Topology
-from megatron.tokenizer.build import build_tokenizer, keywords
+from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.chat import read_chat_template
 from megatron.tokenizer.chat_prompt import ChatPrompts
+from megatron.tokenizer.types.options import keywords
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, master_address
@@ -68,10 +69,10 @@ class LoadedModel:
     """A model that is ready to generate.
 
     Args:
-        is_first: whether requests are added in this process; the others call `Engine.follow`.
+        is_first: whether requests are added in this process; the others call `InferenceEngine.follow`.
     """
 
-    engine: Engine
+    engine: InferenceEngine
     tokenizer: Tokenizer
     spec: ModelSpec
     is_first: bool
@@ -132,7 +133,7 @@ def load_model(
             capture=decode_capture(spec, groups, device) if graphs else None,
         )
     return LoadedModel(
-        engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
+        engine=InferenceEngine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,
@@ -179,7 +180,7 @@ class PreparedProcess:
 def prepare_encoder(
     source: ModelSource, service: Service, options: DecodingConfig | None = None
 ) -> PreparedProcess:
-    """Prepare this process for the BERT or T5 of a checkpoint.
+    """Prepare this process for the network of a checkpoint that does not continue prompts.
 
     Args:
         service: what it has to do.

@@ -16,7 +16,7 @@ from megatron.common.errors import ConfigError, WrongCheckpointError, near, rais
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import LAYOUT
-from megatron.config.objectives import objective_tokenizer_arguments
+from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 
@@ -80,11 +80,11 @@ def read_model_source(
 def tokenizer_arguments_of(source: ModelSource, objective: ObjectiveName) -> dict[str, Any]:
     """Return the arguments of `build_tokenizer` for a model of an objective.
 
-    Segments of BERT get [CLS] and [SEP] from the objective, and not a second time from a tokenizer
-    that adds them by itself.
+    An objective that adds special tokens leaves none to a tokenizer that adds them by itself.
     """
     arguments = objective_tokenizer_arguments(source.config.tokenizer, objective)
-    if objective == "bert" and arguments["tokenizer_type"] == "PretrainedFromHF":
+    adds_them = declaration_of(objective).adds_special_tokens
+    if adds_them and arguments["tokenizer_type"] == "PretrainedFromHF":
         arguments["tokenizer_hf_no_include_special_tokens"] = True
     return arguments
 

@@ -10,7 +10,7 @@ from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
 from megatron.config.networks.architecture import network_named
 from megatron.data.datasets.fim import FimTokens
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
 from megatron.inference.loading.model_source import ModelSource
@@ -31,7 +31,7 @@ class Backend:
         fim: special tokens of fill-in-the-middle; None if the model was not trained for it.
     """
 
-    engine: Engine | SerialEngine
+    engine: InferenceEngine | SerialEngine
     tokenizer: Tokenizer
     is_first: bool
     interfaces: Sequence[Interface] = INTERFACES

@@ -34,7 +34,7 @@ JobEvent = Event | list[Any] | Exception
 
 
 class ServingEngine(Protocol):
-    """The engine of a server: continuous batching, or `SerialEngine` of a BERT."""
+    """The engine of a server: continuous batching, or `SerialEngine` of an encoder."""
 
     rows: int
     max_length: int
@@ -188,7 +188,7 @@ class EngineThread:
         return self._remaining_s(last_step_s) <= 0 and self._thread.is_alive()
 
     def close(self, last_step_s: float = math.inf) -> None:
-        """Drop unfinished jobs, end `Engine.follow` on the other ranks, and join the thread.
+        """Drop unfinished jobs, end `InferenceEngine.follow` on the other ranks, and join the thread.
 
         Args:
             last_step_s: longest wait for the current step; see `is_hung`.

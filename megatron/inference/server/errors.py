@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from megatron.common.extensions import declared_in
-from megatron.inference.server.schemas import MegatronError
+from megatron.inference.server.schemas import ErrorAnswer
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -105,13 +105,13 @@ def printable(text: str) -> str:
 
 def megatron_responses(answer: type[BaseModel]) -> Responses:
     """Return the responses of PUT /api for the OpenAPI document."""
-    return {200: {"model": answer}, **error_responses((401, *BODY_STATUSES), MegatronError)}
+    return {200: {"model": answer}, **error_responses((401, *BODY_STATUSES), ErrorAnswer)}
 
 
 def metrics_responses() -> Responses:
     """Return the responses of GET /metrics."""
     text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {200: text, **error_responses((401,), MegatronError)}
+    return {200: text, **error_responses((401,), ErrorAnswer)}
 
 
 def error_responses(statuses: tuple[int, ...], shape: type[BaseModel]) -> Responses:

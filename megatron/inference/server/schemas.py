@@ -116,7 +116,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class MegatronError(Answer):
+class ErrorAnswer(Answer):
     """Error of PUT /api."""
 
     error: str

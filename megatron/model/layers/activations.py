@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron.common.registry import ACTIVATIONS, OwnFlags
+from megatron.fused_kernels.reference.activations import GATES, GluKind
 from megatron.fused_kernels.reference.dispatch import Kernels
-from megatron.fused_kernels.reference.glu import GATES, GluKind
 
 Activate = Callable[[Tensor, Tensor | None], Tensor]
 """(x, bias or None) -> activation(x + bias); a gated one halves the last dimension."""

@@ -75,7 +75,7 @@ class LayerInput(NamedTuple):
             attention.
         encoder_hidden: output of an encoder, for cross-attention.
         encoder_span: as attention_span, of positions of `encoder_hidden`.
-        relative_table: [buckets, a] biases of relative positions (T5), of this rank's heads.
+        relative_table: [buckets, a] biases of relative positions, of this rank's heads.
         batch: fields of the batch that a layer further on reads, such as the tokens of a decoder
             behind an encoder; integers. Only the first stage has the batch itself.
         shared: memo of what layers derive from the fields above. It does not travel: the first

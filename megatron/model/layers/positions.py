@@ -118,7 +118,7 @@ def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Biases of attention scores by the bucket of the distance between query and key (T5).
+    """Biases of attention scores by the bucket of the distance between query and key (arXiv:1910.10683).
 
     Args:
         table_na: [buckets, a], a bias for each bucket and head of this rank.

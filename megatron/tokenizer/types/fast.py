@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary, with_ends
 
 log = logging.getLogger(__name__)
 
-BackendChoice = Literal["auto", "fast", "reference"]
 Ids = TypeVar("Ids")
 
 # It does not begin as it ends, so that none can be made of the end of a text and a part of it.

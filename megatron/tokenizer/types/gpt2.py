@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from megatron.common.errors import DataError, WrongDataError, reason
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary, no_tokens, texts_by_id
 
 END_OF_TEXT = "<|endoftext|>"
@@ -150,3 +152,10 @@ def read_merges(path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
                     "space between them"
                 )
     return merges
+
+
+@TOKENIZERS.register(
+    "GPT2BPETokenizer", about=Takes((("vocab_file",), ("merge_file",)), may_be_fast=True)
+)
+def _gpt2(options: TokenizerOptions) -> Tokenizer:
+    return GPT2BPETokenizer(str(options.vocab_file), str(options.merge_file))

@@ -10,6 +10,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from megatron.common.errors import DataError, WrongDataError
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Takes, TokenizerOptions, keywords
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens, texts_by_id
 
 _ROLES: tuple[Role, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -245,3 +247,26 @@ def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
             f"cannot load the tokenizer --tokenizer-name-or-path {name}: {reason}; give a "
             "directory that holds a tokenizer or, where there is a network, a name on the hub"
         ) from error
+
+
+_OF_PRETRAINED = (
+    "tokenizer_kwargs",
+    "vocab_extra_ids",
+    "tokenizer_hf_no_include_special_tokens",
+)
+
+
+@TOKENIZERS.register(
+    "PretrainedFromHF", about=Takes((("tokenizer_name_or_path",),), _OF_PRETRAINED, True)
+)
+@TOKENIZERS.register(
+    "HuggingFaceTokenizer",
+    about=Takes((("tokenizer_model", "tokenizer_name_or_path"),), _OF_PRETRAINED, True),
+)
+def _pretrained(options: TokenizerOptions) -> Tokenizer:
+    return PretrainedFromHF(
+        str(options.tokenizer_name_or_path or options.tokenizer_model),
+        extra_ids=options.vocab_extra_ids,
+        adds_special_tokens=not options.tokenizer_hf_no_include_special_tokens,
+        kwargs=keywords(options.tokenizer_kwargs or ()),
+    )

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary, no_tokens
 
 
@@ -38,3 +40,8 @@ class NullTokenizer(Tokenizer):
     def vocabulary(self) -> Vocabulary:
         """Return that there are no texts."""
         return Vocabulary((), "numbers")
+
+
+@TOKENIZERS.register("NullTokenizer", about=Takes((("vocab_size",),)))
+def _null(options: TokenizerOptions) -> Tokenizer:
+    return NullTokenizer(options.vocab_size or 0)

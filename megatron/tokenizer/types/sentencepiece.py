@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, WrongDataError
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
 
 # Megatron-LM gives these ids after those of the model, in this order.
@@ -145,3 +147,30 @@ def _load(path: Path) -> Any:
     except (OSError, RuntimeError) as error:
         reason = str(error) if isinstance(error, OSError) else "not a SentencePiece model"
         raise WrongDataError(f"cannot read --tokenizer-model {path}: {reason}") from error
+
+
+@TOKENIZERS.register(
+    "SentencePieceTokenizer",
+    about=Takes((("tokenizer_model",),), ("vocab_extra_ids", "tokenizer_sentencepiece_legacy")),
+)
+def _sentencepiece(options: TokenizerOptions) -> Tokenizer:
+    model = str(options.tokenizer_model)
+    if options.tokenizer_sentencepiece_legacy:
+        return LegacySentencePieceTokenizer(model, extra_ids=options.vocab_extra_ids)
+    return SentencePieceTokenizer(model)
+
+
+_LEGACY_OR_NOT = Takes((("tokenizer_model",),), ("tokenizer_sentencepiece_legacy",))
+
+
+@TOKENIZERS.register("GPTSentencePieceTokenizer", about=_LEGACY_OR_NOT)
+def _gpt_sentencepiece(options: TokenizerOptions) -> Tokenizer:
+    return SentencePieceTokenizer(str(options.tokenizer_model))
+
+
+@TOKENIZERS.register("Llama2Tokenizer", about=_LEGACY_OR_NOT)
+def _llama(options: TokenizerOptions) -> Tokenizer:
+    model = str(options.tokenizer_model)
+    if options.tokenizer_sentencepiece_legacy:
+        return LegacyLlama2Tokenizer(model)
+    return SentencePieceTokenizer(model)

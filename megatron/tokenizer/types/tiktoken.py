@@ -4,9 +4,11 @@ import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from megatron.common.errors import ConfigError, DataError, WrongDataError, raise_if_any
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Pattern, Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import (
     Role,
     Tokenizer,
@@ -15,8 +17,6 @@ from megatron.tokenizer.types.tokenizer import (
     no_tokens,
     texts_by_id,
 )
-
-Pattern = Literal["v1", "v2", "r50k", "cl100k", "o200k"]
 
 _CONTRACTIONS = r"'(?i:[sdmt]|ll|ve|re)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -235,3 +235,23 @@ def _encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[st
         )
     except Exception as error:  # the library has no exception of its own
         raise DataError(f"{name} is not a vocabulary of tiktoken: {error}") from error
+
+
+@TOKENIZERS.register(
+    "TikTokenizer",
+    about=Takes(
+        (("tokenizer_model", "vocab_file"),),
+        (
+            *("vocab_size", "tiktoken_pattern"),
+            *("tiktoken_num_special_tokens", "tiktoken_special_tokens"),
+        ),
+    ),
+)
+def _tiktoken(options: TokenizerOptions) -> Tokenizer:
+    return TikTokenizer(
+        str(options.tokenizer_model or options.vocab_file),
+        pattern=options.tiktoken_pattern,
+        vocab_size=options.vocab_size,
+        num_special_tokens=options.tiktoken_num_special_tokens,
+        special_tokens=options.tiktoken_special_tokens,
+    )

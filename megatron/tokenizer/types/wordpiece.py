@@ -1,4 +1,4 @@
-"""BERT's WordPiece, from its vocabulary file."""
+"""WordPiece, from its vocabulary file."""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
 from megatron.common.errors import DataError, WrongDataError, reason
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
 
 _ROLES: dict[str, Role] = {
@@ -23,7 +25,7 @@ _MAX_LETTERS = 200  # a longer word is unknown, as in Megatron-LM
 
 
 class WordPieceTokenizer(Tokenizer):
-    """The tokenizer of BERT. A text gets no special tokens; one spelled in a text is plain text.
+    """WordPiece tokenizer. A text gets no special tokens; one spelled in a text is plain text.
 
     `[BOS]`, `[EOS]` and the extra tokens get the ids after those of the file, unless it has them.
     Where Unicode changed, and for letters of private use, which are dropped, words are cut as the
@@ -107,3 +109,19 @@ def _read_tokens(path: Path) -> list[str]:
                 "each line must hold another token"
             )
     return tokens
+
+
+@TOKENIZERS.register(
+    "BertWordPieceLowerCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",))
+)
+def _wordpiece_lower_case(options: TokenizerOptions) -> Tokenizer:
+    return WordPieceTokenizer(
+        str(options.vocab_file), lower_case=True, extra_ids=options.vocab_extra_ids
+    )
+
+
+@TOKENIZERS.register("BertWordPieceCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",)))
+def _wordpiece(options: TokenizerOptions) -> Tokenizer:
+    return WordPieceTokenizer(
+        str(options.vocab_file), lower_case=False, extra_ids=options.vocab_extra_ids
+    )

@@ -17,7 +17,7 @@ from transformers import (
     pipeline,
 )
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint

@@ -13,7 +13,7 @@ from checkpoints import random_weights, write_checkpoint
 from foreign_files import split
 from tiny import tiny_config
 
-from megatron.checkpointing.export import Export, ExportOptions, export
+from megatron.checkpointing.conversion.export import Export, ExportOptions, export
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import native_manifest, native_weights
 from megatron.common.errors import CheckpointError, WrongCheckpointError

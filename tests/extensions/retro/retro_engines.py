@@ -4,7 +4,7 @@ from encoders import of_ranks, random_weights
 from tiny import tiny_spec
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
@@ -41,13 +41,13 @@ def retro_engine(
     rows: int = 2,
     recompute: bool = False,
     groups: Groups | None = None,
-) -> Engine:
+) -> InferenceEngine:
     cache = 0 if recompute else rows
     runner = ModelRunner(spec, random_weights(spec), rows=cache, **of_ranks(groups))
-    return Engine(runner, rows=rows, recompute=recompute)
+    return InferenceEngine(runner, rows=rows, recompute=recompute)
 
 
-def answers_of(engine: Engine) -> list[tuple[list[int], list[float | None]]]:
+def answers_of(engine: InferenceEngine) -> list[tuple[list[int], list[float | None]]]:
     """Return the tokens and log-probabilities that a Retro generates for RETRO_REQUESTS."""
     done = engine.generate(RETRO_REQUESTS)
     return [([*each.tokens], [one.logprob for one in each.new_tokens]) for each in done]

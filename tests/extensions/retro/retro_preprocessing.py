@@ -12,8 +12,8 @@ from source import REPOSITORY
 
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.extensions.retro.embedders import counter_of, embedder_of
-from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig, retro_tasks
 from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.flags import RetroPreprocessingConfig, retro_tasks
 from megatron.extensions.retro.retrieval.project import prepare_project, read_retro_flags
 from megatron.extensions.retro.retrieval.retro_tasks import run_tasks
 from megatron.training.process.environment import Launch

@@ -11,7 +11,7 @@ from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
 from tiny import tiny_config
 from torch.testing import assert_close
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint

@@ -28,12 +28,12 @@ from megatron.config.plan import plan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter, open_token_files
 from megatron.extensions.retro.data import retro_view
-from megatron.extensions.retro.preprocessing_flags import retro_tasks
 from megatron.extensions.retro.retrieval import vector_index
 from megatron.extensions.retro.retrieval.blocks import Ranks, table_blocks
 from megatron.extensions.retro.retrieval.chunk_database import ChunkDatabase
 from megatron.extensions.retro.retrieval.database_build import cut_documents, require_uint32
 from megatron.extensions.retro.retrieval.embedders import HashedEmbedder, WordCounter
+from megatron.extensions.retro.retrieval.flags import retro_tasks
 from megatron.extensions.retro.retrieval.index_build import rows_of_fraction
 from megatron.extensions.retro.retrieval.neighbors import samples_of
 from megatron.extensions.retro.retrieval.project import prepare_project

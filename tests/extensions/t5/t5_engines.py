@@ -7,7 +7,7 @@ from tiny import tiny_spec
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.t5.inference import TextToText
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.tensor_parallel.process_groups import Groups
 
@@ -17,10 +17,12 @@ T5_SPEC = tiny_spec(
 )
 
 
-def t5_engine(spec: ModelSpec = T5_SPEC, *, rows: int = 1, groups: Groups | None = None) -> Engine:
+def t5_engine(
+    spec: ModelSpec = T5_SPEC, *, rows: int = 1, groups: Groups | None = None
+) -> InferenceEngine:
     weights = random_weights(spec)
     runner = ModelRunner(spec, weights, rows=rows, packs_weights=False, **of_ranks(groups))
-    return Engine(runner, rows=rows)
+    return InferenceEngine(runner, rows=rows)
 
 
 def text_to_text(folder: Path, spec: ModelSpec = T5_SPEC, *, rows: int = 1) -> TextToText:

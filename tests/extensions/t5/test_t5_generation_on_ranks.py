@@ -8,7 +8,7 @@ from ranks import run_on_ranks
 from t5_engines import T5_SPEC, t5_engine
 
 from megatron.inference.engine.beam_search import BeamSearchRequest
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.tensor_parallel.process_groups import build_groups
@@ -33,7 +33,7 @@ T5_REQUESTS = [
 ]
 
 
-def texts_of(engine: Engine) -> list[tuple[int, ...]]:
+def texts_of(engine: InferenceEngine) -> list[tuple[int, ...]]:
     """Return what a T5 generates, the texts of beam searches last."""
     sampled = [done.tokens for done in engine.generate(T5_REQUESTS)]
     searches = [BeamSearchRequest.of(request, 3, 1.0) for request in T5_REQUESTS[:3]]

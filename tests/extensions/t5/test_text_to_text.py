@@ -8,7 +8,7 @@ from encoders import BOS, EOS, SENTINEL, A, B, C, D, random_weights
 from host_syncs import CudnnAttention
 from t5_engines import T5_SPEC, text_to_text
 
-from megatron.checkpointing.hugging_face.network import load_network
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.extensions.t5.inference import generate_texts

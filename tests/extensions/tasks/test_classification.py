@@ -9,13 +9,13 @@ from tiny import tiny_plan
 from megatron.common.registry import OBJECTIVES
 from megatron.extensions.bert.layers import bert_layers
 from megatron.extensions.tasks.data.tasks import TASKS
+from megatron.extensions.tasks.data.text_flags import TEXT_TASKS
 from megatron.extensions.tasks.flags import Task, is_finetuned, objective_of
 from megatron.extensions.tasks.objective import (
     class_loss,
     labelled_batch,
     scored_batch,
 )
-from megatron.extensions.tasks.text_flags import TEXT_TASKS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_list import SequentialModel

@@ -12,15 +12,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import default_collate
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.plan import plan
 from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.extensions.tasks.flags import objective_of
 from megatron.extensions.tasks.objective import scored_batch
-from megatron.extensions.tasks.text_flags import TextTaskPlan
 from megatron.inference.loading.loaded_model import require_service, tokenizer_and_spec
 from megatron.inference.loading.model_source import read_model_source
 from megatron.tokenizer.build import build_tokenizer

@@ -13,8 +13,8 @@ from tiny import tiny_config
 from torch.utils.data import default_collate
 from transformers import AutoTokenizer, pipeline
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
-from megatron.checkpointing.hugging_face.peft import without_adapters
+from megatron.checkpointing.conversion.adapters import without_adapters
+from megatron.checkpointing.conversion.network import load_network, spec_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
@@ -22,9 +22,9 @@ from megatron.common.errors import CheckpointError
 from megatron.config.plan import plan
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.tasks import task_of
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.extensions.tasks.flags import objective_of
 from megatron.extensions.tasks.objective import labelled_batch
-from megatron.extensions.tasks.text_flags import TextTaskPlan
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tokenizer.build import build_tokenizer
 

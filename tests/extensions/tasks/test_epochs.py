@@ -4,9 +4,9 @@ import pytest
 
 from megatron.common.errors import ConfigError, WrongDataError
 from megatron.config.config import parse_config
+from megatron.extensions.tasks.data.text_flags import TextTaskConfig, text_task_problems
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
 from megatron.extensions.tasks.flags import DownstreamConfig, downstream_problems
-from megatron.extensions.tasks.text_flags import TextTaskConfig, text_task_problems
 
 TASK = """
     --task MNLI --valid-data dev.tsv --num-layers 1 --hidden-size 8 --num-attention-heads 1

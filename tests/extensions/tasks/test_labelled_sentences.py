@@ -11,7 +11,7 @@ from megatron.extensions.tasks.data.columns import BY_LOOK, Layout
 from megatron.extensions.tasks.data.sentences import read_labelled_sentences, sentence_labels
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.tasks import task_of
-from megatron.extensions.tasks.text_flags import TextTaskPlan
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 
 
 @pytest.fixture

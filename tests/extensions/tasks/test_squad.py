@@ -20,8 +20,8 @@ from megatron.extensions.tasks.data.squad_answers import (
 )
 from megatron.extensions.tasks.data.squad_scores import answer_f1, exact_match, squad_scores
 from megatron.extensions.tasks.data.task import Predicted
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.extensions.tasks.data.text_tasks import AnswerTask
-from megatron.extensions.tasks.text_flags import TextTaskPlan
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh", "(", ")", "-", "18", "##95", "19", "##43"]

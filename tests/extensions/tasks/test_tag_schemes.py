@@ -4,7 +4,11 @@ import pytest
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.tag_schemes import tag_scheme_of
-from megatron.extensions.tasks.text_flags import TextTaskConfig, plan_text_task, text_task_problems
+from megatron.extensions.tasks.data.text_flags import (
+    TextTaskConfig,
+    plan_text_task,
+    text_task_problems,
+)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 from tiny import tiny_plan
 
-from megatron.checkpointing.hugging_face.network import parameters_of
+from megatron.checkpointing.conversion.network import parameters_of
 from megatron.checkpointing.parameter_names import ParameterNames
 
 

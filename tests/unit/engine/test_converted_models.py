@@ -10,7 +10,7 @@ from checkpoints import whole_weights
 from tiny import tiny_config, tiny_plan
 from transformers import AutoModelForCausalLM
 
-from megatron.checkpointing.export import Export, ExportOptions, export
+from megatron.checkpointing.conversion.export import Export, ExportOptions, export
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint

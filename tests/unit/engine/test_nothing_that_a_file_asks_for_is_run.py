@@ -14,7 +14,7 @@ import pytest
 import torch
 from tiny import tiny_config, tiny_plan
 
-from megatron.checkpointing.hugging_face.model_folder import Reader
+from megatron.checkpointing.conversion.model_folder import Reader
 from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.resharding.layouts import read_sharded

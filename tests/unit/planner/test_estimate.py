@@ -18,10 +18,10 @@ from megatron.config.config import parse_config
 from megatron.config.networks.partition import balanced
 from megatron.config.plan import plan
 from megatron.planner.calibration import read_calibration
-from megatron.planner.checkpoint import checkpoint_bytes
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device
 from megatron.planner.layouts import layouts_of, places
 from megatron.planner.memory import (
+    checkpoint_bytes,
     memory_of_stages,
     micro_batches_under_way,
     weights_of,

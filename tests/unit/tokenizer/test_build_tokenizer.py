@@ -5,11 +5,12 @@ from tokenizers.processors import TemplateProcessing
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
+from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, differences
 from megatron.tokenizer.types.fast import FastTokenizer
 from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.options import keywords
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Un", "un", "##able", "able"]
 

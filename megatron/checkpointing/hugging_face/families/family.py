@@ -6,9 +6,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from megatron.checkpointing.conversion.network import parameters_of
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
-from megatron.checkpointing.hugging_face.network import parameters_of
-from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne, TensorMapping
+from megatron.checkpointing.hugging_face.families.tensor_mapping import (
+    Identity,
+    OffsetByOne,
+    TensorMapping,
+)
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName

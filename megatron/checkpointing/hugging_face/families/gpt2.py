@@ -10,7 +10,10 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_flags,
     activation_name,
 )
-from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
+from megatron.checkpointing.hugging_face.families.tensor_mapping import (
+    StackedTransposed,
+    Transposed,
+)
 from megatron.config.network.model_spec import ModelSpec
 
 

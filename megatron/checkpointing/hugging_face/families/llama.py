@@ -23,7 +23,7 @@ from megatron.checkpointing.hugging_face.families.rotary import (
     rope_scaling_config,
     rotary_flags,
 )
-from megatron.checkpointing.hugging_face.tensor_mapping import GateUp, QueriesKeysValues
+from megatron.checkpointing.hugging_face.families.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"

@@ -28,7 +28,7 @@ from megatron.checkpointing.hugging_face.families.llama import (
     window_flags,
     window_or_none,
 )
-from megatron.checkpointing.hugging_face.tensor_mapping import (
+from megatron.checkpointing.hugging_face.families.tensor_mapping import (
     ExpertMatrices,
     ExpertsGateUp,
     GateUp,

@@ -56,9 +56,8 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         CheckpointError: there is none; lists what does not fit the nearest one.
     """
     network = network_of(spec)
-    families = all_families()
-    known = {declaration_of(family.objective).network for family in families}
-    if network.not_in_transformers or network.name not in known:
+    networks = {family: declaration_of(family.objective).network for family in all_families()}
+    if network.not_in_transformers or network.name not in networks.values():
         reason = network.not_in_transformers or f"transformers has no {network.name}"
         raise CheckpointError(
             f"{reason}: no weights are exported for it; --exporter safetensors writes them by their "
@@ -66,9 +65,8 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         )
     candidates = [
         family
-        for family in families
-        if wanted == family.model_type
-        or (not wanted and declaration_of(family.objective).network == spec.architecture)
+        for family, name in networks.items()
+        if wanted == family.model_type or (not wanted and name == network.name)
     ]
     unfit = {family: [*family.problems(spec)] for family in candidates}
     nearest = min(candidates, key=lambda family: len(unfit[family]))

@@ -15,10 +15,10 @@ from megatron.common.errors import DataError
 from megatron.common.process_pool import num_workers, ordered_map
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
 from megatron.data.token_files.publish import write_errors_name
-from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.blocks import Arrays, Blocks, Ranks
 from megatron.extensions.retro.retrieval.chunk_database import COLUMNS, INFOS, TRAIN
 from megatron.extensions.retro.retrieval.embedders import TokenCounter
+from megatron.extensions.retro.retrieval.flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.hdf5_files import Streamed, write_streams
 from megatron.extensions.retro.retrieval.project import Project
 from megatron.tokenizer.build import build_tokenizer

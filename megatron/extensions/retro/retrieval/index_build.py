@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError
 from megatron.data.token_files.publish import write_errors_name
-from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks
 from megatron.extensions.retro.retrieval.chunk_database import TRAIN, read_chunks
 from megatron.extensions.retro.retrieval.database_build import SAMPLED, text_of
 from megatron.extensions.retro.retrieval.embedders import Embedder
+from megatron.extensions.retro.retrieval.flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.project import Project
 from megatron.extensions.retro.retrieval.vector_index import VectorIndex, new_index, read_index
 from megatron.tokenizer.build import build_tokenizer

@@ -11,11 +11,11 @@ from megatron.config.config import parse_config
 from megatron.config.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import TracedSource
-from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks
 from megatron.extensions.retro.retrieval.chunk_database import TRAIN, read_chunks
 from megatron.extensions.retro.retrieval.database_build import text_of
 from megatron.extensions.retro.retrieval.embedders import Embedder
+from megatron.extensions.retro.retrieval.flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.index_build import MakeEmbedder, filled_index_file
 from megatron.extensions.retro.retrieval.project import Project
 from megatron.extensions.retro.retrieval.vector_index import VectorIndex, read_index

@@ -21,13 +21,13 @@ from megatron.data.token_files.block_digests import digests_path
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
 from megatron.data.token_files.pair_files import pair_of
 from megatron.data.token_files.publish import write_errors_name
-from megatron.extensions.retro.preprocessing_flags import (
+from megatron.extensions.retro.retrieval.blocks import Ranks
+from megatron.extensions.retro.retrieval.flags import (
     KEPT,
     RETRO_LEGACY,
     RetroPreprocessingConfig,
     contradictions_with,
 )
-from megatron.extensions.retro.retrieval.blocks import Ranks
 from megatron.tokenizer.build import tokenizer_problems
 from megatron.tokenizer.fingerprint import record_path
 

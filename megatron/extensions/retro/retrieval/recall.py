@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import ConfigError
-from megatron.extensions.retro.preprocessing_flags import (
-    RetroPreprocessingConfig,
-    RetroRecallConfig,
-)
 from megatron.extensions.retro.retrieval.blocks import Ranks
 from megatron.extensions.retro.retrieval.chunk_database import TRAIN
 from megatron.extensions.retro.retrieval.database_build import VALID
+from megatron.extensions.retro.retrieval.flags import (
+    RetroPreprocessingConfig,
+    RetroRecallConfig,
+)
 from megatron.extensions.retro.retrieval.index_build import (
     ChunkEmbeddings,
     MakeEmbedder,

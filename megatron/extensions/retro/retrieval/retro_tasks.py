@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from megatron.extensions.retro.preprocessing_flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.blocks import Ranks
 from megatron.extensions.retro.retrieval.database_build import (
     MakeCounter,
     build_database,
     validate_database,
 )
+from megatron.extensions.retro.retrieval.flags import RetroPreprocessingConfig
 from megatron.extensions.retro.retrieval.index_build import (
     MakeEmbedder,
     fill_index,

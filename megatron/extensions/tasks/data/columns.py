@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from megatron.common.errors import WrongDataError
 from megatron.extensions.tasks.data.task import EXCERPT, read_lines, wrong_line
-from megatron.extensions.tasks.text_flags import TextTaskPlan
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from megatron.extensions.tasks.data.glue import GLUE
 from megatron.extensions.tasks.data.race import RACE
 from megatron.extensions.tasks.data.sentences import SentenceTask, read_labelled_sentences
 from megatron.extensions.tasks.data.task import Task
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.extensions.tasks.data.text_tasks import AnswerTask, TaggingTask
-from megatron.extensions.tasks.text_flags import TextTaskPlan
 
 TASKS = {task.name: task for task in (RACE, *GLUE)}
 

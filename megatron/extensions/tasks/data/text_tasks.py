@@ -29,7 +29,7 @@ from megatron.extensions.tasks.data.squad_answers import (
 from megatron.extensions.tasks.data.squad_scores import squad_scores
 from megatron.extensions.tasks.data.tagging import TaggingDataset, name_of, read_sentences
 from megatron.extensions.tasks.data.task import Predicted
-from megatron.extensions.tasks.text_flags import TextTaskPlan
+from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 

@@ -33,7 +33,7 @@ from megatron.model.layers.norms import RMSNorm
 from megatron.model.layers.positions import PositionEmbedding
 from megatron.model.loss import Losses
 from megatron.objectives.gpt import GPT
-from megatron.tokenizer.build import Takes
+from megatron.tokenizer.types.options import Takes
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
 
 

@@ -8,8 +8,8 @@ from architectures import LLAMA, THEIRS, UNTIED, logits_of, their_logits, their_
 from safetensors.torch import load_file
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
+from megatron.checkpointing.hugging_face.families.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.checkpointing.hugging_face.model_card import model_card
-from megatron.checkpointing.hugging_face.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.checkpointing.manifest import read_manifest
 from megatron.common.errors import CheckpointError, ConfigError, DataError
 

@@ -27,7 +27,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from megatron.checkpointing.hugging_face.network import spec_of
+from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.manifest import read_manifest
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from megatron.checkpointing.hugging_face.model_folder import INDEX, Reader
+from megatron.checkpointing.conversion.model_folder import INDEX, Reader
 from megatron.common.errors import CheckpointError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.checkpointing.hugging_face.model_folder import new_folder
+from megatron.checkpointing.conversion.model_folder import new_folder
 from megatron.common.errors import CheckpointError
 
 

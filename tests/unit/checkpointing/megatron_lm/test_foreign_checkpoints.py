@@ -26,7 +26,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network, spec_of
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import names_in, read_manifest
 from megatron.checkpointing.megatron_lm.arguments import flags_of

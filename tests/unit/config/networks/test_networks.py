@@ -11,8 +11,8 @@ from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import NETWORKS
+from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import imported, network_named, network_of
-from megatron.config.networks.network import Network
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel

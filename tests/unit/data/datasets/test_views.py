@@ -6,8 +6,8 @@ from tiny import tiny_config, tiny_objective
 
 from megatron.common.errors import DataError
 from megatron.config.data.masks import plan_masks
+from megatron.data.datasets.datasets import view_of
 from megatron.data.datasets.fim import fim_tokens
-from megatron.data.datasets.views import view_of
 from megatron.data.sampling.provenance import Origin
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
 

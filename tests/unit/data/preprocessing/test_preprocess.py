@@ -175,7 +175,7 @@ def test_a_role_that_the_tokenizer_lacks_is_an_error(tmp_path):
     with pytest.raises(DataError, match="--append-bos: the tokenizer has no token of the role bos"):
         run(tmp_path, [path], append_bos=True)
     with pytest.raises(
-        DataError, match="--append-eod: .* role eod; samples of BERT and T5 need none"
+        DataError, match="--append-eod: .* role eod; samples of sentences need none"
     ):
         run(tmp_path, [path], make_encoder=WithoutEod, append_eod=True)
     assert outputs(tmp_path) == []

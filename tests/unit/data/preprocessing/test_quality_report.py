@@ -18,7 +18,7 @@ from megatron.data.preprocessing.quality import (
     PERCENTILES,
     Lengths,
     LongRuns,
-    Run,
+    Repetition,
     Tally,
     hash_documents,
     runs_longer_than,
@@ -40,7 +40,7 @@ def flat(documents):
 def test_runs_are_those_of_counting_one_by_one(described):
     documents = [[t for token, count in runs for t in [token] * count] for runs in described]
     expected = [
-        Run(len(list(run)), token, i)
+        Repetition(len(list(run)), token, i)
         for i, document in enumerate(documents)
         for token, run in groupby(document)
     ]
@@ -109,9 +109,9 @@ def test_percentiles_are_exact(sizes):
 
 def test_tallies_add_up_and_survive_being_saved():
     total = Tally()
-    total.add(Tally(1, [Run(20, 7, 0)], 2, 1, ["x"]), 0)
-    total.add(Tally(2, [Run(30, 8, 1)], 3, 0, []), 10)
-    assert total == Tally(3, [Run(30, 8, 11), Run(20, 7, 0)], 5, 1, ["x"])
+    total.add(Tally(1, [Repetition(20, 7, 0)], 2, 1, ["x"]), 0)
+    total.add(Tally(2, [Repetition(30, 8, 1)], 3, 0, []), 10)
+    assert total == Tally(3, [Repetition(30, 8, 11), Repetition(20, 7, 0)], 5, 1, ["x"])
     assert Tally.from_json(json.loads(json.dumps(asdict(total)))) == total
 
 

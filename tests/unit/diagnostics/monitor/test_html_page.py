@@ -15,7 +15,7 @@ from browser import CHROMIUM, browser, take
 from megatron.common.errors import ConfigError
 from megatron.diagnostics.monitor.charts import Line, Mark, chart, colour_of
 from megatron.diagnostics.monitor.history import History
-from megatron.diagnostics.monitor.html_page import Run, page, write_page
+from megatron.diagnostics.monitor.html_page import ReportedRun, page, write_page
 
 NOW = datetime(2026, 1, 2, 4, tzinfo=timezone.utc)
 EVIL = '"><script>alert(1)</script><img src=http://evil/>&'
@@ -98,13 +98,13 @@ def test_unreadable_checkpoints_are_reported_and_the_rest_stays(history, tmp_pat
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "listdir", refused)
-    text = page([Run(tmp_path, history)], NOW)
+    text = page([ReportedRun(tmp_path, history)], NOW)
     assert f"{tmp_path} cannot be read: Permission denied" in text
     assert figures(parsed(text))
 
 
 def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(history, tmp_path):
-    root = parsed(page([Run(tmp_path, history)], NOW))
+    root = parsed(page([ReportedRun(tmp_path, history)], NOW))
     used = {element.tag for element in root.iter()}
     assert not used & {"script", "img", "link", "iframe", "object", "image", "foreignObject", "a"}
     addresses = {
@@ -127,7 +127,7 @@ def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(history,
 
 
 def test_curves_are_those_of_the_journal(history, tmp_path):
-    shown = figures(parsed(page([Run(tmp_path, history)], NOW)))
+    shown = figures(parsed(page([ReportedRun(tmp_path, history)], NOW)))
     assert [*shown] == [
         *("Loss", "Validation loss", "Gradient norm, logarithmic", "Learning rate"),
         *(
@@ -221,7 +221,7 @@ def test_any_values_can_be_drawn_with_round_labels(ys, labels):
 def test_the_last_events_are_in_the_table(tmp_path):
     history = History()
     history.add({"event": "x", "iteration": i} for i in range(600))
-    root = parsed(page([Run(tmp_path, history)], NOW))
+    root = parsed(page([ReportedRun(tmp_path, history)], NOW))
     rows = [*root.find(".//table[@id='events']")]
     assert (len(rows), rows[-1][1].text) == (501, "599")
     assert "100 earlier events are in the journal." in root.itertext()
@@ -230,7 +230,7 @@ def test_the_last_events_are_in_the_table(tmp_path):
 def test_several_runs_are_compared(history, tmp_path):
     other = History()
     other.add({**r, "run": "other"} for r in records() if r["event"] != EVIL)
-    runs = [Run(tmp_path, history), Run(tmp_path.parent, other)]
+    runs = [ReportedRun(tmp_path, history), ReportedRun(tmp_path.parent, other)]
     root = parsed(page(runs, NOW))
     assert (
         root.find("body/main/h1").text == f"Comparison of {tmp_path.name}, {tmp_path.parent.name}"
@@ -253,13 +253,13 @@ def test_nothing_to_draw_is_no_picture():
 
 def test_a_page_that_cannot_be_written_is_an_error(history, tmp_path):
     with pytest.raises(ConfigError, match="--html .*none/page.html: No such file"):
-        write_page(tmp_path / "none" / "page.html", [Run(tmp_path, history)], NOW)
+        write_page(tmp_path / "none" / "page.html", [ReportedRun(tmp_path, history)], NOW)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not looked at")
 def test_the_page_as_a_browser_shows_it(history, tmp_path):
     file = tmp_path / "page.html"
-    write_page(file, [Run(tmp_path, history)], NOW)
+    write_page(file, [ReportedRun(tmp_path, history)], NOW)
     assert [f.name for f in tmp_path.iterdir() if "page" in f.name] == ["page.html"]
     with browser(tmp_path / "profile") as shown:
         shown.open(file.as_uri())

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from megatron.common.registry import NETWORKS
 from megatron.inference.engine.beam_search import BeamSearchRequest
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.kv_cache import Decode, Prefill
@@ -130,7 +130,7 @@ def engine_of(spec, model, *, rows=3, **options):
         rows=rows,
         **options,
     )
-    return Engine(runner, rows=rows)
+    return InferenceEngine(runner, rows=rows)
 
 
 @pytest.mark.parametrize("options", [{}, {"key_rounding": 4, "capture": record}])

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from megatron.checkpointing.export import Export
-from megatron.checkpointing.hugging_face.model_folder import write_weights
+from megatron.checkpointing.conversion.export import Export
+from megatron.checkpointing.conversion.model_folder import write_weights
 from megatron.checkpointing.parameter_names import ParameterNames, is_buffer, is_of_vocabulary
 from megatron.common.registry import EXPORTERS
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES

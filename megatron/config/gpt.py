@@ -1,11 +1,11 @@
 """GPT: a decoder."""
 
 from megatron.common.registry import NETWORKS
-from megatron.config.networks.network import Network
+from megatron.config.network_contract import Network
 
 
 @NETWORKS.register("gpt")
-class GPT(Network):
+class GPTNetwork(Network):
     """A decoder, whose tokens see those before them."""
 
     name = "gpt"

@@ -1,6 +1,6 @@
-"""Gated linear units (SwiGLU, GEGLU, ReGLU, LiGLU): one half of the features gates the other.
+"""Activations of the MLP with its bias: GELU, and gated linear units (SwiGLU, GEGLU, ReGLU, LiGLU).
 
-Features come in pairs, [f, {gate, up}]: a rank's slice of the rows of the widening weight holds
+Features of gated ones come in pairs, [f, {gate, up}]: a rank's slice of the rows of the widening weight holds
 full pairs, so that concatenated slices of any number of ranks are the full weight.
 """
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron.fused_kernels.reference.limits import unsupported_dtype
+GeluForm = Literal["tanh", "erf"]
+"""tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); erf: x times the normal distribution."""
 
 GluKind = Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"]
 """What the gate goes through: GELU in its erf form or its tanh form, nothing, ReLU, or SiLU."""
@@ -27,6 +27,16 @@ GATES: Mapping[GluKind, Callable[[Tensor], Tensor]] = {
 """What each gate goes through."""
 
 
+def bias_gelu(x: Tensor, bias: Tensor | None, form: GeluForm) -> Tensor:
+    """Return GELU(x + bias).
+
+    Shapes: x [..., f], bias [f] or None when x has it already -> [..., f].
+    Source: arXiv:1606.08415, section 2.
+    """
+    x = x if bias is None else x + bias
+    return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
+
+
 def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
     """Return activation(gate) * up of every pair of features.
 
@@ -37,8 +47,3 @@ def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
     x = x if bias is None else x + bias
     gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
     return GATES[kind](gate) * up
-
-
-def unsupported(dtype: torch.dtype) -> str | None:
-    """Return why the Triton kernels do not support `dtype`; None if they do."""
-    return unsupported_dtype(dtype)

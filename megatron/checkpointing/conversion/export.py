@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from megatron.checkpointing.hugging_face.model_folder import new_folder
-from megatron.checkpointing.hugging_face.network import spec_of
-from megatron.checkpointing.hugging_face.peft import merge_adapters, without_adapters
+from megatron.checkpointing.conversion.adapters import merge_adapters, without_adapters
+from megatron.checkpointing.conversion.model_folder import new_folder
+from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint

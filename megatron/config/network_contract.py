@@ -1,14 +1,17 @@
 """The contract of a network: its architecture, and how flags make it.
 
-A network is a class in NETWORKS: of a file here, or of a plugin.
+A network is a class in NETWORKS: `gpt.py`, or of an extension or a plugin.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.config import Config
+from megatron.config.data.objective import ObjectiveName
+from megatron.config.flag_names import flag_setting
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig, position_of, resolve_model
@@ -16,7 +19,7 @@ from megatron.config.network.model_problems import flag_problems
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import Architecture
 from megatron.config.networks.options import ignored_options
-from megatron.config.objectives import Declaration, declaration_of
+from megatron.config.objectives import declaration_of
 
 
 class Network(Architecture):
@@ -60,7 +63,7 @@ def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
 
 
 def option_problems(network: Network, config: Config) -> Iterator[str]:
-    """Yield the options of a valid config that its network does not have."""
+    """Return messages for the options of a valid config that its network does not have."""
     model = config.model
     bare = replace(
         config,
@@ -76,7 +79,8 @@ def option_problems(network: Network, config: Config) -> Iterator[str]:
     given, plain = (
         network.spec(plain_spec(each, vocab_size=1, tensor=1), each) for each in (config, bare)
     )
-    return ignored_options(given, plain, network.options, network.lacks)
+    ignored = ignored_options(given, plain, network.options)
+    return (f"{flag} {network.lacks}" for flag in dict.fromkeys(map(flag_setting, ignored)))
 
 
 def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
@@ -91,27 +95,30 @@ def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
         return
     # Those of extensions too, which a run without such flags does not import.
     declared = map(declaration_of, OBJECTIVES.with_extensions())
-    scripts = [each.script for each in declared if network_class(each.network).has_decoder_stack]
+    scripts = [
+        each.script for each in declared if NETWORKS.get_class(each.network).has_decoder_stack
+    ]
     owner = " and ".join(scripts) or "other networks"
     reason = f"is for {owner}: this network has no decoder behind an encoder"
     yield from flag_problems(flags, reason)
 
 
-def network_for(declared: Declaration, extensions: Mapping[str, Any]) -> Network:
-    """Return the network that an objective trains.
+def network_in(config: Config, objective: ObjectiveName) -> Network:
+    """Return the network that `config` and its objective name.
 
-    Args:
-        extensions: instances of the plugins' sections of flags, by the name of their class.
+    Raises:
+        ConfigError: the objective does not train it.
     """
-    own = NETWORKS.flags_of(declared.network, extensions)
-    network: Network = declared.network_with_head(NETWORKS.get(declared.network, own)())
+    name, declared = config.plugins.network, declaration_of(objective)
+    if name and not NETWORKS.is_own(name) and name != declared.network:
+        raise ConfigError(
+            f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
+            "the flag out"
+        )
+    name = name or declared.network
+    own = NETWORKS.flags_of(name, config.extensions)
+    network: Network = declared.network_with_head(NETWORKS.get(name, own)())
     return network
-
-
-def network_class(name: str) -> type[Network]:
-    """Return the class of a network, for what does not depend on its flags."""
-    found: type[Network] = NETWORKS.get_class(name)
-    return found
 
 
 def with_network(config: Config, model: Mapping[str, Any]) -> Config:

@@ -1,4 +1,4 @@
-"""Folder of a transformers model: staging, and safetensors shards with their index."""
+"""Folder of an exported model: staging, and safetensors shards with their index, as transformers reads."""
 
 import json
 import os
