@@ -6,7 +6,7 @@ import pytest
 from source import PACKAGE, import_graph, imported_modules, reached
 
 CIRCLES = {
-    frozenset({"config", "config.inference", "config.networks"}),
+    frozenset({"config", "config.networks"}),
     frozenset(
         {
             "checkpointing",

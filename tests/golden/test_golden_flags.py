@@ -6,11 +6,11 @@ from typing import get_type_hints
 
 import pytest
 from golden_files import HERE, require_golden
+from scripts import PROGRAMS
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.flags import argparse_form
-from tools.programs import PROGRAMS
 
 REPOSITORY = HERE.parents[1]
 
