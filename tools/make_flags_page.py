@@ -120,7 +120,7 @@ _OWN: Mapping[str, tuple[type, ...]] = {
         PluginModulesConfig,
     ),
     "tools/convert_checkpoint/from_hf.py": (ImportConfig, PluginModulesConfig, UrlConfig),
-    "tools/convert_checkpoint/lora_to_peft.py": (AdapterConfig,),
+    "tools/convert_checkpoint/lora_to_peft.py": (AdapterConfig, PluginModulesConfig),
     "tools/convert_checkpoint/ds_to_universal.py": (UniversalConfig,),
     "tools/convert_checkpoint/deepspeed_to_deepspeed.py": (LayoutConfig, PluginModulesConfig),
     "tools/convert_checkpoint/deepspeed_to_megatron.py": (MegatronConfig,),
