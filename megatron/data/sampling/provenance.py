@@ -36,6 +36,24 @@ class TracedSource(SampleSource, Protocol):
         """Return the token spans of sample i on disk."""
 
 
+class OneToOne:
+    """Base of views whose sample i is made of sample i of another data set.
+
+    Args:
+        dataset: that data set, blended and ordered as it is trained on.
+    """
+
+    def __init__(self, dataset: TracedSource):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def origin(self, i: int) -> Origin:
+        """Return the token spans of sample i on disk."""
+        return self.dataset.origin(i)
+
+
 def lines_of_step(
     first: int,
     last: int,
