@@ -109,7 +109,7 @@ def measure_text(
     evaluator: "DistributedEvaluator",
 ) -> str:
     """Return the result line of a text's perplexity."""
-    from megatron.extensions.tasks.zeroshot_perplexity import perplexity, read_text
+    from megatron.extensions.tasks.zeroshot import perplexity, read_text
     from megatron.inference.evaluation.scoring import sliding_windows
 
     text = read_text(_valid_file(source), tokenizer)
@@ -132,7 +132,7 @@ def measure_passages(
     evaluator: "DistributedEvaluator",
 ) -> str:
     """Return the result line of the accuracy of predicted last words."""
-    from megatron.extensions.tasks.zeroshot_cloze import passage_windows, read_passages
+    from megatron.extensions.tasks.zeroshot import passage_windows, read_passages
 
     texts = read_passages(_valid_file(source))
     windows = passage_windows(

@@ -16,3 +16,7 @@ def module_of(file):
 def tool_at(script):
     """Return the module of a script, by its path in the repository."""
     return module_of(REPOSITORY / script)
+
+
+PROGRAMS = tool_at("tools/make_flags_page.py").PROGRAMS
+"""Programs with the sections of flags that they take."""

@@ -25,7 +25,7 @@ from megatron.config.samples import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig
 from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.batch_sampler import Sample
-from megatron.data.sampling.sample_text import texts_of, tokens_of
+from megatron.data.sampling.provenance import texts_of, tokens_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.types.tokenizer import Tokenizer

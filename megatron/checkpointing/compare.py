@@ -358,6 +358,10 @@ def _differences(
         if name == "own_flags":
             yield from _own_differences(dict(saved or ()), dict(current or ()))
             continue
+        if isinstance(saved, dict) and isinstance(current, dict):
+            part = f"{section}.{name}"
+            yield from _differences({part: saved}, {part: current}, part)
+            continue
         # Options that the saving version did not have were off.
         if saved != current and (current or name in then[section]):
             in_tokens = now[section].get("unit") == "tokens"

@@ -31,7 +31,13 @@ from megatron.config.start import Start
 from megatron.config.validation import validate
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
-from megatron.training.process.environment import read_launch, read_launcher, start_name
+from megatron.training.process.environment import (
+    Launch,
+    Launcher,
+    read_launch,
+    read_launcher,
+    start_name,
+)
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
@@ -103,18 +109,7 @@ def train(
     started = read_launch(config.parallel.local_rank)
     name = objective if isinstance(objective, str) else objective.name
     config = declaration_of(name).prepare(config, world_size=started.world_size)
-    watchdog = Watchdog(
-        FailureFile(save),
-        rank=started.rank,
-        launchers=Launchers(is_parent=bool(launcher.name)),
-        starting=StartingPeers(started.rank, start_name(started))
-        if started.processes > 1
-        else None,
-    )
-    limit_s = config.training.hang_timeout or 0
-    # Before the ranks can agree on a folder; both wrong values are refused later.
-    if save and limit_s > 0:
-        watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
+    watchdog = _watchdog(save, started, launcher, limit_s=config.training.hang_timeout or 0)
     with watchdog.watching():
         # Before torch, which takes seconds to import: errors are reported at once.
         with before_the_first_step():
@@ -142,6 +137,27 @@ def train(
 
             release_spares(launch)
         return code
+
+
+def _watchdog(save: str, started: Launch, launcher: Launcher, *, limit_s: float) -> Watchdog:
+    """Return the watchdog of a start, which looks for hangs from here on.
+
+    Args:
+        save: the run's directory; "" for none.
+        limit_s: how long a step may take; 0 for any time.
+    """
+    watchdog = Watchdog(
+        FailureFile(save),
+        rank=started.rank,
+        launchers=Launchers(is_parent=bool(launcher.name)),
+        starting=StartingPeers(started.rank, start_name(started))
+        if started.processes > 1
+        else None,
+    )
+    # Before the ranks can agree on a folder; both wrong values are refused later.
+    if save and limit_s > 0:
+        watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
+    return watchdog
 
 
 def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Start:

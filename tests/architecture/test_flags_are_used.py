@@ -11,24 +11,19 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
+from scripts import PROGRAMS
 from source import PACKAGE, REPOSITORY, SCRIPTS, files_of, module_name
 
 from megatron.config.config import SECTIONS
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import Flag, copied_settings, flags_of
 from megatron.config.parsing.flags import field_docstrings
-from tools.programs import PROGRAMS
 
 ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},
     key=str,
 )
 START_CONFIG = ("Start", "config")
-READ_BY_NAME = {
-    ("RetroPreprocessingConfig", "retro_gpt_eval_interval"),
-    ("RetroPreprocessingConfig", "retro_gpt_eval_iters"),
-}
-"""Settings that the config.json of a Retro project keeps for training."""
 READ_AND_DECIDED = {
     "ModelConfig.attention_bias: <class 'bool'>",
     "ModelConfig.window_attn_skip_freq: tuple[int, ...]",
@@ -40,6 +35,11 @@ READ_BEFORE_PARSING = {
     ("TrainingConfig", "preset"),
     ("PluginModulesConfig", "plugin"),
 }
+KEPT_FOR_TRAINING = {
+    ("RetroPreprocessingConfig", "retro_gpt_eval_interval"),
+    ("RetroPreprocessingConfig", "retro_gpt_eval_iters"),
+}
+"""Settings of a project that its preprocessing has no use for: they are those of training."""
 
 
 def fields_read(file: Path) -> set[tuple[str, str]]:
@@ -107,7 +107,7 @@ def all_settings_copied() -> list[tuple[Any, type, Flag]]:
 
 def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
-    read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING | READ_BY_NAME
+    read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING | KEPT_FOR_TRAINING
     read |= {(section.__name__, flag.name) for _, section, flag in all_settings_copied()}
     unread = [
         (section.__name__, field.name)

@@ -13,10 +13,10 @@ import pytest
 from jobs import REPOSITORY, journal, start
 from pages_of_docs import DOCS, FENCE, PAGES, RECIPES, SCRIPTS, blocks_of, checkout, name_of
 from run_blocks import run_page
+from scripts import PROGRAMS
 
 from megatron.config.config import parse_config
 from megatron.config.parsing.declaration import flags_of
-from tools.programs import PROGRAMS
 
 DATA_PAGE = DOCS / "data.md"
 TROUBLE_PAGE = DOCS / "troubleshooting.md"

@@ -4,12 +4,12 @@ from runpy import run_path
 
 import pytest
 from golden_files import HERE, require_golden
+from scripts import PROGRAMS
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.flags import argparse_keywords
-from tools.programs import PROGRAMS
 
 REPOSITORY = HERE.parents[1]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from engines import batches_of
+from scripts import tool_at
 from tiny import tiny_plan
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.plan import Plan
-from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
 from megatron.planner.memory import memory_of_stages
 from megatron.tensor_parallel.broadcast import Batch
@@ -39,6 +39,7 @@ def agrees(
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
     fullest = 0
+    LiveTensors = tool_at("tools/benchmark/live_tensors.py").LiveTensors
     with LiveTensors() as made:
         engine = build_engine(plan, groups, OBJECTIVES.get(objective)(), kernels)
         batches = batches_for(plan, groups)

@@ -14,13 +14,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import torch
+from live_tensors import LiveTensors
 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
-from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.process.device import prepare_process

@@ -14,12 +14,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.common.cli import run_tool
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.tools.hugging_face import AdapterConfig
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
-    parsed = parse_sections(argv, {"adapter": AdapterConfig}, description=__doc__ or "").sections
+    load_plugins(modules_in(argv))
+    sections = {"adapter": AdapterConfig, "plugins": PluginModulesConfig}
+    parsed = parse_sections(argv, sections, description=__doc__ or "").sections
     config: AdapterConfig = parsed["adapter"]
     source = checkpoint_of(Path(config.load))
     # Imported here, after flags are checked: torch takes seconds.

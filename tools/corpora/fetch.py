@@ -18,7 +18,7 @@ from megatron.config.parsing.flags import parse_sections
 from megatron.extensions.corpora.cleaning.records import read_lines, to_bytes
 from megatron.extensions.corpora.cleaning.resumable import resumable_output
 from megatron.extensions.corpora.cleaning.web_pages import Manners, build_extractor, visit_pages
-from megatron.extensions.corpora.flags_fetch import FetchConfig
+from megatron.extensions.corpora.flags import FetchConfig
 
 
 def main(argv: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from megatron.common.cli import run_tool
 from megatron.config.tools.preprocess import PreprocessConfig
 from megatron.data.preprocessing.command import parse_flags, text_separator, to_command
 from megatron.data.preprocessing.recipe import tokenize_corpus
-from megatron.extensions.corpora.flags_fetch import PublishedConfig
+from megatron.extensions.corpora.flags import PublishedConfig
 from megatron.extensions.corpora.published import find_published, text_key
 
 

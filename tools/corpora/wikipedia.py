@@ -19,7 +19,7 @@ from megatron.config.parsing.parser import value_in
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.recipe import corpus_report_of, tokenize_corpus
 from megatron.extensions.corpora.cleaning.wikipedia import extract_articles
-from megatron.extensions.corpora.flags_fetch import WikipediaConfig
+from megatron.extensions.corpora.flags import WikipediaConfig
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
 from megatron.config.data.objective import FimPlan
-from megatron.data.sampling.provenance import Origin, TracedSource
+from megatron.data.sampling.provenance import OneToOne, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class FimTokens:
     split: int | None
 
 
-class FimDataset:
+class FimDataset(OneToOne):
     """Samples of another data set with some of their documents rearranged.
 
     A sample keeps its length: special tokens push its end out, and where text became shorter in
@@ -55,15 +55,12 @@ class FimDataset:
         encode: Callable[[str], list[int]],
         decode: Callable[[Sequence[int]], str],
     ):
-        self.dataset = dataset
+        super().__init__(dataset)
         self._plan = plan
         self._tokens = tokens
         self._seed = seed
         self._encode = encode
         self._decode = decode
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         tokens = self.dataset[i]["tokens"]
@@ -71,10 +68,6 @@ class FimDataset:
         row = np.full(len(tokens), self._tokens.pad, np.int64)
         row[: len(found)] = found[: len(tokens)]
         return {"tokens": row}
-
-    def origin(self, i: int) -> Origin:
-        """Return the token spans of sample i on disk."""
-        return self.dataset.origin(i)
 
     def rearranged(self, tokens: NDArray, rng: np.random.RandomState) -> NDArray:
         """Return the documents of `tokens`, some of them rearranged, at their new length."""

@@ -9,12 +9,12 @@ from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
 from megatron.data.datasets.fim import FimDataset, fim_tokens
 from megatron.data.datasets.run_datasets import View
-from megatron.data.sampling.provenance import Origin, TracedSource
+from megatron.data.sampling.provenance import OneToOne, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
-class PrefixDataset:
+class PrefixDataset(OneToOne):
     """Samples of another data set, each with prefixes whose lengths are drawn.
 
     The last token of a sample is only predicted, so s tokens are cut into prefix and target: after
@@ -31,12 +31,9 @@ class PrefixDataset:
     """
 
     def __init__(self, dataset: TracedSource, *, eod: int | None, seed: int):
-        self.dataset = dataset
+        super().__init__(dataset)
         self._eod = eod
         self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         tokens = self.dataset[i]["tokens"]
@@ -53,10 +50,6 @@ class PrefixDataset:
         prefix_ends = np.zeros(s + 1, np.int64)
         prefix_ends[:s] = np.repeat(cuts, np.diff(np.append(starts, s)))
         return {"tokens": tokens, "prefix_ends": prefix_ends}
-
-    def origin(self, i: int) -> Origin:
-        """Return the token spans of sample i on disk."""
-        return self.dataset.origin(i)
 
 
 def fim_view(

@@ -9,44 +9,31 @@ from numpy.typing import NDArray
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
 from megatron.data.datasets.run_datasets import View
-from megatron.data.sampling.provenance import Origin, TracedSource
-from megatron.extensions.masked_lm.data_masking import MaskingVocabulary, masked_ngrams, seeded
-from megatron.extensions.masked_lm.flags import MaskedLMPlan
+from megatron.extensions.masked_lm.data_masking import (
+    MaskedDataset,
+    MaskingVocabulary,
+    masked_ngrams,
+    seeded,
+)
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _NGRAM_SHARES = 1.0 / np.arange(1, 4)
 _NGRAM_CDF = ((_NGRAM_SHARES / _NGRAM_SHARES.sum()).cumsum()).tolist()
 
 
-class BertDataset:
+class BertDataset(MaskedDataset):
     """Masked language modelling and sentence order prediction on samples of a SentenceDataset.
 
     [CLS] A [SEP] B [SEP], where the sentences of A precede those of B in the document or, when
     `is_random` is 1, follow them. Without binary head [CLS] A [SEP]. Of the tokens chosen for
     prediction 80 % become [MASK], 10 % another token, 10 % stay.
 
-    Args:
-        dataset: blended and ordered as it is trained on.
-
     Shapes: dataset[i] -> {"text", "types", "labels", "loss_mask", "padding_mask": [seq_length],
         "is_random", "truncated": []} int64. Labels are -1 where nothing is predicted, which may be
         everywhere: a sample of six tokens has no masked one.
-    Randomness: numpy.random.RandomState(seed + number of the sample in its corpus).
     Source: BigScience's Megatron-DeepSpeed, whose samples these are. Megatron Core differs where a
         random token happens to be [PAD]: it leaves a hole in the padding mask there.
     """
-
-    def __init__(
-        self, dataset: TracedSource, *, plan: MaskedLMPlan, vocabulary: MaskingVocabulary, seed: int
-    ):
-        self.dataset = dataset
-        self._plan = plan
-        self._vocabulary = vocabulary
-        self._seed = seed
-        self._rng = np.random.RandomState(0)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         sample = self.dataset[i]
@@ -63,10 +50,6 @@ class BertDataset:
             "is_random": np.array(is_swapped, np.int64),
             "truncated": np.array(is_truncated, np.int64),
         }
-
-    def origin(self, i: int) -> Origin:
-        """Return the token spans of sample i on disk."""
-        return self.dataset.origin(i)
 
     def _sample(
         self, first: NDArray, second: NDArray, target: int, rng: np.random.RandomState

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
+from megatron.data.sampling.provenance import OneToOne, TracedSource
+from megatron.extensions.masked_lm.flags import MaskedLMPlan
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer
 
 _SEEDS = 1 << 32
@@ -63,6 +65,23 @@ class MaskingVocabulary:
             continues_word=np.array([text.startswith("##") for text in texts]),
             ids=np.array([i for i, text in enumerate(texts) if text or not has_texts]),
         )
+
+
+class MaskedDataset(OneToOne):
+    """Base of masked samples of a SentenceDataset.
+
+    Args:
+        dataset: blended and ordered as it is trained on.
+
+    Randomness: numpy.random.RandomState(seed + number of the sample in its corpus).
+    """
+
+    def __init__(
+        self, dataset: TracedSource, *, plan: MaskedLMPlan, vocabulary: MaskingVocabulary, seed: int
+    ):
+        super().__init__(dataset)
+        self._plan, self._vocabulary, self._seed = plan, vocabulary, seed
+        self._rng = np.random.RandomState(0)
 
 
 def seeded(rng: np.random.RandomState, seed: int, index: int) -> np.random.RandomState:

@@ -10,9 +10,12 @@ from megatron.common.errors import DataError
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
 from megatron.data.datasets.run_datasets import View
-from megatron.data.sampling.provenance import Origin, TracedSource
-from megatron.extensions.masked_lm.data_masking import MaskingVocabulary, masked_ngrams, seeded
-from megatron.extensions.masked_lm.flags import MaskedLMPlan
+from megatron.extensions.masked_lm.data_masking import (
+    MaskedDataset,
+    MaskingVocabulary,
+    masked_ngrams,
+    seeded,
+)
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -21,7 +24,7 @@ _LONGEST = 10  # words of a span
 _STOP_PROB = 0.2  # of the geometric distribution of their number
 
 
-class T5Dataset:
+class T5Dataset(MaskedDataset):
     """Span corruption of samples of a SentenceDataset.
 
     The encoder reads the text with <extra_id_0>, <extra_id_1> and so on in place of spans; the
@@ -29,28 +32,13 @@ class T5Dataset:
     without [BOS] and with [EOS]. Spans for which there is no sentinel, or no room in the decoder,
     stay in the text.
 
-    Args:
-        dataset: blended and ordered as it is trained on.
-
     Shapes: dataset[i] -> {"text_enc": [seq_length], "text_dec", "labels", "loss_mask":
         [decoder_seq_length], "truncated", "enc_length", "dec_length": []} int64; the lengths count
         tokens before the padding; labels are -1 behind them.
-    Randomness: numpy.random.RandomState(seed + number of the sample in its corpus).
     Source: Megatron-LM, whose samples these are; arXiv:1910.10683 for the objective.
     """
 
-    def __init__(
-        self, dataset: TracedSource, *, plan: MaskedLMPlan, vocabulary: MaskingVocabulary, seed: int
-    ):
-        self.dataset = dataset
-        self._plan = plan
-        self._vocabulary = vocabulary
-        self._seed = seed
-        self._rng = np.random.RandomState(0)
-        self._has_warned = False
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+    _has_warned = False
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         sample = self.dataset[i]
@@ -70,10 +58,6 @@ class T5Dataset:
         return self._sample(tokens, self._fitting(spans, i)) | {
             "truncated": np.array(len(sample["tokens"]) > target, np.int64)
         }
-
-    def origin(self, i: int) -> Origin:
-        """Return the token spans of sample i on disk."""
-        return self.dataset.origin(i)
 
     def _fitting(self, spans: list[list[int]], i: int) -> list[list[int]]:
         """Return the first spans, as many as have a sentinel and fit into the decoder."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from megatron.extensions.corpora.cleaning import external_sort
 from megatron.extensions.corpora.cleaning.groups import Groups
-from megatron.extensions.corpora.corpus.connected import BY_OTHER, first_documents
+from megatron.extensions.corpora.corpus.deduplication import BY_OTHER, first_documents
 
 
 def expected(pairs):

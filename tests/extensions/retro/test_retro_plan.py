@@ -1,8 +1,12 @@
 """Flags of retrieval: which layers attend to neighbors, sizes, and what is refused."""
 
+from copy import deepcopy
+from dataclasses import asdict
+
 import pytest
 from tiny import tiny_config, tiny_plan
 
+from megatron.checkpointing.compare import other_changes
 from megatron.common.errors import ConfigError
 from megatron.config.plan import plan
 from megatron.extensions.retro.flags import retro_layer_numbers
@@ -118,3 +122,12 @@ def test_flags_of_retrieval_need_it():
 )
 def test_an_objective_reads_its_kind_of_token_files(objective, flags, prefixes):
     assert tiny_plan(*flags, objective=objective).data.prefixes == prefixes
+
+
+def test_another_project_is_reported_by_its_fields():
+    flags = ("--num-layers", "6", "--retro-chunk-length", "3")
+    then = asdict(tiny_plan(*flags, objective="retro"))
+    now = deepcopy(then)
+    now["objective"]["own"]["project_dir"] = "b"
+    (found,) = other_changes(then, now)
+    assert (found.name, found.then, found.now) == ("--retro-project-dir", "", "b")

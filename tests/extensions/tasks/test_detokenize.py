@@ -3,7 +3,7 @@
 import pytest
 
 from megatron.common.errors import WrongDataError
-from megatron.extensions.tasks.zeroshot_perplexity import detokenizer_of
+from megatron.extensions.tasks.zeroshot import detokenizer_of
 
 WIKI = """ = Title = \n
  = = Life ( early ) = = \n

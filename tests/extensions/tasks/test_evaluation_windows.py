@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.extensions.tasks.zeroshot_cloze import passage_windows
+from megatron.extensions.tasks.zeroshot import passage_windows
 from megatron.inference.evaluation.scoring import full_windows, last_window, sliding_windows
 
 

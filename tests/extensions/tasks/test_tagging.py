@@ -1,14 +1,11 @@
 """Token classification: files of words and labels, label ids, features, and malformed files."""
 
-from pathlib import Path
-
 import pytest
 
 from megatron.common.errors import WrongDataError
 from megatron.extensions.tasks.data.tagging import (
     TaggingDataset,
     label_names,
-    read_label_names,
     read_sentences,
 )
 from megatron.tokenizer.build import build_tokenizer
@@ -135,12 +132,3 @@ def test_an_unknown_label_is_named_by_file_and_line(files, tokenizer):
     with pytest.raises(WrongDataError) as caught:
         dataset(files, tokenizer, labels=["O", "B-PER", "B-LOC"])
     assert f"{files / 'labels_train.txt'}, line 2: unknown label 'B-DATE'" in str(caught.value)
-
-
-def test_label_files(tmp_path):
-    file = Path(tmp_path / "label_ids.csv")
-    file.write_text("O\nB-PER\n")
-    assert read_label_names(file) == ["O", "B-PER"]
-    file.write_text("O\nB-PER\nO\n")
-    with pytest.raises(WrongDataError, match="line 3: the label O stands twice, first in line 1"):
-        read_label_names(file)

@@ -3,10 +3,11 @@
 import subprocess
 import sys
 
+from scripts import PROGRAMS
+
 import finetune_t0
 import finetune_t0_non_causal_decoder
 from megatron.training import entry
-from tools.programs import PROGRAMS
 
 
 def test_finetune_t0_trains_as_the_program_of_the_longer_name(monkeypatch):

@@ -105,10 +105,7 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    h5py = import_h5py()
-    with write_errors_name(file), replacing(file) as temporary, h5py.File(temporary, "w") as made:
-        for key, array in arrays.items():
-            made.create_dataset(key, data=array)
+    write_streams(file, {key: Streamed(a.shape, a.dtype, [a]) for key, a in arrays.items()})
 
 
 @dataclass(frozen=True)

@@ -103,25 +103,6 @@ def label_names(sentences: Sequence[TaggedSentence], pad_label: str = PAD_LABEL)
     return [pad_label, *sorted(names - {pad_label})]
 
 
-def read_label_names(path: Path) -> list[str]:
-    """Read a file of labels, one on each line in the order of their ids.
-
-    Raises:
-        WrongDataError: it cannot be read, or a label stands twice.
-    """
-    names: dict[str, int] = {}
-    for line, text in read_lines(path):
-        name = text.strip()
-        if name in names:
-            raise wrong_line(
-                path, line, f"the label {name} stands twice, first in line {names[name]}"
-            )
-        names[name] = line
-    if not names:
-        raise WrongDataError(f"{path} has no label")
-    return [*names]
-
-
 class TaggingDataset:
     """Features of token classification: [CLS], the pieces of each word, [SEP], padding.
 

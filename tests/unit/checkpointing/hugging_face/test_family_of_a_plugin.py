@@ -1,6 +1,7 @@
 """An architecture of transformers that a plugin registers is written and read like those of the package."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ FLAGS = "--position-embedding-type rotary --gelu tanh --group-query-attention --
 def forgotten():
     yield
     FAMILIES._entries.pop("starcoder2", None)
+    sys.modules.pop("starcoder2", None)
 
 
 def test_without_the_plugin_no_architecture_expresses_the_network():
@@ -43,3 +45,11 @@ def test_its_network_is_written_and_read(exported, tmp_path):
     for name in ours:
         kept = back[name].weight.all()
         assert torch.equal(kept, ours[name].weight.all()[: len(kept)]), name
+
+
+def test_its_adapters_are_written(exported, tmp_path):
+    lora = "--lora-rank 2 --lora-target-modules c_attn"
+    _, _, saved = exported(f"{FLAGS} {lora}", "--plugin", PLUGIN)
+    words = ("--plugin", PLUGIN, "--load", saved, "--save", tmp_path / "adapters")
+    tool("lora_to_peft", *words)
+    assert (tmp_path / "adapters" / "adapter_config.json").is_file()
