@@ -4,10 +4,10 @@ Parameters have the names of ours, so that the same seed fills both alike.
 """
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from tiny import with_changes
 from torch import nn
 
 from megatron.model.layers.activations import activation_of
@@ -56,7 +56,7 @@ class PlainMixture(nn.Module):
         self.activate = activation_of(spec.activation, parts.kernels, ())
         width = spec.shared_expert_ffn_hidden_size
         if width:
-            shared = replace(spec, ffn_hidden_size=width)
+            shared = with_changes(spec, ffn_hidden_size=width)
             self.shared_experts = ParallelMLP(shared, parts)
         if spec.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(h, 1, bias=False)

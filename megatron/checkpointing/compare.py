@@ -8,7 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declared_in
 from megatron.config.flag_names import flag_and_value
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import defaults_of
 from megatron.config.networks.architecture import Architecture, network_named
 from megatron.config.parallelism.layout import ParallelPlan
 
@@ -80,11 +80,11 @@ _HEADS = (
 )
 """Fields that decide which heads there are, and what they need of a text."""
 
-_DEFAULTS, _LAYOUT_DEFAULTS = (
-    {each.name: each.default for each in fields(section) if each.default is not MISSING}
-    for section in (ModelSpec, ParallelPlan)
-)
-"""Values of fields of the network and the layout that checkpoints of older versions do not have."""
+_DEFAULTS = defaults_of()
+_LAYOUT_DEFAULTS = {
+    each.name: each.default for each in fields(ParallelPlan) if each.default is not MISSING
+}
+"""Values of fields of the layout that checkpoints of older versions do not have."""
 
 _GRID = ("tensor", "pipeline", "sequence", "data")
 

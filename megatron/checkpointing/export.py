@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.hugging_face.model_folder import new_folder
-from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.peft import merge_adapters, without_adapters
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.registry import EXPORTERS, OwnFlags
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, spec_of
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 

@@ -1,7 +1,7 @@
 """The plan: every field of a run resolved from its config, or a list of the reasons why it cannot be."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -28,7 +28,7 @@ from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.network import plain_spec
 from megatron.config.networks.partition import stage_problems
 from megatron.config.objectives import (
@@ -105,6 +105,10 @@ class Plan:
     deepspeed: dict[str, Any]
     notices: tuple[str, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as manifests have it: nested dictionaries, the network as a flat one."""
+        return asdict(self) | {"model": flat(self.model)}
+
 
 def plan(
     config: Config,
@@ -160,7 +164,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     raise_if_any(size_problems(config.training, model.num_parameters))
     entries = valid.network.entries(model, tensor=parallel.tensor, expert=parallel.expert)
     layers_only = {
-        "--lora-rank": model.lora_rank > 0,
+        "--lora-rank": model.lora is not None,
         "--bitfit": optimizer.biases_only,
         "--optimizer muon": optimizer.name == "muon",
     }

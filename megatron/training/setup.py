@@ -234,7 +234,7 @@ def build_engine(
     """
     model = plan.model
     batch_fields = tuple(objective.batch_fields(plan.masks))
-    is_frozen = bool(model.lora_rank) or plan.optimizer.biases_only
+    is_frozen = model.lora is not None or plan.optimizer.biases_only
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
     auxiliary = AuxiliaryLoss(model.num_experts) if model.num_experts else None
     with heeding_compile_locks(compiled_extensions()):

@@ -1,6 +1,5 @@
 """Ranks that share a model write what one process with all of it writes."""
 
-from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,8 +26,9 @@ from encoders import (
 )
 from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 
+from megatron.config.network.model_spec import flat
 from megatron.extensions.bert.inference import MaskedLM, MaskedLMRequest
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
@@ -141,7 +141,7 @@ def completion(request: Request, events: list[Event]) -> Completion:
 def write_together(rank: int, expected: dict[str, Any]) -> None:
     group = lone_group()
     spec = SPECS["bloom"]
-    even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
+    even = tiny_spec(**flat(spec) | {"padded_vocab_size": 12})
     for layout, messages in (
         (Topology(pipeline=1, data=1, tensor=2), 4),  # one for each step, and one to close
         (Topology(pipeline=2, data=1, tensor=1), 7),  # and one for the last stage's tokens
@@ -153,7 +153,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
         exchange(control)
     for name, spec in SPECS.items():
         model = random_model(group, spec)
-        even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
+        even = tiny_spec(**flat(spec) | {"padded_vocab_size": 12})
         for layout in (
             Topology(pipeline=1, data=1, tensor=2),
             Topology(pipeline=2, data=1, tensor=1),
@@ -181,7 +181,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
     infer_together(rank, expected)
 
 
-RELATIVE = replace(
+RELATIVE = with_changes(
     T5_SPEC,
     **{"position_embedding": "relative", "relative_buckets": 4, "relative_max_distance": 5},
     **{"padded_vocab_size": 14, "num_query_groups": 2},
@@ -209,7 +209,7 @@ def texts_of(engine: Engine) -> list[tuple[int, ...]]:
 
 def inferred(folder: Path, groups: Groups) -> tuple[list[Any], list[float]]:
     """Return texts and numbers that one process, or all of `groups` in step, infer."""
-    odd = replace(BERT_SPEC, padded_vocab_size=11)
+    odd = with_changes(BERT_SPEC, padded_vocab_size=11)
     model = MaskedLM(bert_runner(odd, groups), tokenizer_in(folder))
     (filled,) = model.fill("a b [MASK] c", 3)
     numbers = [each.probability for each in filled]

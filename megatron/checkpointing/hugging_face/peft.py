@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.model_folder import new_folder
-from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.parameter_names import ParameterNames
@@ -26,7 +25,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import LoraSpec, ModelSpec, flat, spec_of
 from megatron.tensor_parallel.linear import DOWN, UP, is_adapter
 
 _TASKS = {
@@ -42,15 +41,15 @@ Others have none: PEFT's class for question answering leaves out token types.
 
 def without_adapters(spec: ModelSpec) -> ModelSpec:
     """Return the spec of the network without LoRA adapters."""
-    return replace(spec, lora_rank=0, lora_alpha=0.0, lora_dropout=0.0, lora_target_modules=())
+    return replace(spec, lora=None)
 
 
 def merge_adapters(spec: ModelSpec, checkpoint: FullCheckpoint) -> FullCheckpoint:
     """Replace each weight W that has an adapter by W + alpha / rank B A, computed in fp32 when read."""
-    if not spec.lora_rank:
+    if spec.lora is None:
         return checkpoint
     makers: dict[str, Callable[[], ParameterState]] = {
-        name: partial(_merge_adapter, checkpoint, name, spec.lora_scale)
+        name: partial(_merge_adapter, checkpoint, name, spec.lora.scale)
         for name in checkpoint.parameters
         if not is_adapter(name)
     }
@@ -84,7 +83,7 @@ def export_adapters(
             `output` is not empty or cannot be written to; nothing is left behind.
     """
     spec = spec_of(manifest.plan["model"])
-    if not spec.lora_rank:
+    if spec.lora is None:
         raise CheckpointError(f"{source} has no adapters: it was trained without --lora-rank")
     family = family_of(without_adapters(spec), model_type)
     is_transposed = any(
@@ -95,7 +94,7 @@ def export_adapters(
         tensors, head = (dict(some(family, spec, checkpoint)) for some in (_tensors, _head_tensors))
         save_file(tensors | head, staging / "adapter_model.safetensors", metadata={"format": "pt"})
         config = _config(
-            spec,
+            spec.lora,
             base=base,
             task=_TASKS.get(family.auto_class),
             modules={".".join(name.split(".")[-4:-2]) for name in tensors},
@@ -108,7 +107,7 @@ def export_adapters(
 
 
 def _config(
-    spec: ModelSpec,
+    lora: LoraSpec,
     *,
     base: str,
     task: str | None,
@@ -121,9 +120,9 @@ def _config(
         "peft_type": "LORA",
         "task_type": task,
         "base_model_name_or_path": base,
-        "r": spec.lora_rank,
-        "lora_alpha": spec.lora_alpha,
-        "lora_dropout": spec.lora_dropout,
+        "r": lora.lora_rank,
+        "lora_alpha": lora.lora_alpha,
+        "lora_dropout": lora.lora_dropout,
         "target_modules": sorted(modules),
         "bias": "none",
         "fan_in_fan_out": is_transposed,
@@ -154,7 +153,7 @@ def _head_tensors(
     family: Family, spec: ModelSpec, checkpoint: FullCheckpoint
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a downstream head by PEFT's names, in fp32."""
-    names = ParameterNames.of(asdict(spec))
+    names = ParameterNames.of(flat(spec))
     for part in family.parts(without_adapters(spec)) if spec.num_outputs else ():
         if names.module(part.ours).startswith(("classification_head", "pooler")):
             (theirs,) = part.theirs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
-from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
+from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of, title_of
@@ -29,6 +29,7 @@ from megatron.common.errors import (
 from megatron.common.registry import KINDS, LOADERS
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
+from megatron.config.network.model_spec import spec_of
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig

@@ -3,7 +3,6 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
-from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.peft import without_adapters
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
@@ -24,7 +22,7 @@ from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, r
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat, spec_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _SAME = (
@@ -204,7 +202,7 @@ def _expressed(spec: ModelSpec) -> Allowed:
         "attention_output_bias": None,
         "attention_bias_apart": (False,),
         **dict.fromkeys(_BY_ARGUMENT),
-        **dict.fromkeys(_form_of(asdict(spec)).expresses),
+        **dict.fromkeys(_form_of(flat(spec)).expresses),
     }
 
 

@@ -8,7 +8,7 @@ from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
 from megatron.config.network.experts import ExpertConfig, expert_fields, experts_of_layers
 from megatron.config.network.layer_pattern import window_of, windowless_layers
-from megatron.config.network.lora import LoraConfig, lora_targets
+from megatron.config.network.lora import LoraConfig, lora_spec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parsing.declaration import resolved, setting
 
@@ -254,7 +254,7 @@ def resolve_model(
         activation=activation_of(model),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         **expert_fields(experts, experts_of_layers(experts, model.num_layers)),
-        **_lora_fields(lora),
+        lora=lora_spec(lora),
     )
 
 
@@ -287,17 +287,6 @@ def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> d
         "vocab_size": rows,
         "padded_vocab_size": padded,
         "padded_vocab_in_softmax": bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
-    }
-
-
-def _lora_fields(lora: LoraConfig) -> dict[str, Any]:
-    """Return the LoRA adapters of the network, as fields of ModelSpec."""
-    rank = lora.lora_rank
-    return {
-        "lora_rank": rank,
-        "lora_alpha": float((lora.lora_alpha or rank) if rank else 0),
-        "lora_dropout": lora.lora_dropout,
-        "lora_target_modules": lora_targets(lora.lora_target_modules) if rank else (),
     }
 
 

@@ -3,11 +3,28 @@
 Imports no flags, so that a model can be built and read without the command line.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from megatron.common.errors import CheckpointError
 from megatron.common.registry import NETWORKS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSpec:
+    """Low-rank adapters (LoRA). The defaults, on disk, stand for a network without adapters."""
+
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_dropout: float = 0.0
+    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of an adapter's matrices."""
+        return self.lora_alpha / self.lora_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +93,7 @@ class ModelSpec:
     attention_softcap: float = 0.0  # bound of scores; 0: none
     logit_softcap: float = 0.0  # bound of logits; 0: none
     sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
-    lora_rank: int = 0  # of the adapters; 0: there are none
-    lora_alpha: float = 0.0
-    lora_dropout: float = 0.0
-    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
+    lora: LoraSpec | None = None
     padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
@@ -134,11 +148,6 @@ class ModelSpec:
     def norms_per_layer(self) -> int:
         """Norms of the residual stream's width in each layer."""
         return 4 if self.sandwich_norm else 2
-
-    @property
-    def lora_scale(self) -> float:
-        """Factor of the product of an adapter's matrices."""
-        return self.lora_alpha / self.lora_rank
 
     @property
     def network(self) -> Any:
@@ -211,3 +220,71 @@ class ModelSpec:
         """Return floating-point operations of forward and backward on one sample."""
         flops: float = self.network.flops(self, recompute)
         return flops
+
+
+_ORDER = """
+    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups head_dim
+    seq_length max_position_embeddings vocab_size padded_vocab_size position_embedding
+    rotary_dim rotary_base rotary_interpolation rope_scaling window query_key_layer_scaling
+    normalization norm_epsilon layernorm_1p embed_layernorm qk_layernorm residual_after_norm
+    activation linear_bias qkv_bias tied_embeddings fp32_residual attention_dropout
+    hidden_dropout init init_std parallel_residual num_experts experts_per_token
+    residual_experts expert_ffn_hidden_size shared_expert_ffn_hidden_size shared_expert_gate
+    router_score router_normalises router_scale router_bias router_groups
+    router_groups_per_token full_attention_layers scaled_embedding attention_bias_apart
+    rope_rule rope_low_freq_factor rope_high_freq_factor rope_original_length
+    rope_attention_factor rope_truncation rotary_local_base query_scalar attention_softcap
+    logit_softcap sandwich_norm lora_rank lora_alpha lora_dropout lora_target_modules
+    padded_vocab_in_softmax qkv_layout own_flags attention num_decoder_layers decoder_seq_length
+    relative_buckets relative_max_distance mlp_layout architecture num_token_types binary_head
+    num_outputs num_choices head_layers first_token_head head_dropout labels head_activation
+    retro_layers retro_encoder_layers retro_encoder_hidden_dropout
+    retro_encoder_attention_dropout retro_chunk_length retro_num_neighbors
+    retro_retrieved_length retro_attention_gate retro_normed_residual final_norm
+"""
+"""Fields in every manifest, those of absent parts too."""
+
+
+_PARTS: Mapping[str, type] = {"lora": LoraSpec}
+
+
+def flat(spec: ModelSpec) -> dict[str, Any]:
+    """Return the fields of a network and of its parts side by side, as in a manifest."""
+    parts = [spec, *(part for part in vars(spec).values() if is_dataclass(part))]
+    own = {name: value for part in parts for name, value in vars(part).items()}
+    values = defaults_of(spec) | {name: own[name] for name in own if name not in _PARTS}
+    return {name: values[name] for name in dict.fromkeys((*_ORDER.split(), *values))}
+
+
+def defaults_of(spec: ModelSpec | type[ModelSpec] = ModelSpec) -> dict[str, Any]:
+    """Return the values of fields that manifests of older versions lack, and of absent parts."""
+    return {
+        each.name: each.default
+        for part in (spec, *_PARTS.values())
+        for each in fields(part)
+        if each.default is not MISSING and each.name not in _PARTS
+    }
+
+
+def spec_of(model: Mapping[str, Any]) -> ModelSpec:
+    """Parse the network in a manifest's plan, or in `flat`: sort its fields into parts.
+
+    Raises:
+        CheckpointError: a version with other fields wrote it.
+    """
+    left: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in model.items()
+    }
+    left["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
+    try:
+        parts = {name: _take(part, left) for name, part in _PARTS.items()}
+        return ModelSpec(**left, **parts)
+    except TypeError as error:
+        raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
+
+
+def _take(part: type, left: dict[str, Any]) -> Any:
+    """Remove the fields of a part from `left`, and return it; None where they say that it is absent."""
+    names = [each.name for each in fields(part) if each.name in left]
+    made = part(**{name: left.pop(name) for name in names})
+    return None if made == part() else made

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import LoraSpec, ModelSpec, flat
 
 COMMON = frozenset(
     (
@@ -31,7 +31,7 @@ EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings")
 """Of `EmbeddingPipe`, and of logits with a table of their own."""
 STREAM = frozenset(("parallel_residual", "sandwich_norm"))
 _WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
-_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
+_LORA = tuple(each.name for each in fields(LoraSpec))
 _EXPERTS = (
     *("num_experts", "experts_per_token", "residual_experts", "expert_ffn_hidden_size"),
     *("shared_expert_ffn_hidden_size", "shared_expert_gate", "router_score", "router_normalises"),
@@ -58,8 +58,9 @@ def ignored_options(
         options: those that it has.
         lacks: end of the messages.
     """
-    names = [each.name for each in fields(spec) if each.name not in options]
-    given = {name for name in names if getattr(spec, name) != getattr(plain, name)}
+    now, without = flat(spec), flat(plain)
+    names = [name for name in now if name not in options]
+    given = {name for name in names if now[name] != without[name]}
     for first, *others in _GROUPS:
         if first in given:
             given -= {*others}

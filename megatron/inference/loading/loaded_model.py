@@ -1,7 +1,7 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ from megatron.config.inference.generation import (
     room_problems,
     vocabulary_problems,
 )
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.architecture import (
     Architecture,
     Service,
@@ -244,7 +244,7 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
         tensor=manifest.plan["parallel"]["tensor"],
         objective=objective,
     )
-    require_same_model(manifest.plan, {"model": asdict(spec)}, str(source.folder))
+    require_same_model(manifest.plan, {"model": flat(spec)}, str(source.folder))
     return tokenizer, spec
 
 

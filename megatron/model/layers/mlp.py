@@ -59,6 +59,7 @@ def adapter_of(spec: ModelSpec, name: str, rng: RngTracker) -> Adapter | None:
     Args:
         rng: the stream that differs between tensor-parallel ranks.
     """
-    if name not in spec.lora_target_modules:
+    lora = spec.lora
+    if lora is None or name not in lora.lora_target_modules:
         return None
-    return Adapter(spec.lora_rank, spec.lora_scale, spec.lora_dropout, rng)
+    return Adapter(lora.lora_rank, lora.scale, lora.lora_dropout, rng)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
         )
     if not _goes_on(plan):
         return
-    if found := [*other_changes(then, as_json(asdict(going_on(plan, chosen))))]:
+    if found := [*other_changes(then, as_json(going_on(plan, chosen).to_dict()))]:
         log.warning("resuming from %s with other settings:\n%s", folder, table(found))
 
 
@@ -315,7 +315,7 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
     lost = [*missing_plugins(chosen.manifest.config, plan.plugins.modules, only=sections)]
     if lost:
         raise WrongCheckpointError(f"{chosen.folder}: " + "\n".join(lost))
-    then, now, folder = chosen.manifest.plan, as_json(asdict(plan)), str(chosen.folder)
+    then, now, folder = chosen.manifest.plan, as_json(plan.to_dict()), str(chosen.folder)
     require_same(
         then,
         now,

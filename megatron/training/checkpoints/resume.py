@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     Communication: every rank must call this, in step.
     """
     folder, manifest = chosen.folder, chosen.manifest
-    requested, now = plan.checkpoint, as_json(asdict(plan))
+    requested, now = plan.checkpoint, as_json(plan.to_dict())
     changes, universal = layout_changes(manifest.plan, now), chosen.is_universal
     require_reshapable(
         manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer

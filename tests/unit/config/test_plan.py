@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from megatron.config.data.tokenizer import (
     padded_vocab_size,
     tokenizer_arguments,
 )
+from megatron.config.network.model_spec import flat
 from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
 
 ALL = RecomputePlan(granularity="full", method="uniform", num_layers=1, share=1.0)
@@ -28,12 +29,13 @@ def nones(decided, name="plan"):
 
 
 def test_nothing_stays_undecided_but_parts_that_a_gpt_lacks():
-    assert [*nones(tiny_plan())] == ["plan.data.cut", "plan.objective.own"]
+    own = ["plan.model.lora"]
+    assert [*nones(tiny_plan())] == [*own, "plan.data.cut", "plan.objective.own"]
 
 
 def test_json_holds_every_decision():
     plan = tiny_plan("--bf16")
-    assert json.loads(json.dumps(asdict(plan)))["model"] == asdict(plan.model) | {
+    assert json.loads(json.dumps(plan.to_dict()))["model"] == flat(plan.model) | {
         "num_experts": [],  # JSON has no tuples
         "lora_target_modules": [],
         "own_flags": [],
@@ -41,7 +43,7 @@ def test_json_holds_every_decision():
         "labels": [],
         "retro_layers": [],
     }
-    assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
+    assert set(json.loads(json.dumps(plan.to_dict()))) == {field.name for field in fields(plan)}
 
 
 def test_sizes_that_are_not_said_follow_from_the_others():

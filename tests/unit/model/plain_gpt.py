@@ -4,9 +4,9 @@ Every head, group and feature is counted out from the rows of the weights.
 """
 
 import math
-from dataclasses import replace
 
 import torch
+from tiny import with_changes
 from torch import Tensor
 
 
@@ -60,7 +60,7 @@ def behind(weights, name, y, spec):
 
 def unstretched(spec):
     plain = {"rotary_interpolation": 1.0, "rope_scaling": 1.0, "rope_attention_factor": 1.0}
-    return replace(spec, rotary_base=spec.rotary_local_base, rope_rule="llama3", **plain)
+    return with_changes(spec, rotary_base=spec.rotary_local_base, rope_rule="llama3", **plain)
 
 
 def norm(weights, name, x, spec):

@@ -1,14 +1,15 @@
 """Every option of the network changes each network that accepts it; the others refuse it."""
 
-import dataclasses
 import shlex
 
 import pytest
 import torch
 from options import BASE, EXPERTS, LORA, MODEL, Turned
+from tiny import with_changes
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
+from megatron.config.network.model_spec import flat
 from megatron.config.networks.architecture import network_named, network_of
 from megatron.config.networks.options import ignored_options
 from megatron.config.plan import plan
@@ -165,9 +166,9 @@ def test_an_option_that_a_network_does_not_name_is_refused(monkeypatch):
 
 def test_options_are_fields_of_networks():
     spec = model_plan("gpt", "").model
-    names = {each.name for each in dataclasses.fields(spec)}
+    names = flat(spec).keys()
     known = [network_named(name).options for name in ("gpt", "bert", "t5", "retro")]
     assert all(options <= names for options in known)
-    changed = dataclasses.replace(spec, num_experts=(2, 2), router_normalises=True)
+    changed = with_changes(spec, num_experts=(2, 2), router_normalises=True)
     messages = [*ignored_options(changed, spec, T5.options, "is refused")]
     assert messages == ["--num-experts is refused"]

@@ -29,7 +29,7 @@ def test_how_the_run_was_to_go_on_does_not_matter(flags):
     saved, decided = tiny_config(*CHAIN, *flags), tiny_plan(*CHAIN, *flags)
     manifest = Manifest(
         state={},
-        plan=asdict(decided),
+        plan=decided.to_dict(),
         config=asdict(saved),
         versions={},
         partition_dims={},
@@ -51,7 +51,7 @@ def test_the_first_stage_of_a_decoder_belongs_to_the_layout_that_saved_it():
     decided = plan(tiny_config(*words), world_size=2, **sizes)
     manifest = Manifest(
         state={},
-        plan=asdict(decided),
+        plan=decided.to_dict(),
         config={},
         versions={},
         partition_dims={},

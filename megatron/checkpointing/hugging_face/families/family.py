@@ -1,7 +1,7 @@
 """Architecture of transformers as tables: its options, config.json, tensors, and our flags."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -13,7 +13,7 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
@@ -103,7 +103,9 @@ class Family:
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
-        return {key: _value(spec, entry) for key, entry in self.keys.items()}
+        own = flat(spec)
+        values = ((key, own.get(str(entry), entry)) for key, entry in self.keys.items())
+        return {key: value(spec) if callable(value) else value for key, value in values}
 
     def flags(self, config: HuggingFaceConfig) -> Iterator[str]:
         """Yield the flags of pretraining for config.json, without those common to all families.
@@ -124,7 +126,7 @@ class Family:
         Raises:
             CheckpointError: the architecture does not have one of them.
         """
-        names = ParameterNames.of(asdict(spec))
+        names = ParameterNames.of(flat(spec))
         parts = (
             self._part(ours, spec, names)
             for ours in parameters_of(spec)
@@ -160,12 +162,6 @@ def _names_of(modules: Modules, spec: ModelSpec) -> tuple[str, ...]:
         return modules.names
     numbers = range(max(spec.num_experts))
     return tuple(name.format(number) for number in numbers for name in modules.names)
-
-
-def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> Any:
-    if isinstance(entry, str):
-        return getattr(spec, entry)
-    return entry(spec) if callable(entry) else entry
 
 
 ACTIVATIONS = {

@@ -24,9 +24,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.hugging_face.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools" / "convert_checkpoint"
 SIZES = """

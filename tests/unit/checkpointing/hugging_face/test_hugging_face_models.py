@@ -27,8 +27,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.manifest import read_manifest
+from megatron.config.network.model_spec import spec_of
 
 
 @pytest.mark.parametrize("case", OURS)

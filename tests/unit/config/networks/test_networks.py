@@ -1,16 +1,17 @@
 """What a network says of itself is what its layers are; a network of a plugin is one like the others."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_plan
+from tiny import tiny_plan, with_changes
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import NETWORKS
+from megatron.config.network.model_spec import flat
 from megatron.config.networks.architecture import imported, network_named, network_of
 from megatron.config.networks.network import Network
 from megatron.model.gpt import gpt_layers
@@ -97,7 +98,7 @@ def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, gr
     with torch.device("meta"):
         model = SequentialModel(steps_of(plan.model, group))
     assert plan.model.num_parameters == sum(p.numel() for p in model.parameters())
-    names = ParameterNames.of(asdict(plan.model))
+    names = ParameterNames.of(flat(plan.model))
     assert names.parameter(names.module("3.mlp.dense_h_to_4h.weight")).startswith("3.")
 
 
@@ -131,7 +132,7 @@ def test_a_plugins_network_is_no_other_programs(wide):
     with pytest.raises(CheckpointError, match="transformers has no wide"):
         family_of(spec)
     with pytest.raises(ConfigError, match="no downstream task is learned by a WIDE"):
-        _ = replace(spec, num_outputs=2).network
+        _ = with_changes(spec, num_outputs=2).network
 
 
 def test_a_network_that_the_objective_does_not_train_is_refused():

@@ -1,7 +1,5 @@
 """Generation by a Retro with retrieved neighbors, against the network itself."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from encoders import (
@@ -13,7 +11,7 @@ from encoders import (
     retro_engine,
 )
 from stages import engine_of, random_model
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 
 from megatron.extensions.retro.layers import retro_layers
 from megatron.inference.engine.sequence import Request
@@ -61,7 +59,7 @@ def plainly_continued(network, prompt, neighbors, *, count):
 
 
 @pytest.mark.parametrize(
-    "spec", [RETRO_SPEC, replace(RETRO_SPEC, position_embedding="rotary", rotary_dim=4)]
+    "spec", [RETRO_SPEC, with_changes(RETRO_SPEC, position_embedding="rotary", rotary_dim=4)]
 )
 def test_texts_are_those_of_the_network(spec):
     """Sequences join, leave and move to other rows of the cache, and keep their own neighbors."""
