@@ -54,7 +54,7 @@ class Activations:
     @cached_property
     def rows(self) -> int:
         """Sequences of a micro-batch: each of the choices of a question is one."""
-        return self.plan.batch.micro_batch_size * self.plan.model.num_choices
+        return self.plan.batch.micro_batch_size * self._network.rows(self.spec)
 
     @cached_property
     def tokens(self) -> int:

@@ -81,7 +81,7 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
     activations = Activations(plan, "cuda")
     is_mixed = BYTES[plan.precision.dtype] == 2
-    layers = (spec.num_layers + spec.num_decoder_layers) / parallel.pipeline
+    layers = _num_layers(spec) / parallel.pipeline
     forwards = 1 + plan.recompute.share / 3  # of the passes of a layer, with those recomputed
     core = _attention_flops(spec) * plan.batch.micro_batch_size
     core /= parallel.tensor * parallel.sequence * parallel.pipeline
@@ -122,7 +122,7 @@ def _slowdown(plan: Plan) -> float:
     heads = spec.num_attention_heads * spec.head_dim
     qkv = heads + 2 * spec.num_query_groups * spec.head_dim
     inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-    layers = spec.num_layers + spec.num_decoder_layers
+    layers = _num_layers(spec)
     shapes = [
         (layers, width, qkv / tensor),
         (layers, heads / tensor, width),
@@ -142,11 +142,13 @@ def _slowdown(plan: Plan) -> float:
 
 def _attention_flops(spec: ModelSpec) -> float:
     """Return the operations of a forward pass of attention's cores on a sample, masked ones too."""
-    s, d = spec.seq_length, spec.decoder_seq_length
-    windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
-    pairs = s * sum(min(s, window or s) for window in windows)
-    pairs += spec.num_decoder_layers * d * (d + s)
+    pairs = network_of(spec).attended_pairs(spec)
     return 4.0 * spec.num_attention_heads * spec.head_dim * pairs
+
+
+def _num_layers(spec: ModelSpec) -> int:
+    """Return the number of transformer layers of all stacks."""
+    return sum(entry.kind == "block" for entry in network_of(spec).entries(spec))
 
 
 def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: float) -> float:
@@ -167,7 +169,7 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
         forward, backward = (peak * each * share for each in ATTENTION_SHARES)
         return counted * ((1 + again) / forward + 2.5 / backward)
     slowdown = 1 + PRODUCT_SIZE * (1 / spec.head_dim + 2 / spec.seq_length)
-    layers = (spec.num_layers + spec.num_decoder_layers) / parallel.pipeline
+    layers = _num_layers(spec) / parallel.pipeline
     heads = spec.num_attention_heads / parallel.tensor / parallel.sequence
     scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
     wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]

@@ -257,7 +257,7 @@ def _shared(plan: Plan, stage: Stage) -> int:
     """Return the elements of a tied table: complete at the end of a step alone."""
     spec, parallel = plan.model, plan.parallel
     is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)
-    if not is_shared or not spec.tied_embeddings or spec.num_outputs:
+    if not is_shared or not spec.tied_embeddings or spec.head:
         return 0
     return table_weights(spec, tensor=parallel.tensor)
 

@@ -19,6 +19,7 @@ from megatron.config.plan import Plan
 from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
 from megatron.extensions.bert.objective import BERT, bert_batch
+from megatron.extensions.t5.flags import DecoderSpec
 from megatron.extensions.t5.objective import T5, t5_batch
 from megatron.objectives.gpt import GPT
 from megatron.objectives.objective import Objective
@@ -40,7 +41,7 @@ def encoder_batches(plan: Plan, groups: Groups) -> Iterator[Batch]:
     """Yield micro-batches of full samples for a BERT or T5."""
     spec, samples = plan.model, plan.batch.micro_batch_size
     ones = partial(torch.ones, dtype=torch.int64)
-    row, width = ones(samples, spec.seq_length), spec.decoder_seq_length
+    row, width = ones(samples, spec.seq_length), spec.part(DecoderSpec).decoder_seq_length
     if spec.architecture == "bert":
         parts = {"text": row, "types": row, "labels": row, "loss_mask": row, "padding_mask": row}
         flags = dict.fromkeys(("is_random", "truncated"), row[:, 0])

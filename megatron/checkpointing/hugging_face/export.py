@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,9 +130,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
 
 def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:
     """Return the network with the names of a GLUE task's classes, which are not in its checkpoint."""
-    if not spec.num_outputs or spec.num_choices > 1:
-        return spec
-    return replace(spec, labels=labels_in(manifest.plan))
+    return network_of(spec).with_labels(spec, labels_in(manifest.plan)) if spec.head else spec
 
 
 def chat_template_of(manifest: Manifest) -> str:

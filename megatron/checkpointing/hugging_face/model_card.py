@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.logit_check import LogitDifference
 from megatron.checkpointing.manifest import Manifest
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 
 _GENERATE = """\
 from transformers import pipeline
@@ -156,10 +156,11 @@ def _equality(measured: Sequence[LogitDifference]) -> list[str]:
 
 
 def _remaining(spec: ModelSpec, remaining: LogitDifference) -> list[str]:
+    in_head = flat(spec)["head_activation"]
     return [
         "",
         "One error remains. transformers has one activation for the MLP and in front of the logits.",
-        f"The network was trained with {spec.activation} in the MLP and {spec.head_activation} in front",
+        f"The network was trained with {spec.activation} in the MLP and {in_head} in front",
         f"of the logits, and transformers computes {spec.activation} in both; above, the network",
         "computes that too. Against the network as it was trained:",
         "",

@@ -154,7 +154,7 @@ def _head_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a downstream head by PEFT's names, in fp32."""
     names = ParameterNames.of(flat(spec))
-    for part in family.parts(without_adapters(spec)) if spec.num_outputs else ():
+    for part in family.parts(without_adapters(spec)) if spec.head else ():
         if names.module(part.ours).startswith(("classification_head", "pooler")):
             (theirs,) = part.theirs
             weight = checkpoint.parameters[part.ours].weight.all()

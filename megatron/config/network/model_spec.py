@@ -5,11 +5,13 @@ Imports no flags, so that a model can be built and read without the command line
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from megatron.common.errors import CheckpointError
-from megatron.common.registry import NETWORKS
+from megatron.common.registry import HEADS, NETWORKS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,31 +100,16 @@ class ModelSpec:
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
     attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
-    num_decoder_layers: int = 0  # behind an encoder of `num_layers`; 0: there is one stack
-    decoder_seq_length: int = 0
     relative_buckets: int = 0  # of relative positions; 0 with other positions
     relative_max_distance: int = 0  # from which distances share the last bucket
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
     architecture: str = "gpt"  # name of a network in NETWORKS
-    num_token_types: int = 0  # rows of BERT's table of segments; 0: there is none
-    binary_head: bool = False  # BERT's pooler and classifier of the order of two segments
-    num_outputs: int = 0  # of the head of a downstream task; 0: heads of pretraining
-    num_choices: int = 1  # rows of a sample, which have a sequence each
-    head_layers: int = 0  # of a head on each token; 0: a pooler and one, of a GPT the last token
-    first_token_head: bool = False  # whether these are on the first token, not on each
-    head_dropout: float = 0.0  # in front of these layers
-    labels: tuple[str, ...] = ()  # names of the classes of a head; (): the task knows them
-    head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
-    retro_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those with chunked cross-attention
-    retro_encoder_layers: int = 0  # of the encoder of retrieved neighbors
-    retro_encoder_hidden_dropout: float = 0.0
-    retro_encoder_attention_dropout: float = 0.0
-    retro_chunk_length: int = 0  # tokens
-    retro_num_neighbors: int = 0  # of a chunk
-    retro_retrieved_length: int = 0  # tokens of a neighbor
-    retro_attention_gate: float = 1.0  # factor of what cross-attention to neighbors adds
-    retro_normed_residual: bool = False  # in the encoder's cross-attention; False: the stream
-    final_norm: bool = True  # in front of the logits
+    own: Any = None  # what only that network has: an instance of its `part`
+    head: Any = None  # of a downstream task, in place of the network's: of the head's `part`
+
+    def part(self, kind: type[Part]) -> Part:
+        """Return the part of an extension; its defaults, which stand for its absence, without it."""
+        return next((own for own in (self.own, self.head) if isinstance(own, kind)), None) or kind()
 
     @property
     def is_gated(self) -> bool:
@@ -153,7 +140,7 @@ class ModelSpec:
     def network(self) -> Any:
         """What answers for this network: a `megatron.config.networks.network.Network`."""
         network = NETWORKS.get(self.architecture, self.own_flags)()
-        return network.classifier() if self.num_outputs else network
+        return network if self.head is None else network.classifier()
 
     @property
     def num_parameters(self) -> int:
@@ -246,24 +233,37 @@ _ORDER = """
 
 
 _PARTS: Mapping[str, type] = {"lora": LoraSpec}
+_HOLD_PARTS = {*_PARTS, "own", "head"}
+_NO_PART: Mapping[str, Any] = {
+    **{"num_decoder_layers": 0, "decoder_seq_length": 0},
+    **{"num_token_types": 0, "binary_head": False, "head_activation": "gelu_erf"},
+    **{"retro_layers": (), "retro_encoder_layers": 0, "retro_encoder_hidden_dropout": 0.0},
+    **{"retro_encoder_attention_dropout": 0.0, "retro_chunk_length": 0, "retro_num_neighbors": 0},
+    **{"retro_retrieved_length": 0, "retro_attention_gate": 1.0, "retro_normed_residual": False},
+    "final_norm": True,
+}
+"""Fields of parts of networks in extensions, with the values in manifests of other networks."""
+NO_HEAD: Mapping[str, Any] = {
+    **{"num_outputs": 0, "num_choices": 1, "head_layers": 0, "first_token_head": False},
+    **{"head_dropout": 0.0, "labels": ()},
+}
+"""Fields of heads of downstream tasks, with the values in manifests of networks without such a head."""
 
 
 def flat(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields of a network and of its parts side by side, as in a manifest."""
     parts = [spec, *(part for part in vars(spec).values() if is_dataclass(part))]
     own = {name: value for part in parts for name, value in vars(part).items()}
-    values = defaults_of(spec) | {name: own[name] for name in own if name not in _PARTS}
+    values = defaults_of(spec) | {name: own[name] for name in own if name not in _HOLD_PARTS}
     return {name: values[name] for name in dict.fromkeys((*_ORDER.split(), *values))}
 
 
 def defaults_of(spec: ModelSpec | type[ModelSpec] = ModelSpec) -> dict[str, Any]:
     """Return the values of fields that manifests of older versions lack, and of absent parts."""
-    return {
-        each.name: each.default
-        for part in (spec, *_PARTS.values())
-        for each in fields(part)
-        if each.default is not MISSING and each.name not in _PARTS
-    }
+    found = {**_NO_PART, **NO_HEAD}
+    for part in filter(None, (spec, spec.own, spec.head, *_PARTS.values())):
+        found |= {each.name: each.default for each in fields(part) if each.default is not MISSING}
+    return {name: value for name, value in found.items() if name not in _HOLD_PARTS}
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
@@ -272,19 +272,29 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     Raises:
         CheckpointError: a version with other fields wrote it.
     """
+    own = NETWORKS.get_class(model.get("architecture", "gpt")).part
     left: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in model.items()
     }
     left["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
     try:
         parts = {name: _take(part, left) for name, part in _PARTS.items()}
-        return ModelSpec(**left, **parts)
+        parts = {name: part for name, part in parts.items() if part != type(part)()}
+        parts["own"] = own and _take(own, left)
+        if any(left.get(name, value) != value for name, value in NO_HEAD.items()):
+            parts["head"] = _take(HEADS.get_class("classes").part, left)
+        absent = {**_NO_PART, **NO_HEAD}
+        others = {name: v for name, v in left.items() if v != absent.get(name, MISSING)}
+        return ModelSpec(**parts, **others)
     except TypeError as error:
         raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
 
 
 def _take(part: type, left: dict[str, Any]) -> Any:
-    """Remove the fields of a part from `left`, and return it; None where they say that it is absent."""
-    names = [each.name for each in fields(part) if each.name in left]
-    made = part(**{name: left.pop(name) for name in names})
-    return None if made == part() else made
+    """Remove the fields of a part from `left`, and return the part with them."""
+    return part(**{name: left.pop(name) for name in names_of(part) if name in left})
+
+
+def names_of(part: type) -> tuple[str, ...]:
+    """Return the names of a part's fields."""
+    return tuple(each.name for each in fields(part))

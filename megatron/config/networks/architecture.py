@@ -101,6 +101,9 @@ class Architecture:
     usage: str = ""
     """A line with a command for the checkpoint in {directory}, trained by {script}; "": none."""
 
+    part: type | None = None
+    """Dataclass of what only its specs have; its defaults stand for its absence. See `ModelSpec.part`."""
+
     layers_in: str = ""
     """Dotted name of the function of its layers; see `layers`."""
 
@@ -201,6 +204,13 @@ class Architecture:
         """Return the entries behind the final norm."""
         return [logits_entry("OutputEmbeddingPipe", spec, tensor=tensor)]
 
+    def attended_pairs(self, spec: ModelSpec) -> int:
+        """Return the pairs of a query and a key in all layers for one sample, masked ones too."""
+        windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
+        return spec.seq_length * sum(
+            min(spec.seq_length, each or spec.seq_length) for each in windows
+        )
+
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample: see `stack_flops`."""
         head = spec.padded_vocab_size * spec.hidden_size
@@ -229,6 +239,22 @@ class Architecture:
 
     def scored(self, spec: ModelSpec) -> ModelSpec:
         """Return the network with the samples whose logits are computed."""
+        return spec
+
+    def rows(self, spec: ModelSpec) -> int:
+        """Return the sequences of a sample."""
+        return 1
+
+    def num_logits(self, spec: ModelSpec) -> int:
+        """Return the columns of the logits that are no padding."""
+        return spec.vocab_size
+
+    def predicts(self, spec: ModelSpec) -> str:
+        """Return what the greatest logit stands for; "" where only their values count."""
+        return "token"
+
+    def with_labels(self, spec: ModelSpec, labels: tuple[str, ...]) -> ModelSpec:
+        """Return the network with the names of the classes that its head predicts, if it has one."""
         return spec
 
     def scores_tokens(self, spec: ModelSpec) -> bool:

@@ -66,8 +66,7 @@ def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
     """Return the weights of an embedding on one of `tensor` ranks."""
     positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
     norm = norm_width(spec, spec.hidden_size) if spec.embed_layernorm else 0
-    rows = positions + spec.num_token_types
-    return Weights(table_weights(spec, tensor=tensor) + rows * spec.hidden_size + norm)
+    return Weights(table_weights(spec, tensor=tensor) + positions * spec.hidden_size + norm)
 
 
 def table_weights(spec: ModelSpec, *, tensor: int) -> int:

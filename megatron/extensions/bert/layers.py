@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.bert.flags import BertSpec
 from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_sequence_first
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
@@ -70,7 +71,7 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     positions = ["positions"] if spec.layers_read_positions else []
     embedding = Layer(
         EmbeddingPipe,
-        own,
+        own | {"num_token_types": spec.part(BertSpec).num_token_types},
         tie=Tie("embed", _WORDS) if spec.tied_embeddings else None,
         carried=("hidden", *positions, "attention_span"),
     )
@@ -119,12 +120,13 @@ class BertHeadPipe(nn.Module):
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         width = spec.hidden_size
-        self.approximate = "tanh" if spec.head_activation == "gelu_tanh" else "none"
+        own = spec.part(BertSpec)
+        self.approximate = "tanh" if own.head_activation == "gelu_tanh" else "none"
         self.division = parts.division
         self.dense = ReplicatedLinear(width, width)
         self.layernorm = norm_layer(spec, kernels=parts.kernels).build()
-        self.has_binary_head = spec.binary_head
-        if spec.binary_head:
+        self.has_binary_head = own.binary_head
+        if own.binary_head:
             self.pooler = ReplicatedLinear(width, width)
             self.binary_head = ReplicatedLinear(width, 2)
 

@@ -44,6 +44,14 @@ def t5_sentences(masked: MaskedLMConfig) -> SentencePlan:
     return SentencePlan(num_special=2, short_seq_prob=masked.short_seq_prob)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec:
+    """A decoder behind an encoder of `num_layers`."""
+
+    num_decoder_layers: int = 0
+    decoder_seq_length: int = 0
+
+
 def with_decoder(
     spec: ModelSpec,
     config: EncoderDecoderConfig,
@@ -57,8 +65,10 @@ def with_decoder(
     return replace(
         spec,
         max_position_embeddings=model.max_position_embeddings or longest,
-        num_decoder_layers=num_decoder_layers(config, model),
-        decoder_seq_length=decoder_seq_length,
+        own=DecoderSpec(
+            num_decoder_layers=num_decoder_layers(config, model),
+            decoder_seq_length=decoder_seq_length,
+        ),
         relative_buckets=config.relative_attention_num_buckets if is_relative else 0,
         relative_max_distance=config.relative_attention_max_distance if is_relative else 0,
     )

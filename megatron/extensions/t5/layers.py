@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.t5.flags import DecoderSpec
 from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
 from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers.layer_input import LayerInput, PassInput
@@ -46,7 +47,7 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     words = partial(Layer, WordEmbeddingPipe, {**sizes, "parts": parts})
     encoder = partial(Layer, prefill_only=True)
     table = ("relative_table",) if spec.relative_buckets else ()
-    numbers = range(1, spec.num_layers + 1), range(1, spec.num_decoder_layers + 1)
+    numbers = range(1, spec.num_layers + 1), range(1, spec.part(DecoderSpec).num_decoder_layers + 1)
 
     return [
         take_tokens,

@@ -259,7 +259,7 @@ def require_service(source: ModelSource, spec: ModelSpec, *services: Service) ->
     Raises:
         WrongCheckpointError: its network has none of `services`, or the head of a downstream task.
     """
-    if spec.num_outputs:
+    if spec.head:
         task = task_in(source.manifest.plan)
         raise WrongCheckpointError(
             f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "

@@ -37,9 +37,9 @@ class EmbeddingPipe(nn.Module):
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(self, spec: ModelSpec, parts: LayerParts):
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, num_token_types: int = 0):
         super().__init__()
-        self.spec = spec
+        self.spec, self.num_token_types = spec, num_token_types
         self.word_embeddings = VocabParallelEmbedding(
             spec.padded_vocab_size, spec.hidden_size, **parts.division
         )
@@ -48,8 +48,8 @@ class EmbeddingPipe(nn.Module):
             self.word_embeddings.add_module("norm", norm_layer(spec, kernels=parts.kernels).build())
         if spec.position_embedding == "learned":
             self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
-        if spec.num_token_types:
-            self.tokentype_embeddings = nn.Embedding(spec.num_token_types, spec.hidden_size)
+        if num_token_types:
+            self.tokentype_embeddings = nn.Embedding(num_token_types, spec.hidden_size)
         self.own_positions = own_position_embedding(spec, number=0)
 
     def forward(self, batch: Batch) -> LayerInput:
@@ -63,7 +63,7 @@ class EmbeddingPipe(nn.Module):
         if self.spec.position_embedding == "learned":
             own_bs = self.word_embeddings.own_tokens(positions_bs)
             x_bsh = x_bsh + self.position_embeddings(own_bs)
-        if self.spec.num_token_types:
+        if self.num_token_types:
             own_bs = self.word_embeddings.own_tokens(batch["token_types"])
             x_bsh = x_bsh + self.tokentype_embeddings(own_bs)
         if self.own_positions:

@@ -129,7 +129,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     new_head = replaces_head(manifest.plan, now)
     other = task_in(manifest.plan) if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:
-        raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan, other))
+        raise WrongCheckpointError(
+            _other_head(folder, manifest.plan["model"], now["model"], task_in(now), other)
+        )
     # DeepSpeed would load the experts of the first replica on all.
     by_name = universal or any(adds) or new_head or plan.parallel.expert > 1
     if not (changes or by_name):
@@ -175,17 +177,18 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
 
 
-def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan, other: str) -> str:
-    """Return the message about a checkpoint without the head that is evaluated.
+def _other_head(
+    folder: Path, saved: Mapping[str, Any], model: Mapping[str, Any], task: str, other: str
+) -> str:
+    """Return the message about a checkpoint without the head of a task that is evaluated.
 
     Args:
         other: the task whose head it has, if it is another.
     """
-    task = plan.objective.own.task
-    if not other and plan.model.labels and saved.get("labels"):
+    if not other and model["labels"] and saved.get("labels"):
         return (
             f"{folder} has a head for the {len(saved['labels'])} labels {' '.join(saved['labels'])}, and "
-            f"this command line has {len(plan.model.labels)}: {' '.join(plan.model.labels)}; leave out "
+            f"this command line has {len(model['labels'])}: {' '.join(model['labels'])}; leave out "
             "--labels and --num-labels"
         )
     found = f"the head of --task {other} and " if other else ""

@@ -13,7 +13,8 @@ from megatron.checkpointing.megatron_lm import megatron_files
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
-from megatron.config.network.model_spec import ModelSpec, defaults_of, flat
+from megatron.config.network.model_spec import ModelSpec, defaults_of, flat, names_of
+from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.extensions.nemo.checkpoints_export import _require_expressed
 
@@ -62,11 +63,18 @@ EXPORTED = {each.architecture: each for each in all_families()} | {
 }
 
 
+def network_of(exporter: str) -> str:
+    """Return the name of the network that an exporter is tried with."""
+    family = EXPORTED[exporter]
+    if family:
+        return declaration_of(family.objective).network
+    return "bert" if exporter == "NeMo" else "gpt"
+
+
 def problems_of(exporter: str, multiplier: float | None = None, **changes: Any) -> list[str]:
     """Return what an exporter says of a network that is plain but for `changes`."""
     family, own = EXPORTED[exporter], OF_BERT if exporter == "NeMo" else {}
-    if family:
-        own = {"architecture": declaration_of(family.objective).network}
+    own = own | {"architecture": network_of(exporter)}
     spec = tiny_spec(**PLAIN | own | changes)
     if multiplier is not None:
         spec = Extended(**vars(spec), embedding_multiplier=multiplier)
@@ -90,18 +98,23 @@ def other_value(name: str) -> Any:
         case int() | float() as value:
             return value + 4
         case str():
-            return "another"
+            return "retro" if name == "architecture" else "another"
         case ():
             return (("flag", 1),) if name == "own_flags" else (2, 2, 2)
 
 
-DEFAULTS = defaults_of()
+DEFAULTS = {name: defaults_of()[name] for name in flat(tiny_spec()) if name in defaults_of()}
+OWNERS = {
+    field: name for name in ("bert", "t5", "retro") for field in names_of(network_named(name).part)
+}
+"""Networks by the fields that only they have."""
 
 
 @pytest.mark.parametrize("field", DEFAULTS)
 def test_every_field_is_refused_by_the_plain_exporter(field):
     """A format that names nothing refuses all but what training alone or another field decides."""
-    spec = with_changes(tiny_spec(), **{field: other_value(field)})
+    architecture = {"architecture": OWNERS.get(field, "gpt")}
+    spec = tiny_spec(**architecture | {field: other_value(field)})
     decided_by = {
         "attention_bias_apart": "attention_output_bias",
         "full_attention_layers": None,  # of layers with a window
@@ -122,6 +135,7 @@ def test_which_options_each_exporter_accepts():
             field
             for field in DEFAULTS
             if field != "architecture"
+            and OWNERS.get(field, network_of(exporter)) == network_of(exporter)
             and not refused(problems_of(exporter, **{field: other_value(field)}), field)
         ]
         lines.append(f"{exporter}: {' '.join(accepted)}")

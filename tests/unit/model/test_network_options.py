@@ -68,15 +68,16 @@ def batch_of(spec):
         return torch.randint(VOCAB, shape, generator=generator)
 
     b, s = 2, spec.seq_length
-    chunks = s // spec.retro_chunk_length if spec.retro_layers else 1
-    k, r = spec.retro_num_neighbors, spec.retro_retrieved_length
+    own = flat(spec)
+    chunks = s // own["retro_chunk_length"] if own["retro_layers"] else 1
+    k, r = own["retro_num_neighbors"], own["retro_retrieved_length"]
     return {
         "tokens": draw(b, s),
         "positions": torch.arange(s).expand(b, s),
         "token_types": torch.zeros(b, s, dtype=torch.long),
         "attention_span": torch.tensor([[[0, s - 1]]]).expand(b, 1, 2),
         "lengths": torch.full((b,), s - 1),
-        "decoder_tokens": draw(b, spec.decoder_seq_length),
+        "decoder_tokens": draw(b, own["decoder_seq_length"]),
         "neighbor_tokens": draw(b, chunks, k, r),
         "neighbor_lengths": torch.full((b, chunks, k), r),
     }

@@ -119,7 +119,7 @@ def golden_weights(*, retrieves=True, final_norm=True):
 def golden_model(spec, group, **how):
     retrieves = how.get("layers", retro_layers) is retro_layers
     model = model_of(spec, group, **how).double()
-    model.load_state_dict(golden_weights(retrieves=retrieves, final_norm=spec.final_norm))
+    model.load_state_dict(golden_weights(retrieves=retrieves, final_norm=spec.own.final_norm))
     return model
 
 

@@ -6,10 +6,11 @@ copy, and the continuation of the neighbor is the text to predict.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_spec, with_changes
+from tiny import tiny_spec
 
 from megatron.extensions.retro.objective import RETRO_FIELDS, Retro, retro_batch
 from megatron.model.initialization import initialise
@@ -43,7 +44,7 @@ def last_loss(group, how: str) -> float:
     """Train, and return the mean loss of the last ten steps."""
     objective, spec, fields = Retro(), SPEC, RETRO_FIELDS
     if how == "gpt":
-        spec = with_changes(SPEC, architecture="gpt", retro_layers=())
+        spec = replace(SPEC, architecture="gpt", own=None)
         objective, fields = GPT(), CAUSAL_FIELDS
     model = SequentialModel(
         objective.layers(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_plan, with_changes
+from tiny import tiny_plan
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.megatron_lm.networks import form_of
@@ -14,6 +14,7 @@ from megatron.common.registry import NETWORKS
 from megatron.config.network.model_spec import flat
 from megatron.config.networks.architecture import imported, network_named, network_of
 from megatron.config.networks.network import Network
+from megatron.extensions.tasks.flags import HeadSpec
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
@@ -121,7 +122,8 @@ def test_the_embeddings_of_both_stacks_drop_features():
         memory_of_stages(plan_of("t5", "--hidden-dropout", p))[0].activations for p in ("0", "0.1")
     ]
     plan = plan_of("t5")
-    tokens = plan.batch.micro_batch_size * (plan.model.seq_length + plan.model.decoder_seq_length)
+    length = plan.model.seq_length + plan.model.own.decoder_seq_length
+    tokens = plan.batch.micro_batch_size * length
     masks = (kept[1] - kept[0]) / plan.model.hidden_size
     assert masks == tokens  # a byte each; kernels draw those of the layers again
 
@@ -132,7 +134,7 @@ def test_a_plugins_network_is_no_other_programs(wide):
     with pytest.raises(CheckpointError, match="transformers has no wide"):
         family_of(spec)
     with pytest.raises(ConfigError, match="no downstream task is learned by a WIDE"):
-        _ = with_changes(spec, num_outputs=2).network
+        _ = replace(spec, head=HeadSpec(num_outputs=2)).network
 
 
 def test_a_network_that_the_objective_does_not_train_is_refused():
