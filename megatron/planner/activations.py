@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.config.networks.architecture import Architecture, Entry, network_of
 from megatron.config.plan import Plan
 
@@ -96,10 +96,9 @@ class Activations:
         spec = self.plan.model
         widths = [spec.ffn_hidden_size]
         if spec.experts_of(number) > 1:
-            widths = (
-                [spec.shared_expert_ffn_hidden_size] if spec.shared_expert_ffn_hidden_size else []
-            )
-            widths += [spec.ffn_hidden_size] if spec.residual_experts else []
+            moe = spec.part(MoESpec)
+            shared = moe.shared_expert_ffn_hidden_size
+            widths = [*([shared] if shared else []), *(widths if moe.residual_experts else [])]
         inner = sum(widths) * (3 if spec.is_gated else 2)
         mlp = self.tokens * inner // self._tensor
         mlp += len(widths) * (self.outside + self.tokens) * spec.hidden_size
@@ -295,17 +294,17 @@ class Activations:
 
     def _mixture(self) -> int:
         """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits."""
-        spec = self.plan.model
+        spec, moe = self.plan.model, self.plan.model.part(MoESpec)
         own = self._mlp() * spec.expert_width // spec.ffn_hidden_size
         exchanged = 2 if self.plan.parallel.expert > 1 else 0
         rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
-        router = 4 * self.tokens * (spec.hidden_size + 2 * max(spec.num_experts))
-        shared = self._mlp() * spec.shared_expert_ffn_hidden_size // spec.ffn_hidden_size
+        router = 4 * self.tokens * (spec.hidden_size + 2 * max(moe.num_experts))
+        shared = self._mlp() * moe.shared_expert_ffn_hidden_size // spec.ffn_hidden_size
         return (
             int(self.choices * (own + rows))
             + router
             + shared
-            + (self._mlp() if spec.residual_experts else 0)
+            + (self._mlp() if moe.residual_experts else 0)
         )
 
     @property
@@ -313,7 +312,7 @@ class Activations:
         """Experts that compute a token, where each gets an even share of all tokens."""
         experts = self.plan.experts
         capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
-        return self.plan.model.experts_per_token * capacity
+        return self.plan.model.part(MoESpec).experts_per_token * capacity
 
     @property
     def _tensor(self) -> int:

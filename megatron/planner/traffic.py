@@ -2,6 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
+from megatron.config.network.model_spec import MoESpec
 from megatron.config.networks.counts import table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan import Plan
@@ -243,7 +244,7 @@ def _is_bf16_optimizer(plan: Plan) -> bool:
 
 def _overlaps_bf16(plan: Plan) -> bool:
     """Whether gradients of the bf16 optimizer are reduced beside the backward pass."""
-    is_mixture = max(plan.model.num_experts, default=1) > 1
+    is_mixture = max(plan.model.part(MoESpec).num_experts, default=1) > 1
     return bool(value_at(plan.deepspeed, "bf16.immediate_grad_update", False)) and not is_mixture
 
 

@@ -395,7 +395,7 @@ def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> 
     )
     for choice in choices:
         log.info("%s", choice)
-    if model.num_experts:
+    if model.moe:
         log.info(
             "estimated model parameters without embeddings that a token passes through: %.6f B",
             model.num_active_parameters_without_embeddings / 1e9,

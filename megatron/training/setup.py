@@ -236,7 +236,7 @@ def build_engine(
     batch_fields = tuple(objective.batch_fields(plan.masks))
     is_frozen = model.lora is not None or plan.optimizer.biases_only
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
-    auxiliary = AuxiliaryLoss(model.num_experts) if model.num_experts else None
+    auxiliary = AuxiliaryLoss(model.moe.num_experts) if model.moe else None
     with heeding_compile_locks(compiled_extensions()):
         return build.build_engine(
             _layers(plan, groups, objective, kernels, batch_fields, auxiliary),

@@ -3,6 +3,7 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
-from megatron.checkpointing.hugging_face.peft import without_adapters
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
@@ -166,7 +166,7 @@ def _problems(
     if model.get("lora_rank"):
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
     yield from _form_of(model).problems(model, pipeline=pipeline, flag=flags[1])
-    spec = without_adapters(spec_of({**model, "num_experts": ()}))
+    spec = replace(spec_of(model), moe=None, lora=None)
     for field, value, _ in not_expressed(spec, _expressed(spec)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
     has_decoder = model.get("num_decoder_layers", 0) > 0

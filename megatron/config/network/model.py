@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.experts import ExpertConfig, expert_fields, experts_of_layers
+from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_spec
 from megatron.config.network.model_spec import ModelSpec
@@ -253,7 +253,7 @@ def resolve_model(
         embed_layernorm=model.embed_layernorm or norms_embedding,
         activation=activation_of(model),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
-        **expert_fields(experts, experts_of_layers(experts, model.num_layers)),
+        moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
         lora=lora_spec(lora),
     )
 

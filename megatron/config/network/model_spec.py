@@ -30,6 +30,24 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """Mixtures of experts in place of MLPs. The defaults, on disk, stand for a network without any."""
+
+    num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP
+    experts_per_token: int = 1
+    residual_experts: bool = False  # beside the experts there is an MLP for every token
+    expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
+    shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
+    shared_expert_gate: bool = False  # factor of their output for each token
+    router_score: str = "softmax"  # or sigmoid
+    router_normalises: bool = False  # weights of the chosen experts to a sum of 1
+    router_scale: float = 1.0  # factor of these weights
+    router_bias: bool = False  # experts are chosen by their scores plus a bias
+    router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
+    router_groups_per_token: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Architecture of the network. Two checkpoints with equal specs hold the same network.
 
@@ -69,18 +87,6 @@ class ModelSpec:
     init: Literal["normal", "xavier_uniform"]
     init_std: float
     parallel_residual: bool = False  # attention and MLP read the same, and both are added to it
-    num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
-    experts_per_token: int = 1
-    residual_experts: bool = False  # beside the experts there is an MLP for every token
-    expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
-    shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
-    shared_expert_gate: bool = False  # factor of their output for each token
-    router_score: str = "softmax"  # or sigmoid
-    router_normalises: bool = False  # weights of the chosen experts to a sum of 1
-    router_scale: float = 1.0  # factor of these weights
-    router_bias: bool = False  # experts are chosen by their scores plus a bias
-    router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
-    router_groups_per_token: int = 0
     full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
     scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
@@ -95,6 +101,7 @@ class ModelSpec:
     attention_softcap: float = 0.0  # bound of scores; 0: none
     logit_softcap: float = 0.0  # bound of logits; 0: none
     sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
+    moe: MoESpec | None = None
     lora: LoraSpec | None = None
     padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
@@ -108,8 +115,9 @@ class ModelSpec:
     head: Any = None  # of a downstream task, in place of the network's: of the head's `part`
 
     def part(self, kind: type[Part]) -> Part:
-        """Return the part of an extension; its defaults, which stand for its absence, without it."""
-        return next((own for own in (self.own, self.head) if isinstance(own, kind)), None) or kind()
+        """Return the part of a class; its defaults, which stand for its absence, without it."""
+        found = (part for part in vars(self).values() if isinstance(part, kind))
+        return next(found, None) or kind()
 
     @property
     def is_gated(self) -> bool:
@@ -163,7 +171,7 @@ class ModelSpec:
     def num_active_parameters_without_embeddings(self) -> int:
         """The same, without the experts that a token does not pass through."""
         idle = sum(
-            entry.weights.experts // experts * (experts - self.experts_per_token)
+            entry.weights.experts // experts * (experts - self.part(MoESpec).experts_per_token)
             for entry in self._entries()
             if entry.kind == "block" and (experts := self.experts_of(entry.number)) > 1
         )
@@ -180,12 +188,12 @@ class ModelSpec:
 
     def experts_of(self, number: int) -> int:
         """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP."""
-        return self.num_experts[number - 1] if self.num_experts else 1
+        return self.moe.num_experts[number - 1] if self.moe else 1
 
     @property
     def expert_width(self) -> int:
         """Inner features of an expert, before a gate halves them or not."""
-        return self.expert_ffn_hidden_size or self.ffn_hidden_size
+        return self.part(MoESpec).expert_ffn_hidden_size or self.ffn_hidden_size
 
     def window_of(self, number: int) -> int:
         """Return the window of the layer `number`, from 1 on; 0 for no limit."""
@@ -232,7 +240,7 @@ _ORDER = """
 """Fields in every manifest, those of absent parts too."""
 
 
-_PARTS: Mapping[str, type] = {"lora": LoraSpec}
+_PARTS: Mapping[str, type] = {"moe": MoESpec, "lora": LoraSpec}
 _HOLD_PARTS = {*_PARTS, "own", "head"}
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 
@@ -33,15 +33,15 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     """
     width, mlp = spec.hidden_size, mlp_weights(spec, tensor)
     dense = attention_weights(spec, tensor) + spec.norms_per_layer * norm_width(spec, width)
-    experts = spec.experts_of(number)
+    experts, moe = spec.experts_of(number), spec.part(MoESpec)
     if experts == 1:
         return Weights(dense + mlp)
     routing = experts * width
-    if spec.residual_experts:
+    if moe.residual_experts:
         routing += mlp + 2 * width + 2
-    if shared := spec.shared_expert_ffn_hidden_size:
+    if shared := moe.shared_expert_ffn_hidden_size:
         routing += mlp_weights(replace(spec, ffn_hidden_size=shared), tensor)
-        routing += width if spec.shared_expert_gate else 0
+        routing += width if moe.shared_expert_gate else 0
     own = mlp_weights(replace(spec, ffn_hidden_size=spec.expert_width), tensor)
     return Weights(dense + routing, experts // expert * own)
 
@@ -117,12 +117,13 @@ def _mlp_products(spec: ModelSpec, number: int) -> int:
     experts, mlp = spec.experts_of(number), mlp_matrices(spec)
     if experts == 1:
         return mlp
+    moe = spec.part(MoESpec)
     one = mlp // spec.ffn_hidden_size
-    residual = mlp + 2 * spec.hidden_size if spec.residual_experts else 0
-    shared = one * spec.shared_expert_ffn_hidden_size
-    gate = spec.hidden_size if spec.shared_expert_gate else 0
+    residual = mlp + 2 * spec.hidden_size if moe.residual_experts else 0
+    shared = one * moe.shared_expert_ffn_hidden_size
+    gate = spec.hidden_size if moe.shared_expert_gate else 0
     routing = experts * spec.hidden_size + residual + shared + gate
-    return spec.experts_per_token * one * spec.expert_width + routing
+    return moe.experts_per_token * one * spec.expert_width + routing
 
 
 def attention_matrices(spec: ModelSpec) -> int:

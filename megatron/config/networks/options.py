@@ -1,10 +1,9 @@
 """Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import LoraSpec, ModelSpec, flat
+from megatron.config.network.model_spec import LoraSpec, ModelSpec, MoESpec, flat, names_of
 
 COMMON = frozenset(
     (
@@ -31,13 +30,7 @@ EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings")
 """Of `EmbeddingPipe`, and of logits with a table of their own."""
 STREAM = frozenset(("parallel_residual", "sandwich_norm"))
 _WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
-_LORA = tuple(each.name for each in fields(LoraSpec))
-_EXPERTS = (
-    *("num_experts", "experts_per_token", "residual_experts", "expert_ffn_hidden_size"),
-    *("shared_expert_ffn_hidden_size", "shared_expert_gate", "router_score", "router_normalises"),
-    *("router_scale", "router_bias", "router_groups", "router_groups_per_token"),
-)
-_GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, _LORA, _EXPERTS)
+_GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, names_of(LoraSpec), names_of(MoESpec))
 """The first option of each decides whether the others mean anything."""
 WINDOWS, LORA, EXPERTS = map(frozenset, _GROUPS)
 

@@ -94,7 +94,7 @@ class Retro(Network):
             return plain
         cross = attention_weights(spec, tensor) + norm_width(spec, spec.hidden_size)
         if number == own.retro_layers[0]:
-            layer = block_weights(replace(spec, num_experts=()), number, tensor=tensor)
+            layer = block_weights(replace(spec, moe=None), number, tensor=tensor)
             cross = 2 * cross + own.retro_encoder_layers * layer.total
         name = "ParallelTransformerRetroLayerPipe"
         return replace(plain, name=name, weights=plain.weights + Weights(cross))

@@ -29,7 +29,7 @@ def nones(decided, name="plan"):
 
 
 def test_nothing_stays_undecided_but_parts_that_a_gpt_lacks():
-    own = ["plan.model.lora", "plan.model.own", "plan.model.head"]
+    own = ["plan.model.moe", "plan.model.lora", "plan.model.own", "plan.model.head"]
     assert [*nones(tiny_plan())] == [*own, "plan.data.cut", "plan.objective.own"]
 
 

@@ -13,7 +13,7 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec, flat
+from megatron.config.network.model_spec import ModelSpec, MoESpec, flat
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
@@ -160,7 +160,7 @@ class Family:
 def _names_of(modules: Modules, spec: ModelSpec) -> tuple[str, ...]:
     if "{}" not in modules.names[0]:
         return modules.names
-    numbers = range(max(spec.num_experts))
+    numbers = range(max(spec.part(MoESpec).num_experts))
     return tuple(name.format(number) for number in numbers for name in modules.names)
 
 
