@@ -244,7 +244,7 @@ def plan_model(
         *NETWORKS.flags_of(network.name, config.extensions),
         *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
         *ACTIVATIONS.flags_of(spec.activation, config.extensions),
-        *NORMS.flags_of(spec.normalization, config.extensions),
+        *NORMS.flags_of(spec.norm.normalization, config.extensions),
         *ATTENTIONS.flags_of(attention, config.extensions),
     )
     return replace(spec, attention=attention, own_flags=tuple(dict.fromkeys(own)))

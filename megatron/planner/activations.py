@@ -80,7 +80,7 @@ class Activations:
         spec = self.plan.model
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
         kept = (
-            spec.norms_per_layer * self.norm()
+            spec.norm.per_layer * self.norm()
             + self.attention()
             + (dropped if spec.hidden_dropout else 0)
         )
@@ -122,7 +122,7 @@ class Activations:
         spec = self.plan.model
         mask = self._bytes if self.device == "cpu" else 1
         kept = self.outside * spec.hidden_size * mask if spec.hidden_dropout else 0
-        return kept + (self.norm() - self.stream if spec.embed_layernorm else 0)
+        return kept + (self.norm() - self.stream if spec.norm.embed_layernorm else 0)
 
     def features(self) -> int:
         """Return the activations of a head in front of the logits: dense layer, GELU and norm."""
@@ -201,10 +201,10 @@ class Activations:
     def norm(self) -> int:
         """Return the activations of a norm of the residual stream, its result included."""
         spec = self.plan.model
-        stats = 2 if spec.normalization == "LayerNorm" else 1
+        stats = 2 if spec.norm.normalization == "LayerNorm" else 1
         wide = self.device != "cpu" or self._residual == 4
         kept = self.stream + self.outside * spec.hidden_size * self._bytes
-        if self.device == "cpu" and spec.normalization == "RMSNorm":
+        if self.device == "cpu" and spec.norm.normalization == "RMSNorm":
             # Composed of operations that keep the scaled input, in 16 bits its copy in 32 too.
             extra = self._bytes + (4 if self._bytes == 2 else 0)
             kept += self.outside * spec.hidden_size * extra
@@ -223,7 +223,7 @@ class Activations:
         features = queries + 2 * keys + outputs
         if spec.layers_read_positions:
             features += queries + keys
-        if spec.qk_layernorm:
+        if spec.norm.qk_layernorm:
             features += 3 * (queries + keys) // 2
         kept = self.tokens * features * width // self._tensor
         if spec.position_embedding == "rotary":

@@ -208,7 +208,7 @@ class _Sizes:
         qkv = heads + 2 * spec.num_query_groups * spec.head_dim
         tensor = plan.parallel.tensor
         layer = [
-            *([width] * (4 if spec.normalization == "LayerNorm" else 2)),
+            *([width] * (4 if spec.norm.normalization == "LayerNorm" else 2)),
             *([width, inner // tensor] if spec.linear_bias else []),
             *([width] if spec.attention_output_bias else []),
             *([qkv // tensor] if spec.qkv_bias else []),

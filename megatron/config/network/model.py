@@ -9,7 +9,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_spec
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, NormSpec
 from megatron.config.parsing.declaration import resolved, setting
 
 
@@ -250,7 +250,12 @@ def resolve_model(
         **_vocab_fields(tokenizer, vocab_size, tensor),
         **_position_fields(model),
         **_attention_fields(model),
-        embed_layernorm=model.embed_layernorm or norms_embedding,
+        norm=resolved(
+            NormSpec,
+            "model",
+            model,
+            embed_layernorm=model.embed_layernorm or norms_embedding,
+        ),
         activation=activation_of(model),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
@@ -268,7 +273,6 @@ def _attention_fields(model: ModelConfig) -> dict[str, Any]:
         "query_scalar": 0.0 if scalar in (None, head_dim_of(model)) else scalar,
         "attention_softcap": model.attn_logit_softcapping or 0.0,
         "attention_dropout": model.attention_dropout,
-        "qk_layernorm": model.qk_layernorm,
         "qkv_bias": _attention_bias(model) or model.add_qkv_bias,
         "attention_bias_apart": _attention_bias(model) != model.add_bias_linear,
     }

@@ -4,7 +4,7 @@ Imports no flags, so that a model can be built and read without the command line
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from megatron.common.errors import CheckpointError
@@ -27,6 +27,24 @@ class LoraSpec:
     def scale(self) -> float:
         """Factor of the product of an adapter's matrices."""
         return self.lora_alpha / self.lora_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """Norms: their kind, and where they are."""
+
+    normalization: str
+    norm_epsilon: float
+    layernorm_1p: bool
+    embed_layernorm: bool
+    qk_layernorm: bool
+    residual_after_norm: bool
+    sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
+
+    @property
+    def per_layer(self) -> int:
+        """Norms of the residual stream's width in each layer."""
+        return 4 if self.sandwich_norm else 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +74,7 @@ class ModelSpec:
 
     num_layers: int
     hidden_size: int
+    norm: NormSpec
     ffn_hidden_size: int
     num_attention_heads: int
     num_query_groups: int  # keys and values per token
@@ -71,12 +90,6 @@ class ModelSpec:
     rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
     window: int  # most tokens that a token sees, itself included; 0: no limit
     query_key_layer_scaling: bool
-    normalization: str
-    norm_epsilon: float
-    layernorm_1p: bool
-    embed_layernorm: bool
-    qk_layernorm: bool
-    residual_after_norm: bool
     activation: str
     linear_bias: bool  # of the MLP, and of attention's output unless that is apart
     qkv_bias: bool
@@ -100,7 +113,6 @@ class ModelSpec:
     query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
     attention_softcap: float = 0.0  # bound of scores; 0: none
     logit_softcap: float = 0.0  # bound of logits; 0: none
-    sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
     moe: MoESpec | None = None
     lora: LoraSpec | None = None
     padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
@@ -138,11 +150,6 @@ class ModelSpec:
     def attention_scale(self) -> float:
         """Factor of the attention scores."""
         return (self.query_scalar or self.head_dim) ** -0.5
-
-    @property
-    def norms_per_layer(self) -> int:
-        """Norms of the residual stream's width in each layer."""
-        return 4 if self.sandwich_norm else 2
 
     @property
     def network(self) -> Any:
@@ -240,7 +247,8 @@ _ORDER = """
 """Fields in every manifest, those of absent parts too."""
 
 
-_PARTS: Mapping[str, type] = {"moe": MoESpec, "lora": LoraSpec}
+_PARTS: Mapping[str, type] = {"norm": NormSpec, "moe": MoESpec, "lora": LoraSpec}
+_ALWAYS = {"norm"}
 _HOLD_PARTS = {*_PARTS, "own", "head"}
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},
@@ -260,18 +268,20 @@ NO_HEAD: Mapping[str, Any] = {
 
 def flat(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields of a network and of its parts side by side, as in a manifest."""
-    parts = [spec, *(part for part in vars(spec).values() if is_dataclass(part))]
-    own = {name: value for part in parts for name, value in vars(part).items()}
-    values = defaults_of(spec) | {name: own[name] for name in own if name not in _HOLD_PARTS}
+    own = {name: value for name, value in vars(spec).items() if name not in _HOLD_PARTS}
+    for part in (getattr(spec, name) for name in _HOLD_PARTS):
+        own |= vars(part) if part else {}
+    values = defaults_of(spec) | own
     return {name: values[name] for name in dict.fromkeys((*_ORDER.split(), *values))}
 
 
 def defaults_of(spec: ModelSpec | type[ModelSpec] = ModelSpec) -> dict[str, Any]:
     """Return the values of fields that manifests of older versions lack, and of absent parts."""
-    found = {**_NO_PART, **NO_HEAD}
-    for part in filter(None, (spec, spec.own, spec.head, *_PARTS.values())):
-        found |= {each.name: each.default for each in fields(part) if each.default is not MISSING}
-    return {name: value for name, value in found.items() if name not in _HOLD_PARTS}
+    found = {each.name: each.default for each in fields(spec) if each.name not in _HOLD_PARTS}
+    for part in filter(None, (*_PARTS.values(), spec.own, spec.head)):
+        found |= {each.name: each.default for each in fields(part)}
+    given = {name: value for name, value in found.items() if value is not MISSING}
+    return {**_NO_PART, **NO_HEAD, **given}
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
@@ -287,7 +297,9 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     left["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
     try:
         parts = {name: _take(part, left) for name, part in _PARTS.items()}
-        parts = {name: part for name, part in parts.items() if part != type(part)()}
+        parts = {
+            name: part for name, part in parts.items() if name in _ALWAYS or part != type(part)()
+        }
         parts["own"] = own and _take(own, left)
         if any(left.get(name, value) != value for name, value in NO_HEAD.items()):
             parts["head"] = _take(HEADS.get_class("classes").part, left)

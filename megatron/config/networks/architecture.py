@@ -178,7 +178,7 @@ class Architecture:
             Entry(name="to_sequence_first"),
             *(self.block(spec, number, tensor=tensor, expert=expert) for number in numbers),
             Entry(name="to_batch_first"),
-            Entry(name=spec.normalization, kind="norm", weights=norm_weights(spec)),
+            Entry(name=spec.norm.normalization, kind="norm", weights=norm_weights(spec)),
         ]
 
     def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:

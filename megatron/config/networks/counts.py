@@ -32,7 +32,7 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
         expert: replicas that share the experts of a layer.
     """
     width, mlp = spec.hidden_size, mlp_weights(spec, tensor)
-    dense = attention_weights(spec, tensor) + spec.norms_per_layer * norm_width(spec, width)
+    dense = attention_weights(spec, tensor) + spec.norm.per_layer * norm_width(spec, width)
     experts, moe = spec.experts_of(number), spec.part(MoESpec)
     if experts == 1:
         return Weights(dense + mlp)
@@ -51,7 +51,7 @@ def attention_weights(spec: ModelSpec, tensor: int) -> int:
     width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
     qkv = heads + 2 * spec.num_query_groups * spec.head_dim
     divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
-    norms = 2 * norm_width(spec, spec.head_dim) if spec.qk_layernorm else 0
+    norms = 2 * norm_width(spec, spec.head_dim) if spec.norm.qk_layernorm else 0
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
 
 
@@ -65,7 +65,7 @@ def mlp_weights(spec: ModelSpec, tensor: int) -> int:
 def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
     """Return the weights of an embedding on one of `tensor` ranks."""
     positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
-    norm = norm_width(spec, spec.hidden_size) if spec.embed_layernorm else 0
+    norm = norm_width(spec, spec.hidden_size) if spec.norm.embed_layernorm else 0
     return Weights(table_weights(spec, tensor=tensor) + positions * spec.hidden_size + norm)
 
 
@@ -81,7 +81,7 @@ def norm_weights(spec: ModelSpec) -> Weights:
 
 def norm_width(spec: ModelSpec, width: int) -> int:
     """Return the weights of a norm of `width` features."""
-    return (2 if spec.normalization == "LayerNorm" else 1) * width
+    return (2 if spec.norm.normalization == "LayerNorm" else 1) * width
 
 
 def dense_weights(spec: ModelSpec) -> int:

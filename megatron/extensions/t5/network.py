@@ -130,7 +130,7 @@ class T5(Network):
                 for number in numbers
             ),
             Entry(name="to_batch_first"),
-            Entry(name=spec.normalization, kind="norm", weights=norm),
+            Entry(name=spec.norm.normalization, kind="norm", weights=norm),
             logits_entry("OutputEmbeddingPipe", spec, tensor=tensor),
             bias_entry("OutputBiasPipe", spec, tensor=tensor),
         ]
@@ -152,7 +152,7 @@ class T5(Network):
         return [words, Entry(name=name, kind="positions", weights=table, tie="positions")]
 
     def _decoder_weights(self, spec: ModelSpec, tensor: int) -> Weights:
-        norms = (spec.norms_per_layer + 1) * norm_width(spec, spec.hidden_size)
+        norms = (spec.norm.per_layer + 1) * norm_width(spec, spec.hidden_size)
         return Weights(2 * attention_weights(spec, tensor) + norms + mlp_weights(spec, tensor))
 
     def attended_pairs(self, spec: ModelSpec) -> int:

@@ -66,7 +66,7 @@ class ParallelAttention(nn.Module):
             product=parts.kernels.linear,
             **parts.division,
         )
-        if spec.qk_layernorm:
+        if spec.norm.qk_layernorm:
             # Every rank norms heads of its own with the same weight.
             norm = norm_layer(spec, width=head_dim, group=parts.group, kernels=parts.kernels)
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
@@ -142,7 +142,7 @@ class ParallelAttention(nn.Module):
         queries = self.queries_per_group
         qkv = self.query_key_value(x_sbh)
         qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.head_dim))
-        if tables and not self.spec.qk_layernorm:
+        if tables and not self.spec.norm.qk_layernorm:
             return self.kernels.split_rotary(qkv, *tables)
         query, key, value = self.in_heads(*qkv.split([queries, 1, 1], dim=3))
         if tables:
@@ -152,7 +152,7 @@ class ParallelAttention(nn.Module):
     def in_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Transpose projections [s, b, groups, heads of each, d] to [b, heads, s, d]; norm them."""
         query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (query, key, value))
-        if self.spec.qk_layernorm:
+        if self.spec.norm.qk_layernorm:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         return query, key, value
 

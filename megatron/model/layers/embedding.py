@@ -43,7 +43,7 @@ class EmbeddingPipe(nn.Module):
         self.word_embeddings = VocabParallelEmbedding(
             spec.padded_vocab_size, spec.hidden_size, **parts.division
         )
-        if spec.embed_layernorm:
+        if spec.norm.embed_layernorm:
             # A part of the table by name, as in BLOOM's checkpoints.
             self.word_embeddings.add_module("norm", norm_layer(spec, kernels=parts.kernels).build())
         if spec.position_embedding == "learned":
@@ -58,7 +58,7 @@ class EmbeddingPipe(nn.Module):
         if self.spec.scaled_embedding:
             # The factor is rounded to the dtype of the activations, as published weights expect.
             x_bsh = x_bsh * x_bsh.new_full((), self.spec.hidden_size**0.5)
-        if self.spec.embed_layernorm:
+        if self.spec.norm.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
         if self.spec.position_embedding == "learned":
             own_bs = self.word_embeddings.own_tokens(positions_bs)

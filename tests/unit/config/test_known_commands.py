@@ -230,4 +230,4 @@ def test_the_optimizer_of_bitsandbytes_comes_with_a_norm_of_the_embedding(tmp_pa
     monkeypatch.setattr("megatron.config.optimization.optimizer.find_spec", lambda module: module)
     decisions, _ = decided(f"{CODEPARROT} --use-bnb-optimizer", {}, 8, tmp_path)
     assert decisions.optimizer.impl == "bitsandbytes"
-    assert decisions.model.embed_layernorm
+    assert decisions.model.norm.embed_layernorm

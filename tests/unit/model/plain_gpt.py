@@ -15,7 +15,7 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     embed = "tied_modules.embed" if spec.tied_embeddings else "1"
     table = weights[f"{embed}.word_embeddings.weight"]
     x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.scaled_embedding else 1)
-    if spec.embed_layernorm:
+    if spec.norm.embed_layernorm:
         x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
     if spec.position_embedding == "learned":
         x = x + weights[f"{embed}.position_embeddings.weight"][positions_bs]
@@ -43,10 +43,10 @@ def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     if spec.parallel_residual:
         beside = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
         return x + y + mlp_output(weights, spec, layer, beside)
-    x = (normed if spec.residual_after_norm else x) + y
+    x = (normed if spec.norm.residual_after_norm else x) + y
     normed = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
     y = mlp_output(weights, spec, layer, normed)
-    return (normed if spec.residual_after_norm else x) + y
+    return (normed if spec.norm.residual_after_norm else x) + y
 
 
 def mlp_output(weights, spec, layer, x):
@@ -55,7 +55,7 @@ def mlp_output(weights, spec, layer, x):
 
 
 def behind(weights, name, y, spec):
-    return norm(weights, name, y, spec) if spec.sandwich_norm else y
+    return norm(weights, name, y, spec) if spec.norm.sandwich_norm else y
 
 
 def unstretched(spec):
@@ -64,12 +64,12 @@ def unstretched(spec):
 
 
 def norm(weights, name, x, spec):
-    weight = weights[f"{name}.weight"] + (1 if spec.layernorm_1p else 0)
-    if spec.normalization == "RMSNorm":
-        return x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() * weight
+    weight = weights[f"{name}.weight"] + (1 if spec.norm.layernorm_1p else 0)
+    if spec.norm.normalization == "RMSNorm":
+        return x / (x.square().mean(-1, keepdim=True) + spec.norm.norm_epsilon).sqrt() * weight
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
-    return centred / (variance + spec.norm_epsilon).sqrt() * weight + weights[f"{name}.bias"]
+    return centred / (variance + spec.norm.norm_epsilon).sqrt() * weight + weights[f"{name}.bias"]
 
 
 def attention(weights, spec, name, x, positions_bs, seen_bss):
@@ -85,7 +85,7 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
 
     def placed(row, which):
         y = projected(row)
-        if spec.qk_layernorm:
+        if spec.norm.qk_layernorm:
             y = norm(weights, f"{name}.{which}_layernorm", y, spec)
         return turned(y, positions_bs, spec) if spec.position_embedding == "rotary" else y
 

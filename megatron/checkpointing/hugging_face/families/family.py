@@ -151,7 +151,7 @@ class Family:
         modules = (theirs,) if isinstance(theirs, str) else _names_of(theirs, spec)
         mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
         is_norm_weight = module.endswith("norm") and kind == "weight"
-        if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
+        if is_norm_weight and spec.norm.layernorm_1p and not self.norms_around_one:
             mapping = OffsetByOne()
         part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in modules), mapping)
         return prefix, [*table].index(module), part

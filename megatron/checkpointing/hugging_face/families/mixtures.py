@@ -282,7 +282,7 @@ GLM4_MOE = Family(
     keys={
         **_DEEPSEEK_KEYS,
         "attention_bias": attrgetter("qkv_bias"),
-        "use_qk_norm": attrgetter("qk_layernorm"),
+        "use_qk_norm": attrgetter("norm.qk_layernorm"),
         "partial_rotary_factor": lambda spec: spec.rotary_dim / spec.head_dim,
         # Layers that predict later tokens are not imported.
         "num_nextn_predict_layers": lambda _: 0,
