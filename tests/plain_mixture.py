@@ -43,17 +43,17 @@ class PlainMixture(nn.Module):
         self.spec, self.terms, self.capacity = spec, terms, capacity
         self.k, self.count = spec.moe.experts_per_token, spec.moe.num_experts[number - 1]
         h, f = spec.hidden_size, spec.expert_width
-        gated = f * (2 if spec.is_gated else 1)
+        gated = f * (2 if spec.mlp.is_gated else 1)
         self.router = nn.Linear(h, self.count, bias=False)
         if spec.moe.router_bias:
             self.router.register_buffer("expert_bias", torch.zeros(self.count))
         self.experts = nn.ModuleDict(
             {
-                "dense_h_to_4h": Stack(self.count, gated, h, gated * spec.linear_bias),
-                "dense_4h_to_h": Stack(self.count, f, h, h * spec.linear_bias, "residual"),
+                "dense_h_to_4h": Stack(self.count, gated, h, gated * spec.mlp.linear_bias),
+                "dense_4h_to_h": Stack(self.count, f, h, h * spec.mlp.linear_bias, "residual"),
             }
         )
-        self.activate = activation_of(spec.activation, parts.kernels, ())
+        self.activate = activation_of(spec.mlp.activation, parts.kernels, ())
         width = spec.moe.shared_expert_ffn_hidden_size
         if width:
             shared = with_changes(spec, ffn_hidden_size=width)

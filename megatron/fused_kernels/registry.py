@@ -228,8 +228,8 @@ def _operations(attention: str, spec: ModelSpec) -> Iterator[str]:
     if attention == "fused-softmax":
         yield "softmax"
     yield "norm"
-    if spec.activation not in ("relu", "squared_relu") and not (
-        ACTIVATIONS.is_own(spec.activation)
+    if spec.mlp.activation not in ("relu", "squared_relu") and not (
+        ACTIVATIONS.is_own(spec.mlp.activation)
     ):
         yield "activation"
     yield "bias, dropout, residual"
@@ -265,7 +265,7 @@ def _unsupported(operation: str, work: Workload) -> str | None:
         case "norm":
             return norms.unsupported(dtype, spec.hidden_size)
         case "activation":
-            return (glu if spec.is_gated else bias_gelu).unsupported(dtype)
+            return (glu if spec.mlp.is_gated else bias_gelu).unsupported(dtype)
         case "bias, dropout, residual":
             return bias_dropout_add.unsupported(dtype, work.positions * spec.hidden_size)
         case "rotary positions":

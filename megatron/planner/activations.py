@@ -94,12 +94,12 @@ class Activations:
         are computed at once.
         """
         spec = self.plan.model
-        widths = [spec.ffn_hidden_size]
+        widths = [spec.mlp.ffn_hidden_size]
         if spec.experts_of(number) > 1:
             moe = spec.part(MoESpec)
             shared = moe.shared_expert_ffn_hidden_size
             widths = [*([shared] if shared else []), *(widths if moe.residual_experts else [])]
-        inner = sum(widths) * (3 if spec.is_gated else 2)
+        inner = sum(widths) * (3 if spec.mlp.is_gated else 2)
         mlp = self.tokens * inner // self._tensor
         mlp += len(widths) * (self.outside + self.tokens) * spec.hidden_size
         return self.attention_products() + mlp * self._bytes
@@ -285,21 +285,21 @@ class Activations:
     def _mlp(self) -> int:
         spec = self.plan.model
         # ReLU is undone from its result, which the next matrix keeps anyway.
-        plain = 1 if spec.activation == "relu" else 2
-        features = spec.ffn_hidden_size * (3 if spec.is_gated else plain)
+        plain = 1 if spec.mlp.activation == "relu" else 2
+        features = spec.mlp.ffn_hidden_size * (3 if spec.mlp.is_gated else plain)
         fused = self.device != "cpu" and self._is_fused("activation")
-        if spec.is_gated and spec.activation != "liglu" and not fused:
-            features += spec.ffn_hidden_size
+        if spec.mlp.is_gated and spec.mlp.activation != "liglu" and not fused:
+            features += spec.mlp.ffn_hidden_size
         return self.tokens * features * self._bytes // self._tensor
 
     def _mixture(self) -> int:
         """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits."""
         spec, moe = self.plan.model, self.plan.model.part(MoESpec)
-        own = self._mlp() * spec.expert_width // spec.ffn_hidden_size
+        own = self._mlp() * spec.expert_width // spec.mlp.ffn_hidden_size
         exchanged = 2 if self.plan.parallel.expert > 1 else 0
         rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
         router = 4 * self.tokens * (spec.hidden_size + 2 * max(moe.num_experts))
-        shared = self._mlp() * moe.shared_expert_ffn_hidden_size // spec.ffn_hidden_size
+        shared = self._mlp() * moe.shared_expert_ffn_hidden_size // spec.mlp.ffn_hidden_size
         return (
             int(self.choices * (own + rows))
             + router

@@ -203,16 +203,16 @@ class _Sizes:
             return 0
         most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)
         spec = plan.model
-        width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+        width, inner = spec.hidden_size, spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
         heads = spec.num_attention_heads * spec.head_dim
         qkv = heads + 2 * spec.num_query_groups * spec.head_dim
         tensor = plan.parallel.tensor
         layer = [
             *([width] * (4 if spec.norm.normalization == "LayerNorm" else 2)),
-            *([width, inner // tensor] if spec.linear_bias else []),
+            *([width, inner // tensor] if spec.mlp.linear_bias else []),
             *([width] if spec.attention_output_bias else []),
             *([qkv // tensor] if spec.qkv_bias else []),
-            *(size * width // tensor for size in (heads, qkv, inner, spec.ffn_hidden_size)),
+            *(size * width // tensor for size in (heads, qkv, inner, spec.mlp.ffn_hidden_size)),
         ]
         tables = [table_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
         if spec.position_embedding == "learned":

@@ -86,9 +86,9 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     core = _attention_flops(spec) * plan.batch.micro_batch_size
     core /= parallel.tensor * parallel.sequence * parallel.pipeline
     again = plan.recompute.share + (plan.recompute.granularity == "selective")
-    beside, of_mlp = LAYER_PASSES[spec.is_gated]
+    beside, of_mlp = LAYER_PASSES[spec.mlp.is_gated]
     passed = float(activations.outside * beside * spec.hidden_size)
-    passed += activations.tokens * of_mlp * spec.ffn_hidden_size / parallel.tensor
+    passed += activations.tokens * of_mlp * spec.mlp.ffn_hidden_size / parallel.tensor
     logits = activations.tokens * spec.padded_vocab_size / parallel.tensor / parallel.pipeline
     weights = max(weights_of(plan, stage).total for stage in stages_of(plan))
     first, further = GRADIENT_BYTES[is_mixed]
@@ -111,8 +111,8 @@ def column_share(spec: ModelSpec) -> float:
     """Return the share of column-parallel layers in the products of a layer."""
     heads = spec.num_attention_heads * spec.head_dim
     qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-    inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-    return (qkv + inner) / (qkv + heads + inner + spec.ffn_hidden_size)
+    inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
+    return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
 
 
 def _slowdown(plan: Plan) -> float:
@@ -121,13 +121,13 @@ def _slowdown(plan: Plan) -> float:
     rows, width = Activations(plan, "cuda").tokens, spec.hidden_size
     heads = spec.num_attention_heads * spec.head_dim
     qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-    inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+    inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
     layers = _num_layers(spec)
     shapes = [
         (layers, width, qkv / tensor),
         (layers, heads / tensor, width),
         (layers, width, inner / tensor),
-        (layers, spec.ffn_hidden_size / tensor, width),
+        (layers, spec.mlp.ffn_hidden_size / tensor, width),
         (1, width, spec.padded_vocab_size / tensor),
     ]
     total = sum(count * inputs * outputs for count, inputs, outputs in shapes)

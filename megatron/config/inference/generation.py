@@ -206,7 +206,7 @@ def layout_problems(
     for name, size in (
         ("--num-attention-heads", spec.num_attention_heads),
         ("--num-query-groups", spec.num_query_groups),
-        ("--ffn-hidden-size", spec.ffn_hidden_size),
+        ("--ffn-hidden-size", spec.mlp.ffn_hidden_size),
     ):
         if size % tensor:
             yield f"{name} {size} is not a multiple of --tensor-model-parallel-size {tensor}"

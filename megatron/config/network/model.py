@@ -9,7 +9,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_spec
-from megatron.config.network.model_spec import ModelSpec, NormSpec
+from megatron.config.network.model_spec import MLPSpec, ModelSpec, NormSpec
 from megatron.config.parsing.declaration import resolved, setting
 
 
@@ -243,7 +243,6 @@ def resolve_model(
         ModelSpec,
         "model",
         model,
-        ffn_hidden_size=ffn_hidden_size_of(model),
         num_query_groups=num_query_groups_of(model),
         head_dim=head_dim_of(model),
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
@@ -256,7 +255,13 @@ def resolve_model(
             model,
             embed_layernorm=model.embed_layernorm or norms_embedding,
         ),
-        activation=activation_of(model),
+        mlp=resolved(
+            MLPSpec,
+            "model",
+            model,
+            ffn_hidden_size=ffn_hidden_size_of(model),
+            activation=activation_of(model),
+        ),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
         lora=lora_spec(lora),

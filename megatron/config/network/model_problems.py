@@ -277,7 +277,7 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
         "--hidden-size": spec.hidden_size,
         "features of queries, keys and values": (heads + 2 * groups) * width // tensor,
         "features of heads": heads * width // tensor,
-        "--ffn-hidden-size": spec.ffn_hidden_size // tensor,
+        "--ffn-hidden-size": spec.mlp.ffn_hidden_size // tensor,
     }
     for name, size in sizes.items():
         if size % _FP8_MULTIPLE:

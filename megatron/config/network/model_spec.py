@@ -48,6 +48,21 @@ class NormSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MLPSpec:
+    """The MLP, of an expert too unless that has a width of its own."""
+
+    ffn_hidden_size: int
+    activation: str
+    linear_bias: bool  # of the MLP, and of attention's output unless that is apart
+    mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether one half of the MLP's inner features multiplies the other."""
+        return "glu" in self.activation
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoESpec:
     """Mixtures of experts in place of MLPs. The defaults, on disk, stand for a network without any."""
 
@@ -75,7 +90,7 @@ class ModelSpec:
     num_layers: int
     hidden_size: int
     norm: NormSpec
-    ffn_hidden_size: int
+    mlp: MLPSpec
     num_attention_heads: int
     num_query_groups: int  # keys and values per token
     head_dim: int
@@ -90,8 +105,6 @@ class ModelSpec:
     rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
     window: int  # most tokens that a token sees, itself included; 0: no limit
     query_key_layer_scaling: bool
-    activation: str
-    linear_bias: bool  # of the MLP, and of attention's output unless that is apart
     qkv_bias: bool
     tied_embeddings: bool
     fp32_residual: bool
@@ -121,7 +134,6 @@ class ModelSpec:
     attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
     relative_buckets: int = 0  # of relative positions; 0 with other positions
     relative_max_distance: int = 0  # from which distances share the last bucket
-    mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
     architecture: str = "gpt"  # name of a network in NETWORKS
     own: Any = None  # what only that network has: an instance of its `part`
     head: Any = None  # of a downstream task, in place of the network's: of the head's `part`
@@ -132,11 +144,6 @@ class ModelSpec:
         return next(found, None) or kind()
 
     @property
-    def is_gated(self) -> bool:
-        """Whether one half of the MLP's inner features multiplies the other."""
-        return "glu" in self.activation
-
-    @property
     def layers_read_positions(self) -> bool:
         """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
         return self.position_embedding not in ("learned", "relative", "alibi", "none")
@@ -144,7 +151,7 @@ class ModelSpec:
     @property
     def attention_output_bias(self) -> bool:
         """Whether attention's output layer has a bias."""
-        return self.linear_bias != self.attention_bias_apart
+        return self.mlp.linear_bias != self.attention_bias_apart
 
     @property
     def attention_scale(self) -> float:
@@ -200,7 +207,7 @@ class ModelSpec:
     @property
     def expert_width(self) -> int:
         """Inner features of an expert, before a gate halves them or not."""
-        return self.part(MoESpec).expert_ffn_hidden_size or self.ffn_hidden_size
+        return self.part(MoESpec).expert_ffn_hidden_size or self.mlp.ffn_hidden_size
 
     def window_of(self, number: int) -> int:
         """Return the window of the layer `number`, from 1 on; 0 for no limit."""
@@ -247,8 +254,8 @@ _ORDER = """
 """Fields in every manifest, those of absent parts too."""
 
 
-_PARTS: Mapping[str, type] = {"norm": NormSpec, "moe": MoESpec, "lora": LoraSpec}
-_ALWAYS = {"norm"}
+_PARTS: Mapping[str, type] = {"norm": NormSpec, "mlp": MLPSpec, "moe": MoESpec, "lora": LoraSpec}
+_ALWAYS = {"norm", "mlp"}
 _HOLD_PARTS = {*_PARTS, "own", "head"}
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},

@@ -1,6 +1,6 @@
 """Weights and floating-point operations of the parts that networks are made of."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -40,9 +40,9 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     if moe.residual_experts:
         routing += mlp + 2 * width + 2
     if shared := moe.shared_expert_ffn_hidden_size:
-        routing += mlp_weights(replace(spec, ffn_hidden_size=shared), tensor)
+        routing += mlp_weights(spec, tensor, features=shared)
         routing += width if moe.shared_expert_gate else 0
-    own = mlp_weights(replace(spec, ffn_hidden_size=spec.expert_width), tensor)
+    own = mlp_weights(spec, tensor, features=spec.expert_width)
     return Weights(dense + routing, experts // expert * own)
 
 
@@ -55,11 +55,16 @@ def attention_weights(spec: ModelSpec, tensor: int) -> int:
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
 
 
-def mlp_weights(spec: ModelSpec, tensor: int) -> int:
-    """Return the weights of an MLP on one of `tensor` ranks."""
-    width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-    divided = width * (inner + spec.ffn_hidden_size) + (inner if spec.linear_bias else 0)
-    return divided // tensor + (width if spec.linear_bias else 0)
+def mlp_weights(spec: ModelSpec, tensor: int, *, features: int = 0) -> int:
+    """Return the weights of an MLP on one of `tensor` ranks.
+
+    Args:
+        features: inner ones, if they are not as many as usual.
+    """
+    width, features = spec.hidden_size, features or spec.mlp.ffn_hidden_size
+    inner = features * (2 if spec.mlp.is_gated else 1)
+    divided = width * (inner + features) + (inner if spec.mlp.linear_bias else 0)
+    return divided // tensor + (width if spec.mlp.linear_bias else 0)
 
 
 def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
@@ -118,7 +123,7 @@ def _mlp_products(spec: ModelSpec, number: int) -> int:
     if experts == 1:
         return mlp
     moe = spec.part(MoESpec)
-    one = mlp // spec.ffn_hidden_size
+    one = mlp // spec.mlp.ffn_hidden_size
     residual = mlp + 2 * spec.hidden_size if moe.residual_experts else 0
     shared = one * moe.shared_expert_ffn_hidden_size
     gate = spec.hidden_size if moe.shared_expert_gate else 0
@@ -139,4 +144,4 @@ def key_matrices(spec: ModelSpec) -> int:
 
 def mlp_matrices(spec: ModelSpec) -> int:
     """Return the weights of the two matrices of an MLP."""
-    return spec.hidden_size * spec.ffn_hidden_size * (3 if spec.is_gated else 2)
+    return spec.hidden_size * spec.mlp.ffn_hidden_size * (3 if spec.mlp.is_gated else 2)

@@ -43,7 +43,7 @@ def encoder_needs(_: ModelSpec) -> Allowed:
 
 def _one_activation(spec: ModelSpec) -> ModelSpec:
     """Return the network with the activation of the MLP in front of the logits too."""
-    activation: Any = "gelu_erf" if spec.activation == "gelu_erf" else "gelu_tanh"
+    activation: Any = "gelu_erf" if spec.mlp.activation == "gelu_erf" else "gelu_tanh"
     return replace(spec, own=replace(spec.part(BertSpec), head_activation=activation))
 
 

@@ -183,7 +183,7 @@ def _pretrained_name(job: Export) -> str:
 
 def _notice(spec: ModelSpec) -> str:
     """Return what differs in NeMo, for the user."""
-    if spec.activation == "gelu_erf":
+    if spec.mlp.activation == "gelu_erf":
         return ""
     return "; NeMo computes GELU in its exact form, and this network in the other"
 

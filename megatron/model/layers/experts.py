@@ -49,15 +49,15 @@ class Experts(nn.Module):
     ):
         super().__init__()
         ranks = expert_group.size() if expert_group else 1
-        self.activate = activation_of(spec.activation, parts.kernels, spec.own_flags)
+        self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
         width = spec.expert_width
         form: dict[str, Any] = {
             "group": parts.group,
             "num_experts": exact_quotient(spec.experts_of(number), ranks, "num_experts"),
             "share": ExpertShare(expert_group.rank(), ranks) if expert_group else None,
-            "has_bias": spec.linear_bias,
+            "has_bias": spec.mlp.linear_bias,
         }
-        gates = 2 if spec.is_gated else 1
+        gates = 2 if spec.mlp.is_gated else 1
         self.dense_h_to_4h = GroupedLinear(spec.hidden_size, gates * width, narrows=False, **form)
         self.dense_4h_to_h = GroupedLinear(spec.hidden_size, width, narrows=True, **form)
 
@@ -126,8 +126,8 @@ class MixtureOfExperts(nn.Module):
         )
         self.experts = Experts(spec, parts, number=number, expert_group=expert_group)
         if moe.shared_expert_ffn_hidden_size:
-            shared = replace(spec, ffn_hidden_size=moe.shared_expert_ffn_hidden_size)
-            self.shared_experts = ParallelMLP(shared, parts)
+            shared = replace(spec.mlp, ffn_hidden_size=moe.shared_expert_ffn_hidden_size)
+            self.shared_experts = ParallelMLP(replace(spec, mlp=shared), parts)
         if moe.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(spec.hidden_size, 1, bias=False)
         if moe.residual_experts:

@@ -158,7 +158,7 @@ def paper_slopes(heads):
 def mlp(weights, spec, name, x):
     inner = x @ weights[f"{name}.dense_h_to_4h.weight"].T
     inner = inner + weights.get(f"{name}.dense_h_to_4h.bias", 0)
-    y = ACTIVATIONS[spec.activation](inner) @ weights[f"{name}.dense_4h_to_h.weight"].T
+    y = ACTIVATIONS[spec.mlp.activation](inner) @ weights[f"{name}.dense_4h_to_h.weight"].T
     return y + weights.get(f"{name}.dense_4h_to_h.bias", 0)
 
 

@@ -185,7 +185,7 @@ _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 def activation_name(spec: ModelSpec) -> str:
     """Return transformers' name of the activation function."""
-    return ACTIVATIONS[spec.activation]
+    return ACTIVATIONS[spec.mlp.activation]
 
 
 def activation_flags(function: str, *, gated: bool) -> list[str]:

@@ -205,7 +205,7 @@ NAMES: dict[str, Any] = {
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    keys={**KEYS, **_BIAS, "mlp_bias": attrgetter("linear_bias")},
+    keys={**KEYS, **_BIAS, "mlp_bias": attrgetter("mlp.linear_bias")},
     flags_of=_llama_flags,
     needs=_llama_needs,
     **NAMES,
