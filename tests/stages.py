@@ -93,7 +93,7 @@ def plainly_continued(
 ) -> list[int]:
     """Return the most likely tokens one after the other, each from all tokens before it."""
     tokens = list(prompt)
-    while len(tokens) - len(prompt) < new and len(tokens) < spec.max_position_embeddings:
+    while len(tokens) - len(prompt) < new and len(tokens) < spec.positions.max_position_embeddings:
         tokens.append(int(plain_logits(model, spec, tokens, prefix=prefix)[-1].argmax()))
         if tokens[-1] in stops:
             break

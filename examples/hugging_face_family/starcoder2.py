@@ -53,7 +53,7 @@ STARCODER2 = Family(
         "num_attention_heads": "num_attention_heads",
         "num_key_value_heads": lambda spec: spec.num_query_groups,
         "max_position_embeddings": "max_position_embeddings",
-        "rope_theta": lambda spec: spec.rotary_base,
+        "rope_theta": lambda spec: spec.positions.rotary_base,
         "hidden_act": lambda spec: {"gelu_new": "gelu_pytorch_tanh"}[activation_name(spec)],
         "norm_epsilon": "norm_epsilon",
         "attention_dropout": "attention_dropout",

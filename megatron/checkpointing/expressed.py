@@ -33,7 +33,7 @@ def plain_values(spec: ModelSpec) -> Allowed:
         **defaults,
         **dict.fromkeys(_EVERYWHERE),
         "position_embedding": ("learned",),
-        "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
+        "rotary_interpolation": (1.0,) if spec.positions.rope_scaling != 1 else None,
         "window": (0,),
         "normalization": ("LayerNorm",),
         "embed_layernorm": (False,),

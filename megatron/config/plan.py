@@ -242,7 +242,7 @@ def plan_model(
     attention = attention if ATTENTIONS.is_own(attention) else ""
     own = (
         *NETWORKS.flags_of(network.name, config.extensions),
-        *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
+        *POSITION_EMBEDDINGS.flags_of(spec.positions.position_embedding, config.extensions),
         *ACTIVATIONS.flags_of(spec.mlp.activation, config.extensions),
         *NORMS.flags_of(spec.norm.normalization, config.extensions),
         *ATTENTIONS.flags_of(attention, config.extensions),

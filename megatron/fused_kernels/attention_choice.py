@@ -61,9 +61,9 @@ class AttentionWork:
             yield "documents, prefixes or padding"
         if self.spec.window:
             yield "sliding windows"
-        if self.spec.position_embedding == "alibi":
+        if self.spec.positions.position_embedding == "alibi":
             yield "ALiBi"
-        if self.spec.relative_buckets:
+        if self.spec.positions.relative_buckets:
             yield "relative positions"
         if self.spec.attention_softcap:
             yield "soft-capped scores"
@@ -104,7 +104,7 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
     scoring = Scoring(
         scale=1.0,
         softcap=work.spec.attention_softcap,
-        slopes_a=torch.ones(1) if work.spec.position_embedding == "alibi" else None,
+        slopes_a=torch.ones(1) if work.spec.positions.position_embedding == "alibi" else None,
         dropout=work.spec.attention_dropout,
         flash=name in ("sdpa", "flash"),
     )
@@ -117,7 +117,7 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
 
 def _limits_flash(work: AttentionWork) -> bool:
     """Whether the flash-attn package lacks an argument for the masks or biases of a run."""
-    return work.has_spans or bool(work.spec.relative_buckets)
+    return work.has_spans or bool(work.spec.positions.relative_buckets)
 
 
 def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
@@ -136,7 +136,7 @@ def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
 
 def _not_deterministic(work: AttentionWork) -> str | None:
     """Return what FlexAttention computes in another order each time, if that is forbidden."""
-    if work.spec.relative_buckets and torch.are_deterministic_algorithms_enabled():
+    if work.spec.positions.relative_buckets and torch.are_deterministic_algorithms_enabled():
         return "the gradient of relative positions is not deterministic"
     return None
 

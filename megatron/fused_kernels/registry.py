@@ -233,7 +233,7 @@ def _operations(attention: str, spec: ModelSpec) -> Iterator[str]:
     ):
         yield "activation"
     yield "bias, dropout, residual"
-    if spec.position_embedding == "rotary":
+    if spec.positions.position_embedding == "rotary":
         yield "rotary positions"
     yield "cross-entropy"
 

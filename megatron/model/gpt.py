@@ -43,7 +43,7 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         tie=_tie() if spec.tied_embeddings else None,
         carried=(
             "hidden",
-            *(["positions"] if spec.layers_read_positions else []),
+            *(["positions"] if spec.positions.reach_attention else []),
             *(["attention_span"] if "attention_span" in parts.batch_fields else []),
         ),
     )

@@ -221,13 +221,13 @@ class Activations:
         # Ulysses keeps the mixed values before and behind their exchange.
         outputs = queries * (2 if self._sequence > 1 and not ring else 1)
         features = queries + 2 * keys + outputs
-        if spec.layers_read_positions:
+        if spec.positions.reach_attention:
             features += queries + keys
         if spec.norm.qk_layernorm:
             features += 3 * (queries + keys) // 2
         kept = self.tokens * features * width // self._tensor
-        if spec.position_embedding == "rotary":
-            kept += 2 * self.tokens * spec.rotary_dim * 4
+        if spec.positions.position_embedding == "rotary":
+            kept += 2 * self.tokens * spec.positions.rotary_dim * 4
         selective = self.plan.recompute.granularity == "selective"
         return kept + (0 if selective else self._core())
 
@@ -245,7 +245,10 @@ class Activations:
         spec = self.plan.model
         if not self._has_masks:
             return 0
-        slopes, documents = spec.position_embedding == "alibi", self.plan.masks.isolate_documents
+        slopes, documents = (
+            spec.positions.position_embedding == "alibi",
+            self.plan.masks.isolate_documents,
+        )
         layers = [*numbers]
         rows = self.rows * self._bytes
         heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1

@@ -215,8 +215,8 @@ class _Sizes:
             *(size * width // tensor for size in (heads, qkv, inner, spec.mlp.ffn_hidden_size)),
         ]
         tables = [table_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
-        if spec.position_embedding == "learned":
-            tables.append(spec.max_position_embeddings * width)
+        if spec.positions.position_embedding == "learned":
+            tables.append(spec.positions.max_position_embeddings * width)
         small = sum(n for n in layer if n <= most) * len(stage.layers)
         return (small + sum(n for n in tables if n <= most)) * self.weight
 

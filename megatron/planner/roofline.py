@@ -162,7 +162,7 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
     if plan.kernels.attention in ("sdpa", "flash"):
         padded = -(-spec.head_dim // 32) * 32
         shape = min(1.0, 0.6 + 0.4 * spec.head_dim / 128) * spec.head_dim / padded
-        is_masked = spec.position_embedding == "alibi" or spec.window > 0
+        is_masked = spec.positions.position_embedding == "alibi" or spec.window > 0
         share = shape * (MASKED_SHARE if is_masked else 1.0)
         is_causal = network_of(spec).is_causal and not is_masked
         counted = core / 2 if is_causal else core

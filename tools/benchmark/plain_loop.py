@@ -35,7 +35,7 @@ class PlainGPT(nn.Module):
     def __init__(self, spec: ModelSpec):
         super().__init__()
         self.tokens = nn.Embedding(spec.padded_vocab_size, spec.hidden_size)
-        self.positions = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.positions = nn.Embedding(spec.positions.max_position_embeddings, spec.hidden_size)
         self.blocks = nn.ModuleList(PlainBlock(spec) for _ in range(spec.num_layers))
         self.norm = nn.LayerNorm(spec.hidden_size)
         for parameter in self.parameters():

@@ -92,7 +92,10 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     if network_of(spec).service == "prompts":
         _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
     no_tokenizer = write_hugging_face_files(
-        folder, tokenizer, job.tokenizer_arguments, max_length=spec.max_position_embeddings
+        folder,
+        tokenizer,
+        job.tokenizer_arguments,
+        max_length=spec.positions.max_position_embeddings,
     )
     if template:
         _write_template(folder, template, no_tokenizer if options.chat_template else "")
@@ -229,8 +232,11 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
 
 def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Build generation_config.json; learned positions limit the length."""
-    ends = {"max_length": spec.max_position_embeddings}
-    return {**special_ids(tokenizer), **(ends if spec.position_embedding == "learned" else {})}
+    ends = {"max_length": spec.positions.max_position_embeddings}
+    return {
+        **special_ids(tokenizer),
+        **(ends if spec.positions.position_embedding == "learned" else {}),
+    }
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
 
     Shapes: [2, s] int64.
     """
-    length = min(_LENGTH, spec.max_position_embeddings)
+    length = min(_LENGTH, spec.positions.max_position_embeddings)
     spread = [position * 7919 % spec.vocab_size for position in range(1, length + 1)]
     try:
         text = tokenizer.encode(_TEXT)

@@ -120,7 +120,7 @@ def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
         "MLP hidden size": spec.mlp.ffn_hidden_size,
         "attention heads": spec.num_attention_heads,
         "key/value heads": spec.num_query_groups,
-        "positions": f"{spec.position_embedding}, {spec.max_position_embeddings}",
+        "positions": f"{spec.positions.position_embedding}, {spec.positions.max_position_embeddings}",
         "vocabulary": spec.vocab_size,
         "dtype": dtype,
     }

@@ -1,7 +1,7 @@
 """The network: its flags, and the ModelSpec that they resolve to."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
@@ -9,7 +9,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_spec
-from megatron.config.network.model_spec import MLPSpec, ModelSpec, NormSpec
+from megatron.config.network.model_spec import MLPSpec, ModelSpec, NormSpec, PositionSpec
 from megatron.config.parsing.declaration import resolved, setting
 
 
@@ -245,9 +245,8 @@ def resolve_model(
         model,
         num_query_groups=num_query_groups_of(model),
         head_dim=head_dim_of(model),
-        max_position_embeddings=model.max_position_embeddings or model.seq_length,
         **_vocab_fields(tokenizer, vocab_size, tensor),
-        **_position_fields(model),
+        positions=_position_spec(model),
         **_attention_fields(model),
         norm=resolved(
             NormSpec,
@@ -299,37 +298,23 @@ def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> d
     }
 
 
-def _position_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the position embedding of the network, as fields of ModelSpec."""
+def _position_spec(model: ModelConfig) -> PositionSpec:
+    """Return the position embedding of the network."""
     kind = position_of(model)
-    unscaled = {
-        "position_embedding": kind,
-        "rotary_dim": 0,
-        "rotary_base": 0.0,
-        "rotary_interpolation": 1.0,
-        "rope_scaling": 1.0,
-        **_UNSCALED,
-    }
-    if kind != "rotary":
-        return unscaled
-    return {
-        **unscaled,
-        "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
-        "rotary_base": model.rotary_base,
-        "rotary_local_base": model.rotary_local_base or 0.0,
-        "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
-        **_stretching(model),
-    }
-
-
-_UNSCALED = {
-    each.name: each.default
-    for each in fields(ModelSpec)
-    if each.name == "rotary_local_base"
-    or each.name.startswith("rope_")
-    and each.name != "rope_scaling"
-}
-"""Values of fields that mean nothing without rotary positions, or without their scaling."""
+    turning: dict[str, Any] = {"rotary_dim": 0, "rotary_base": 0.0, "rotary_interpolation": 1.0}
+    if kind == "rotary":
+        turning = {
+            "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
+            "rotary_base": model.rotary_base,
+            "rotary_local_base": model.rotary_local_base or 0.0,
+            "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
+            **_stretching(model),
+        }
+    return PositionSpec(
+        position_embedding=kind,
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
+        **{"rope_scaling": 1.0} | turning,
+    )
 
 
 def _attention_bias(model: ModelConfig) -> bool:
@@ -337,7 +322,7 @@ def _attention_bias(model: ModelConfig) -> bool:
 
 
 def _stretching(model: ModelConfig) -> dict[str, Any]:
-    """Return the RoPE scaling of the network, as fields of ModelSpec."""
+    """Return the RoPE scaling of the network, as fields of PositionSpec."""
     if not model.use_rope_scaling or model.rope_scaling_factor == 1:
         return {}
     factor, rule = model.rope_scaling_factor, model.rope_scaling_type

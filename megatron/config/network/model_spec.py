@@ -30,6 +30,32 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PositionSpec:
+    """Positions of tokens, and what attention makes of them."""
+
+    max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
+    position_embedding: str  # learned, relative, rotary, alibi, none, or the name of a plugin's
+    rotary_dim: int  # features of a head that are turned; 0 without rotary positions
+    rotary_base: float
+    rotary_interpolation: float  # positions are divided by it
+    rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
+    rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
+    rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
+    rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
+    rope_original_length: int = 8192  # tokens within which turns are counted
+    rope_attention_factor: float = 1.0  # of turned queries and of turned keys
+    rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
+    rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
+    relative_buckets: int = 0  # of relative positions; 0 with other positions
+    relative_max_distance: int = 0  # from which distances share the last bucket
+
+    @property
+    def reach_attention(self) -> bool:
+        """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
+        return self.position_embedding not in ("learned", "relative", "alibi", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormSpec:
     """Norms: their kind, and where they are."""
 
@@ -89,20 +115,15 @@ class ModelSpec:
 
     num_layers: int
     hidden_size: int
+    positions: PositionSpec
     norm: NormSpec
     mlp: MLPSpec
     num_attention_heads: int
     num_query_groups: int  # keys and values per token
     head_dim: int
     seq_length: int
-    max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
     vocab_size: int  # rows of the token table that are no padding
     padded_vocab_size: int  # rows of the token table
-    position_embedding: str  # learned, relative, rotary, alibi, none, or the name of a plugin's
-    rotary_dim: int  # features of a head that are turned; 0 without rotary positions
-    rotary_base: float
-    rotary_interpolation: float  # positions are divided by it
-    rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
     window: int  # most tokens that a token sees, itself included; 0: no limit
     query_key_layer_scaling: bool
     qkv_bias: bool
@@ -116,13 +137,6 @@ class ModelSpec:
     full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
     scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
-    rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
-    rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
-    rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
-    rope_original_length: int = 8192  # tokens within which turns are counted
-    rope_attention_factor: float = 1.0  # of turned queries and of turned keys
-    rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
-    rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
     query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
     attention_softcap: float = 0.0  # bound of scores; 0: none
     logit_softcap: float = 0.0  # bound of logits; 0: none
@@ -132,8 +146,6 @@ class ModelSpec:
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
     attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
-    relative_buckets: int = 0  # of relative positions; 0 with other positions
-    relative_max_distance: int = 0  # from which distances share the last bucket
     architecture: str = "gpt"  # name of a network in NETWORKS
     own: Any = None  # what only that network has: an instance of its `part`
     head: Any = None  # of a downstream task, in place of the network's: of the head's `part`
@@ -142,11 +154,6 @@ class ModelSpec:
         """Return the part of a class; its defaults, which stand for its absence, without it."""
         found = (part for part in vars(self).values() if isinstance(part, kind))
         return next(found, None) or kind()
-
-    @property
-    def layers_read_positions(self) -> bool:
-        """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
-        return self.position_embedding not in ("learned", "relative", "alibi", "none")
 
     @property
     def attention_output_bias(self) -> bool:
@@ -213,13 +220,13 @@ class ModelSpec:
         """Return the window of the layer `number`, from 1 on; 0 for no limit."""
         return 0 if number in self.full_attention_layers else self.window
 
-    def positions_of(self, number: int) -> "ModelSpec":
-        """Return the network whose rotary positions the layer `number`, from 1 on, has."""
-        if not (self.rotary_local_base and self.window_of(number)):
-            return self
+    def positions_of(self, number: int) -> PositionSpec:
+        """Return the positions of the layer `number`, from 1 on, as those with a window may have others."""
+        if not (self.positions.rotary_local_base and self.window_of(number)):
+            return self.positions
         return replace(
-            self,
-            rotary_base=self.rotary_local_base,
+            self.positions,
+            rotary_base=self.positions.rotary_local_base,
             rotary_interpolation=1.0,
             rope_scaling=1.0,
             rope_attention_factor=1.0,
@@ -254,8 +261,14 @@ _ORDER = """
 """Fields in every manifest, those of absent parts too."""
 
 
-_PARTS: Mapping[str, type] = {"norm": NormSpec, "mlp": MLPSpec, "moe": MoESpec, "lora": LoraSpec}
-_ALWAYS = {"norm", "mlp"}
+_PARTS: Mapping[str, type] = {
+    "positions": PositionSpec,
+    "norm": NormSpec,
+    "mlp": MLPSpec,
+    "moe": MoESpec,
+    "lora": LoraSpec,
+}
+_ALWAYS = {"positions", "norm", "mlp"}
 _HOLD_PARTS = {*_PARTS, "own", "head"}
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},

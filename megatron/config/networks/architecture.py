@@ -156,7 +156,7 @@ class Architecture:
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the most tokens of a sequence in generation; None for no limit."""
-        return spec.max_position_embeddings
+        return spec.positions.max_position_embeddings
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return what `layers` returns, with the weights of one rank.

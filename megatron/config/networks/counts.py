@@ -69,7 +69,11 @@ def mlp_weights(spec: ModelSpec, tensor: int, *, features: int = 0) -> int:
 
 def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
     """Return the weights of an embedding on one of `tensor` ranks."""
-    positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
+    positions = (
+        spec.positions.max_position_embeddings
+        if spec.positions.position_embedding == "learned"
+        else 0
+    )
     norm = norm_width(spec, spec.hidden_size) if spec.norm.embed_layernorm else 0
     return Weights(table_weights(spec, tensor=tensor) + positions * spec.hidden_size + norm)
 

@@ -198,7 +198,7 @@ class MaskedLM:
         if len(segments) > 1:
             tokens += [*segments[1], self._sep]
             types += [1] * (len(tokens) - len(types))
-        most = self.runner.spec.max_position_embeddings
+        most = self.runner.spec.positions.max_position_embeddings
         if len(tokens) > most:
             raise DataError(
                 f"the text {text[:40]!r} has {len(tokens)} tokens with [CLS] and [SEP]; the network "

@@ -68,7 +68,7 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
     own: dict[str, Any] = {"spec": spec, "parts": parts}
-    positions = ["positions"] if spec.layers_read_positions else []
+    positions = ["positions"] if spec.positions.reach_attention else []
     embedding = Layer(
         EmbeddingPipe,
         own | {"num_token_types": spec.part(BertSpec).num_token_types},

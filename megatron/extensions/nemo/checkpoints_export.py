@@ -193,7 +193,7 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
         "hidden_size": spec.hidden_size,
         "num_attention_heads": spec.num_attention_heads,
         "num_layers": spec.num_layers,
-        "max_position_embeddings": spec.max_position_embeddings,
+        "max_position_embeddings": spec.positions.max_position_embeddings,
         "num_tokentypes": spec.part(BertSpec).num_token_types,
     }
 

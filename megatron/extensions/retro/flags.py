@@ -115,7 +115,8 @@ def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> 
         retro_retrieved_length=retrieved,
     )
     longest = model.max_position_embeddings or max(model.seq_length, retrieved)
-    return replace(spec, max_position_embeddings=longest, own=own)
+    positions = replace(spec.positions, max_position_embeddings=longest)
+    return replace(spec, positions=positions, own=own)
 
 
 def plan_retro(config: RetroConfig, *, seq_length: int) -> RetroPlan:

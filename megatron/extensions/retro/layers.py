@@ -328,7 +328,7 @@ class RetroEncoder(nn.Module):
         (r, e), s = neighbors_reh.shape[:2], len(states_sbh)
         r, s = r * self.parts, s * self.parts
         positions_er = None
-        if self.spec.layers_read_positions:
+        if self.spec.positions.reach_attention:
             positions_er = torch.arange(r, device=neighbors_reh.device).expand(e, r)
         n, b = e // self.own.retro_num_neighbors, states_sbh.size(1)
         lengths_n = _prompts_of(inputs)

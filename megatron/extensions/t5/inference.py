@@ -66,7 +66,7 @@ class TextToText:
     def max_length(self) -> int | None:
         """Most tokens of a text; None if the network has no limit."""
         spec = self.spec
-        return None if spec.relative_buckets else spec.max_position_embeddings
+        return None if spec.positions.relative_buckets else spec.positions.max_position_embeddings
 
     def requests(
         self,

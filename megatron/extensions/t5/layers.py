@@ -46,7 +46,7 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     words = partial(Layer, WordEmbeddingPipe, {**sizes, "parts": parts})
     encoder = partial(Layer, prefill_only=True)
-    table = ("relative_table",) if spec.relative_buckets else ()
+    table = ("relative_table",) if spec.positions.relative_buckets else ()
     numbers = range(1, spec.num_layers + 1), range(1, spec.part(DecoderSpec).num_decoder_layers + 1)
 
     return [
@@ -112,7 +112,7 @@ def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
 def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) -> Layer:
     """Return the positions of a stack: of a shared table, or biases of its own."""
     own = {"spec": spec, "parts": parts}
-    if spec.relative_buckets:
+    if spec.positions.relative_buckets:
         return Layer(RelativePositionsPipe, own, carried=carried)
     tie = Tie("positions", "shared_positions.weight")
     return Layer(PositionEmbeddingPipe, own, tie=tie, carried=carried)
@@ -207,7 +207,9 @@ class PositionEmbeddingPipe(PositionsPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__(spec, parts)
-        self.shared_positions = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.shared_positions = nn.Embedding(
+            spec.positions.max_position_embeddings, spec.hidden_size
+        )
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_bsh = inputs.hidden
@@ -230,7 +232,7 @@ class RelativePositionsPipe(PositionsPipe):
         super().__init__(spec, parts)
         heads = exact_quotient(spec.num_attention_heads, parts.group.size(), "num_attention_heads")
         self.weight = mark_sharded(
-            nn.Parameter(torch.empty(spec.relative_buckets, heads)), 1, parts.group
+            nn.Parameter(torch.empty(spec.positions.relative_buckets, heads)), 1, parts.group
         )
 
     def forward(self, inputs: LayerInput) -> LayerInput:

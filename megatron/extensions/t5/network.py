@@ -101,7 +101,9 @@ class T5(Network):
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the positions of the decoder, and the last token, which has none."""
-        return None if spec.relative_buckets else spec.max_position_embeddings + 1
+        return (
+            None if spec.positions.relative_buckets else spec.positions.max_position_embeddings + 1
+        )
 
     def num_layers(self, config: Config) -> int:
         """Return the layers of both stacks."""
@@ -144,10 +146,10 @@ class T5(Network):
             tie="embed",
             number=number,
         )
-        if spec.relative_buckets:
-            biases = Weights(spec.relative_buckets * spec.num_attention_heads // tensor)
+        if spec.positions.relative_buckets:
+            biases = Weights(spec.positions.relative_buckets * spec.num_attention_heads // tensor)
             return [words, Entry(name="RelativePositionsPipe", weights=biases)]
-        table = Weights(spec.max_position_embeddings * spec.hidden_size)
+        table = Weights(spec.positions.max_position_embeddings * spec.hidden_size)
         name = "PositionEmbeddingPipe"
         return [words, Entry(name=name, kind="positions", weights=table, tie="positions")]
 

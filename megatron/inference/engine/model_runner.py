@@ -311,7 +311,7 @@ class ModelRunner:
                 (length, batch, self.spec.hidden_size), dtype=wide, device=self.device
             )
             dist.recv(x_sbh, self._neighbour(-1))
-            read = self.spec.layers_read_positions
+            read = self.spec.positions.reach_attention
             inputs = LayerInput(x_sbh, tokens.positions if read else None, tokens.attention_span)
         x_sbh = in_turn(self._decode_body if tokens.is_decode else self._body, inputs).hidden
         if not self.has_logits:

@@ -107,7 +107,10 @@ class ParallelAttention(nn.Module):
         if positions_bs is not None and not self.own_positions:
             tables = once(
                 shared,
-                ("rotary tables", self.positions is self.spec),  # local layers have their own
+                (
+                    "rotary tables",
+                    self.positions is self.spec.positions,
+                ),  # local layers have their own
                 lambda: rotary_tables(positions_bs, self.positions),
             )
         query, key, value = self.project(x_sbh, tables)
@@ -121,7 +124,7 @@ class ParallelAttention(nn.Module):
         window = self.window
         mask = once(shared, ("mask", window), lambda: Mask(spans_bs2=spans_bs2, window=window))
         slopes_a = None
-        if self.spec.position_embedding == "alibi":
+        if self.spec.positions.position_embedding == "alibi":
             slopes_a = once(shared, "ALiBi slopes", lambda: self._slopes(query.device))
         return self.output(
             self.core(query, key, value, mask, bias=bias, slopes_a=slopes_a, relative=relative)

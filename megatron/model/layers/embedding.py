@@ -46,8 +46,10 @@ class EmbeddingPipe(nn.Module):
         if spec.norm.embed_layernorm:
             # A part of the table by name, as in BLOOM's checkpoints.
             self.word_embeddings.add_module("norm", norm_layer(spec, kernels=parts.kernels).build())
-        if spec.position_embedding == "learned":
-            self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        if spec.positions.position_embedding == "learned":
+            self.position_embeddings = nn.Embedding(
+                spec.positions.max_position_embeddings, spec.hidden_size
+            )
         if num_token_types:
             self.tokentype_embeddings = nn.Embedding(num_token_types, spec.hidden_size)
         self.own_positions = own_position_embedding(spec, number=0)
@@ -60,7 +62,7 @@ class EmbeddingPipe(nn.Module):
             x_bsh = x_bsh * x_bsh.new_full((), self.spec.hidden_size**0.5)
         if self.spec.norm.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
-        if self.spec.position_embedding == "learned":
+        if self.spec.positions.position_embedding == "learned":
             own_bs = self.word_embeddings.own_tokens(positions_bs)
             x_bsh = x_bsh + self.position_embeddings(own_bs)
         if self.num_token_types:
@@ -74,7 +76,7 @@ class EmbeddingPipe(nn.Module):
         if torch.is_grad_enabled() and not x_bsh.requires_grad:
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
-        carried_bs = positions_bs if self.spec.layers_read_positions else None
+        carried_bs = positions_bs if self.spec.positions.reach_attention else None
         return LayerInput(x_bsh, carried_bs, batch.get("attention_span"))
 
 

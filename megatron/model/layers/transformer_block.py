@@ -68,7 +68,7 @@ class ParallelTransformerLayerPipe(Block):
         if inputs.relative_table is not None:
             relative = RelativePositions(
                 inputs.relative_table,
-                max_distance=self.spec.relative_max_distance,
+                max_distance=self.spec.positions.relative_max_distance,
                 bidirectional=inputs.attention_span is not None,
             )
         return self.self_attention(

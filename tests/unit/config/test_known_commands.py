@@ -194,7 +194,7 @@ def of(decisions, path):
         ("--group-query-attention --num-key-value-heads 4", "model.num_query_groups", 4),
         (
             "--use-rotary-position-embeddings --rotary-position-embeddings-theta 5e5",
-            "model.rotary_base",
+            "model.positions.rotary_base",
             5e5,
         ),
     ],

@@ -49,7 +49,7 @@ def test_json_holds_every_decision():
 def test_sizes_that_are_not_said_follow_from_the_others():
     model = tiny_plan().model
     assert (model.mlp.ffn_hidden_size, model.head_dim) == (32, 4)
-    assert model.max_position_embeddings == 6
+    assert model.positions.max_position_embeddings == 6
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,23 @@ def test_sizes_that_are_not_said_follow_from_the_others():
     ],
 )
 def test_every_option_reaches_the_network(flags, decided):
-    model = flat(tiny_plan(*flags.split()).model)
+    spec = tiny_plan(*flags.split()).model
+    model = flat(spec) | {
+        "is_gated": spec.mlp.is_gated,
+        "attention_output_bias": spec.attention_output_bias,
+        "attention_scale": spec.attention_scale,
+    }
     assert {name: model[name] for name in decided} == decided
 
 
 def test_sizes_that_are_said_are_kept():
     flags = "--ffn-hidden-size 12 --kv-channels 5 --max-position-embeddings 9 --hidden-size 7"
     model = tiny_plan(*flags.split()).model
-    assert (model.mlp.ffn_hidden_size, model.head_dim, model.max_position_embeddings) == (12, 5, 9)
+    assert (model.mlp.ffn_hidden_size, model.head_dim, model.positions.max_position_embeddings) == (
+        12,
+        5,
+        9,
+    )
 
 
 @given(st.integers(1, 300_000), st.integers(1, 256), st.integers(1, 16))

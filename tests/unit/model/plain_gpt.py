@@ -17,7 +17,7 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.scaled_embedding else 1)
     if spec.norm.embed_layernorm:
         x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
-    if spec.position_embedding == "learned":
+    if spec.positions.position_embedding == "learned":
         x = x + weights[f"{embed}.position_embeddings.weight"][positions_bs]
     for layer in range(3, 3 + spec.num_layers):
         x = plain_layer(weights, spec, layer, x, positions_bs, seen_bss)
@@ -37,7 +37,7 @@ def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     if is_local:
         distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
         seen_bss = seen_bss & (distances < spec.window)
-    seen_as = unstretched(spec) if is_local and spec.rotary_local_base else spec
+    seen_as = unstretched(spec) if is_local and spec.positions.rotary_local_base else spec
     y = attention(weights, seen_as, f"{layer}.self_attention", normed, positions_bs, seen_bss)
     y = behind(weights, f"{layer}.attention_output_layernorm", y, spec)
     if spec.parallel_residual:
@@ -60,7 +60,9 @@ def behind(weights, name, y, spec):
 
 def unstretched(spec):
     plain = {"rotary_interpolation": 1.0, "rope_scaling": 1.0, "rope_attention_factor": 1.0}
-    return with_changes(spec, rotary_base=spec.rotary_local_base, rope_rule="llama3", **plain)
+    return with_changes(
+        spec, rotary_base=spec.positions.rotary_local_base, rope_rule="llama3", **plain
+    )
 
 
 def norm(weights, name, x, spec):
@@ -87,7 +89,7 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         y = projected(row)
         if spec.norm.qk_layernorm:
             y = norm(weights, f"{name}.{which}_layernorm", y, spec)
-        return turned(y, positions_bs, spec) if spec.position_embedding == "rotary" else y
+        return turned(y, positions_bs, spec) if spec.positions.position_embedding == "rotary" else y
 
     mixed = []
     for head in range(spec.num_attention_heads):
@@ -96,7 +98,7 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         key, value = placed(first + per_group * d, "k"), projected(first + (per_group + 1) * d)
         scores = query @ key.mT / math.sqrt(spec.query_scalar or d)
         scores = capped(scores, spec.attention_softcap)
-        if spec.position_embedding == "alibi":
+        if spec.positions.position_embedding == "alibi":
             scores = scores - slopes[head] * distances
         mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)
     y = torch.cat(mixed, -1) @ weights[f"{name}.dense.weight"].T
@@ -105,47 +107,51 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
 
 def turned(x, positions_bs, spec):
     """Pairs of features as complex numbers, multiplied by e^(i angle)."""
-    half = spec.rotary_dim // 2
+    half = spec.positions.rotary_dim // 2
     angles = torch.stack(
-        [positions_bs / spec.rotary_interpolation * frequency(i, spec) for i in range(half)], -1
+        [
+            positions_bs / spec.positions.rotary_interpolation * frequency(i, spec)
+            for i in range(half)
+        ],
+        -1,
     ).double()
-    factor = torch.exp(1j * angles) * spec.rope_attention_factor
+    factor = torch.exp(1j * angles) * spec.positions.rope_attention_factor
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * factor
     return torch.cat([pairs.real, pairs.imag, x[..., 2 * half :]], -1)
 
 
 def frequency(i, spec):
     """The rule of Llama 3.1, case by case; 1 for `rope_scaling` leaves all as they are."""
-    plain = spec.rotary_base ** (-2 * i / spec.rotary_dim)
-    if spec.rope_rule == "yarn":
+    plain = spec.positions.rotary_base ** (-2 * i / spec.positions.rotary_dim)
+    if spec.positions.rope_rule == "yarn":
         return yarn_frequency(i, plain, spec)
     wavelength = 2 * math.pi / plain
-    length = spec.rope_original_length
-    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    length = spec.positions.rope_original_length
+    low, high = spec.positions.rope_low_freq_factor, spec.positions.rope_high_freq_factor
     if wavelength < length / high:
         return plain
     if wavelength > length / low:
-        return plain / spec.rope_scaling
+        return plain / spec.positions.rope_scaling
     smooth = (length / wavelength - low) / (high - low)
-    return (1 - smooth) * plain / spec.rope_scaling + smooth * plain
+    return (1 - smooth) * plain / spec.positions.rope_scaling + smooth * plain
 
 
 def yarn_frequency(i, plain, spec):
     """Pairs in front of the first bound turn as they did, those behind the last one slower."""
     bounds = []
-    for turns in (spec.rope_high_freq_factor, spec.rope_low_freq_factor):
+    for turns in (spec.positions.rope_high_freq_factor, spec.positions.rope_low_freq_factor):
         # The (broken) number of the pair that makes so many turns within the trained length.
-        angle = turns * 2 * math.pi / spec.rope_original_length
-        bounds.append(-math.log(angle, spec.rotary_base) * spec.rotary_dim / 2)
-    if spec.rope_truncation:
+        angle = turns * 2 * math.pi / spec.positions.rope_original_length
+        bounds.append(-math.log(angle, spec.positions.rotary_base) * spec.positions.rotary_dim / 2)
+    if spec.positions.rope_truncation:
         bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
-    first, last = max(bounds[0], 0), min(bounds[1], spec.rotary_dim - 1)
+    first, last = max(bounds[0], 0), min(bounds[1], spec.positions.rotary_dim - 1)
     if i <= first:
         return plain
     if i >= last:
-        return plain / spec.rope_scaling
+        return plain / spec.positions.rope_scaling
     share = (i - first) / (last - first)
-    return plain * (1 - share) + plain / spec.rope_scaling * share
+    return plain * (1 - share) + plain / spec.positions.rope_scaling * share
 
 
 def paper_slopes(heads):

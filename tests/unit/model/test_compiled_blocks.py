@@ -115,13 +115,11 @@ def test_a_smaller_micro_batch_is_compiled_once_more(group):
 
 @pytest.mark.parametrize("layers", ["t5", "bert"])
 def test_encoders_and_decoders_are_compiled(layers, group):
-    spec = tiny_spec(
-        num_decoder_layers=2 if layers == "t5" else 0,
-        decoder_seq_length=6,
-        architecture=layers,
-        num_token_types=0 if layers == "t5" else 2,
-        binary_head=layers == "bert",
-    )
+    own = {
+        "t5": {"num_decoder_layers": 2, "decoder_seq_length": 6},
+        "bert": {"num_token_types": 2, "binary_head": True},
+    }
+    spec = tiny_spec(architecture=layers, **own[layers])
     build, fields = (t5_layers, T5_FIELDS) if layers == "t5" else (bert_layers, BERT_FIELDS)
     given = {
         "tokens": torch.arange(12).view(2, 6) % 11,

@@ -30,7 +30,7 @@ def of_other(group, case):
 @pytest.mark.parametrize("case", ["gpt-2", *others.CASES])
 def test_greedy_tokens_are_those_of_hugging_face(group, case):
     spec, model, reference = of_gpt2(group) if case == "gpt-2" else of_other(group, case)
-    new = min(NEW, spec.max_position_embeddings - max(map(len, PROMPTS)))
+    new = min(NEW, spec.positions.max_position_embeddings - max(map(len, PROMPTS)))
     reference.generation_config.eos_token_id = None
     expected = [
         reference.generate(

@@ -140,7 +140,7 @@ def require_equal(group, spec, inputs, seen):
     tokens, positions = inputs["tokens"], inputs["positions"]
     names, parameters = zip(*model.named_parameters(), strict=True)
     copies = [p.detach().clone().requires_grad_() for p in parameters]
-    tolerance = ROTARY_TOLERANCE if spec.rotary_dim else TOLERANCE
+    tolerance = ROTARY_TOLERANCE if spec.positions.rotary_dim else TOLERANCE
     logits = model(inputs)
     expected = plain_logits(dict(zip(names, copies, strict=True)), spec, tokens, positions, seen)
     torch.testing.assert_close(logits, expected, **tolerance)

@@ -48,14 +48,14 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
 
 
 def _gemma3_needs(spec: ModelSpec) -> Allowed:
-    is_stretched = spec.rope_scaling != 1 or spec.rotary_interpolation != 1
-    local = spec.rotary_local_base
+    is_stretched = spec.positions.rope_scaling != 1 or spec.positions.rotary_interpolation != 1
+    local = spec.positions.rotary_local_base
     own: Allowed = {
         "qk_layernorm": (True,),
         "attention_softcap": (0.0,),
         # Its layers with a window are never stretched.
         "rotary_local_base": (
-            local or spec.rotary_base if spec.window and is_stretched else local,
+            local or spec.positions.rotary_base if spec.window and is_stretched else local,
         ),
     }
     return {**_gemma2_needs(spec), **own}
@@ -73,12 +73,14 @@ _GEMMA2_KEYS = {
     "attn_logit_softcapping": lambda spec: spec.attention_softcap or None,
     "final_logit_softcapping": lambda spec: spec.logit_softcap or None,
     # transformers needs a window also where no layer has it.
-    "sliding_window": lambda spec: spec.window or spec.max_position_embeddings,
+    "sliding_window": lambda spec: spec.window or spec.positions.max_position_embeddings,
     "layer_types": layer_types,
 }
 _GEMMA3_KEYS = {
     **_GEMMA2_KEYS,
-    "rope_local_base_freq": lambda spec: spec.rotary_local_base or spec.rotary_base,
+    "rope_local_base_freq": lambda spec: (
+        spec.positions.rotary_local_base or spec.positions.rotary_base
+    ),
 }
 
 

@@ -36,7 +36,9 @@ GPT2 = Family(
         "n_inner": "ffn_hidden_size",
         "n_head": "num_attention_heads",
         "n_positions": "max_position_embeddings",
-        "n_ctx": attrgetter("max_position_embeddings"),  # read by converters of other programs
+        "n_ctx": attrgetter(
+            "positions.max_position_embeddings"
+        ),  # read by converters of other programs
         "activation_function": activation_name,
         "layer_norm_epsilon": "norm_epsilon",
         "attn_pdrop": "attention_dropout",

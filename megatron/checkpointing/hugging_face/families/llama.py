@@ -89,7 +89,7 @@ KEYS: dict[str, Any] = {
     "num_key_value_heads": attrgetter("num_query_groups"),
     "head_dim": "head_dim",
     "max_position_embeddings": "max_position_embeddings",
-    "rope_theta": attrgetter("rotary_base"),
+    "rope_theta": attrgetter("positions.rotary_base"),
     "rope_scaling": rope_scaling_config,
     "hidden_act": activation_name,
     "rms_norm_eps": "norm_epsilon",

@@ -283,7 +283,7 @@ GLM4_MOE = Family(
         **_DEEPSEEK_KEYS,
         "attention_bias": attrgetter("qkv_bias"),
         "use_qk_norm": attrgetter("norm.qk_layernorm"),
-        "partial_rotary_factor": lambda spec: spec.rotary_dim / spec.head_dim,
+        "partial_rotary_factor": lambda spec: spec.positions.rotary_dim / spec.head_dim,
         # Layers that predict later tokens are not imported.
         "num_nextn_predict_layers": lambda _: 0,
     },

@@ -36,7 +36,7 @@ def test_the_network_of_default_flags():
     spec = retro_plan().model
     assert (spec.architecture, spec.own.retro_layers) == ("retro", (6, 9))
     assert (spec.own.retro_chunk_length, spec.own.retro_num_neighbors) == (3, 2)
-    assert (spec.own.retro_retrieved_length, spec.max_position_embeddings) == (6, 6)
+    assert (spec.own.retro_retrieved_length, spec.positions.max_position_embeddings) == (6, 6)
     assert (spec.own.retro_encoder_layers, spec.own.retro_attention_gate) == (2, 1.0)
     assert (spec.own.retro_encoder_hidden_dropout, spec.own.retro_encoder_attention_dropout) == (
         0.1,
@@ -53,7 +53,7 @@ def test_every_flag_reaches_the_network():
         *("--retro-normed-residual", "--retro-no-final-norm"),
     ).model
     assert (spec.own.retro_num_neighbors, spec.own.retro_retrieved_length) == (3, 12)
-    assert spec.max_position_embeddings == 12
+    assert spec.positions.max_position_embeddings == 12
     assert (spec.own.retro_encoder_layers, spec.own.retro_attention_gate) == (1, 0.5)
     assert (spec.own.retro_encoder_hidden_dropout, spec.own.retro_encoder_attention_dropout) == (
         0.0,
