@@ -79,7 +79,7 @@ def plain_logits(
     ends = torch.maximum(positions + 1, torch.tensor(prefix))
     spans = torch.stack([torch.zeros_like(ends), ends], -1)
     inputs = batch_of(torch.tensor([tokens]), positions[None], spans[None])
-    return model(inputs)[0, :, : spec.vocab_size]
+    return model(inputs)[0, :, : spec.vocabulary.vocab_size]
 
 
 def plainly_continued(

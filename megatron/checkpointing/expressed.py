@@ -43,8 +43,8 @@ def plain_values(spec: ModelSpec) -> Allowed:
         "linear_bias": (True,),
         "attention_output_bias": (True,),
         "qkv_bias": (spec.attention_output_bias,),
-        "num_query_groups": (spec.num_attention_heads,),
-        "head_dim": (spec.hidden_size / spec.num_attention_heads,),
+        "num_query_groups": (spec.attention.num_attention_heads,),
+        "head_dim": (spec.hidden_size / spec.attention.num_attention_heads,),
     }
 
 

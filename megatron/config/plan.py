@@ -209,7 +209,10 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         kernels=plan_kernels(config.kernels, config.model, config.precision),
         plugins=plan_plugins(config.plugins, config.extensions),
         deepspeed=_merge_ds_config(valid, parallel, optimizer),
-        notices=(*_notices(valid, model.padded_vocab_size, objective), *valid.storage.notices),
+        notices=(
+            *_notices(valid, model.vocabulary.padded_vocab_size, objective),
+            *valid.storage.notices,
+        ),
     )
 
 
@@ -238,14 +241,14 @@ def plan_model(
     """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
     network = network_in(config, objective)
     spec = network.spec(plain_spec(config, vocab_size=vocab_size, tensor=tensor), config)
-    attention = config.kernels.attention_impl
-    attention = attention if ATTENTIONS.is_own(attention) else ""
+    kernel = config.kernels.attention_impl
+    attention = replace(spec.attention, attention=kernel if ATTENTIONS.is_own(kernel) else "")
     own = (
         *NETWORKS.flags_of(network.name, config.extensions),
         *POSITION_EMBEDDINGS.flags_of(spec.positions.position_embedding, config.extensions),
         *ACTIVATIONS.flags_of(spec.mlp.activation, config.extensions),
         *NORMS.flags_of(spec.norm.normalization, config.extensions),
-        *ATTENTIONS.flags_of(attention, config.extensions),
+        *ATTENTIONS.flags_of(attention.attention, config.extensions),
     )
     return replace(spec, attention=attention, own_flags=tuple(dict.fromkeys(own)))
 

@@ -85,8 +85,8 @@ class Workload:
             dtype=self.dtype,
             device=self.device,
             samples=max(1, self.positions // self.spec.seq_length),
-            heads=self.spec.num_attention_heads // self.tensor,
-            groups=self.spec.num_query_groups // self.tensor,
+            heads=self.spec.attention.num_attention_heads // self.tensor,
+            groups=self.spec.attention.num_query_groups // self.tensor,
             has_spans=self.has_spans,
             ring=self.ring,
         )
@@ -269,8 +269,8 @@ def _unsupported(operation: str, work: Workload) -> str | None:
         case "bias, dropout, residual":
             return bias_dropout_add.unsupported(dtype, work.positions * spec.hidden_size)
         case "rotary positions":
-            heads = spec.num_attention_heads // work.tensor
-            return rotary.unsupported(dtype, heads, spec.head_dim)
+            heads = spec.attention.num_attention_heads // work.tensor
+            return rotary.unsupported(dtype, heads, spec.attention.head_dim)
         case _:
             return cross_entropy.unsupported(dtype)
 

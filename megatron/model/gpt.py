@@ -40,7 +40,7 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     embedding = Layer(
         EmbeddingPipe,
         own,
-        tie=_tie() if spec.tied_embeddings else None,
+        tie=_tie() if spec.vocabulary.tied_embeddings else None,
         carried=(
             "hidden",
             *(["positions"] if spec.positions.reach_attention else []),
@@ -69,12 +69,18 @@ def gpt_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
 
 def _head(spec: ModelSpec, parts: LayerParts) -> Layer:
     """Return the layer that makes logits, with the embedding's weight if they are tied."""
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
+    form: dict[str, Any] = {
+        "softcap": spec.vocabulary.logit_softcap,
+        "chunk_tokens": parts.loss_chunk_tokens,
+    }
+    sizes = {
+        "padded_vocab_size": spec.vocabulary.padded_vocab_size,
+        "hidden_size": spec.hidden_size,
+    }
     return Layer(
         OutputEmbeddingPipe,
         {**sizes, **form, **parts.division},
-        tie=_tie(partial(tied_logits, **form)) if spec.tied_embeddings else None,
+        tie=_tie(partial(tied_logits, **form)) if spec.vocabulary.tied_embeddings else None,
     )
 
 

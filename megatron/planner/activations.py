@@ -111,8 +111,8 @@ class Activations:
             source: of keys and values in cross-attention.
         """
         spec, keyed = self.plan.model, source or self
-        queries = 2 * spec.num_attention_heads * spec.head_dim
-        keys = 2 * spec.num_query_groups * spec.head_dim
+        queries = 2 * spec.attention.num_attention_heads * spec.attention.head_dim
+        keys = 2 * spec.attention.num_query_groups * spec.attention.head_dim
         inner = (self.tokens * queries + keyed.tokens * keys) // self._tensor
         streams = self.outside + self.tokens + (source.outside if source else 0)
         return (inner + streams * spec.hidden_size) * self._bytes
@@ -137,7 +137,7 @@ class Activations:
         if not self.defers_logits:
             return self._logits_of(self._scored.tokens)
         spec = self.plan.model
-        table = spec.padded_vocab_size * spec.hidden_size // self._tensor
+        table = spec.vocabulary.padded_vocab_size * spec.hidden_size // self._tensor
         return 4 * table + self.head_input()
 
     def loss(self) -> int:
@@ -171,7 +171,7 @@ class Activations:
         """Whether a kernel reads logits of any dtype and writes their gradient over them."""
         kernels = self.plan.kernels
         fused = kernels.source != "reference" and "cross-entropy" not in kernels.unfused
-        return self.device == "cuda" and fused and not self.plan.model.logit_softcap
+        return self.device == "cuda" and fused and not self.plan.model.vocabulary.logit_softcap
 
     def _logits_of(self, tokens: int) -> int:
         return self._network.kept_logits(self, tokens)
@@ -179,9 +179,9 @@ class Activations:
     def vocabulary_logits(self, tokens: int) -> int:
         """Return the bytes of the logits of `tokens` over the vocabulary."""
         spec = self.spec
-        copies = 2 if spec.logit_softcap else 1
+        copies = 2 if spec.vocabulary.logit_softcap else 1
         each = self._bytes if self._overwrites_logits else 4
-        return copies * each * tokens * spec.padded_vocab_size // self._tensor
+        return copies * each * tokens * spec.vocabulary.padded_vocab_size // self._tensor
 
     @cached_property
     def _scored(self) -> "Activations":
@@ -195,7 +195,13 @@ class Activations:
     def keys_beyond(self, tokens: int) -> int:
         """Return the bytes of keys and values of more tokens than those of self-attention."""
         spec = self.spec
-        keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
+        keys = (
+            2
+            * spec.attention.num_query_groups
+            * spec.attention.head_dim
+            * self._bytes
+            // self._tensor
+        )
         return tokens * keys
 
     def norm(self) -> int:
@@ -213,8 +219,8 @@ class Activations:
     def attention(self) -> int:
         """Return the activations of self-attention, without its norm."""
         spec, width = self.plan.model, self._bytes
-        queries = spec.num_attention_heads * spec.head_dim
-        keys = spec.num_query_groups * spec.head_dim
+        queries = spec.attention.num_attention_heads * spec.attention.head_dim
+        keys = spec.attention.num_query_groups * spec.attention.head_dim
         ring = self.plan.parallel.ring
         if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
@@ -251,9 +257,11 @@ class Activations:
         )
         layers = [*numbers]
         rows = self.rows * self._bytes
-        heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
+        heads = (
+            spec.attention.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
+        )
         has_spans = documents or self._network.masks_padding
-        windows = {spec.window_of(number) for number in layers}
+        windows = {spec.attention.window_of(number) for number in layers}
         kinds = sum(1 for window in windows if window or slopes or has_spans)
         return kinds * (rows if has_spans else self._bytes) * heads * spec.seq_length**2
 
@@ -261,19 +269,26 @@ class Activations:
         """Return the activations of the core of attention."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
         if self.plan.parallel.ring:
-            return 4 * self.tokens * spec.num_attention_heads // self._tensor  # log-sum-exps
-        features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
-        heads = spec.num_attention_heads // (self._tensor * self._sequence)
+            return (
+                4 * self.tokens * spec.attention.num_attention_heads // self._tensor
+            )  # log-sum-exps
+        features = (
+            self.tokens
+            * spec.attention.num_attention_heads
+            * spec.attention.head_dim
+            // self._tensor
+        )
+        heads = spec.attention.num_attention_heads // (self._tensor * self._sequence)
         square = spec.seq_length**2
         scores = self.rows * heads * square
-        drops = spec.attention_dropout > 0
+        drops = spec.attention.attention_dropout > 0
         if implementation in ("sdpa", "flash"):
             if self.device == "cpu" and drops:
                 # Written out in 32 bits: weights, mask and product of the two.
                 scaled = 2 if self._bytes == 4 else 3
                 return 12 * scores + scaled * features * self._bytes
             return 4 * scores // spec.seq_length
-        capped = scores if spec.attention_softcap else 0
+        capped = scores if spec.attention.attention_softcap else 0
         if self.device != "cpu":
             each = self._bytes * (2 if drops else 1) + drops
             return scores * each + (capped + features) * self._bytes

@@ -204,17 +204,19 @@ class _Sizes:
         most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)
         spec = plan.model
         width, inner = spec.hidden_size, spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
-        heads = spec.num_attention_heads * spec.head_dim
-        qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+        heads = spec.attention.num_attention_heads * spec.attention.head_dim
+        qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
         tensor = plan.parallel.tensor
         layer = [
             *([width] * (4 if spec.norm.normalization == "LayerNorm" else 2)),
             *([width, inner // tensor] if spec.mlp.linear_bias else []),
             *([width] if spec.attention_output_bias else []),
-            *([qkv // tensor] if spec.qkv_bias else []),
+            *([qkv // tensor] if spec.attention.qkv_bias else []),
             *(size * width // tensor for size in (heads, qkv, inner, spec.mlp.ffn_hidden_size)),
         ]
-        tables = [table_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
+        tables = [table_weights(spec, tensor=tensor)] * (
+            1 if spec.vocabulary.tied_embeddings else 2
+        )
         if spec.positions.position_embedding == "learned":
             tables.append(spec.positions.max_position_embeddings * width)
         small = sum(n for n in layer if n <= most) * len(stage.layers)

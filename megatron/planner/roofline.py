@@ -89,7 +89,9 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     beside, of_mlp = LAYER_PASSES[spec.mlp.is_gated]
     passed = float(activations.outside * beside * spec.hidden_size)
     passed += activations.tokens * of_mlp * spec.mlp.ffn_hidden_size / parallel.tensor
-    logits = activations.tokens * spec.padded_vocab_size / parallel.tensor / parallel.pipeline
+    logits = (
+        activations.tokens * spec.vocabulary.padded_vocab_size / parallel.tensor / parallel.pipeline
+    )
     weights = max(weights_of(plan, stage).total for stage in stages_of(plan))
     first, further = GRADIENT_BYTES[is_mixed]
     on_all, divided = STEP_BYTES[is_mixed]
@@ -109,8 +111,8 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
 
 def column_share(spec: ModelSpec) -> float:
     """Return the share of column-parallel layers in the products of a layer."""
-    heads = spec.num_attention_heads * spec.head_dim
-    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+    heads = spec.attention.num_attention_heads * spec.attention.head_dim
+    qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
     inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
     return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
 
@@ -119,8 +121,8 @@ def _slowdown(plan: Plan) -> float:
     """Return the mean factor by which the size of products lengthens them, by their operations."""
     spec, tensor = plan.model, plan.parallel.tensor
     rows, width = Activations(plan, "cuda").tokens, spec.hidden_size
-    heads = spec.num_attention_heads * spec.head_dim
-    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+    heads = spec.attention.num_attention_heads * spec.attention.head_dim
+    qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
     inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
     layers = _num_layers(spec)
     shapes = [
@@ -128,7 +130,7 @@ def _slowdown(plan: Plan) -> float:
         (layers, heads / tensor, width),
         (layers, width, inner / tensor),
         (layers, spec.mlp.ffn_hidden_size / tensor, width),
-        (1, width, spec.padded_vocab_size / tensor),
+        (1, width, spec.vocabulary.padded_vocab_size / tensor),
     ]
     total = sum(count * inputs * outputs for count, inputs, outputs in shapes)
     return (
@@ -143,7 +145,7 @@ def _slowdown(plan: Plan) -> float:
 def _attention_flops(spec: ModelSpec) -> float:
     """Return the operations of a forward pass of attention's cores on a sample, masked ones too."""
     pairs = network_of(spec).attended_pairs(spec)
-    return 4.0 * spec.num_attention_heads * spec.head_dim * pairs
+    return 4.0 * spec.attention.num_attention_heads * spec.attention.head_dim * pairs
 
 
 def _num_layers(spec: ModelSpec) -> int:
@@ -160,17 +162,19 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
     """
     spec, parallel = plan.model, plan.parallel
     if plan.kernels.attention in ("sdpa", "flash"):
-        padded = -(-spec.head_dim // 32) * 32
-        shape = min(1.0, 0.6 + 0.4 * spec.head_dim / 128) * spec.head_dim / padded
-        is_masked = spec.positions.position_embedding == "alibi" or spec.window > 0
+        padded = -(-spec.attention.head_dim // 32) * 32
+        shape = (
+            min(1.0, 0.6 + 0.4 * spec.attention.head_dim / 128) * spec.attention.head_dim / padded
+        )
+        is_masked = spec.positions.position_embedding == "alibi" or spec.attention.window > 0
         share = shape * (MASKED_SHARE if is_masked else 1.0)
         is_causal = network_of(spec).is_causal and not is_masked
         counted = core / 2 if is_causal else core
         forward, backward = (peak * each * share for each in ATTENTION_SHARES)
         return counted * ((1 + again) / forward + 2.5 / backward)
-    slowdown = 1 + PRODUCT_SIZE * (1 / spec.head_dim + 2 / spec.seq_length)
+    slowdown = 1 + PRODUCT_SIZE * (1 / spec.attention.head_dim + 2 / spec.seq_length)
     layers = _num_layers(spec) / parallel.pipeline
-    heads = spec.num_attention_heads / parallel.tensor / parallel.sequence
+    heads = spec.attention.num_attention_heads / parallel.tensor / parallel.sequence
     scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
     wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]
     products = (3 + again) * core * slowdown / (peak * PRODUCT_SHARE)

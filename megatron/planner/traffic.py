@@ -84,15 +84,22 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     width = BYTES[plan.precision.dtype]
     full = activations.tokens * spec.hidden_size * width
     passes = 2 + plan.recompute.share
-    exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
+    exchanged = activations.tokens * width * spec.attention.head_dim / parallel.tensor
     layers = len(stage.layers)
     if parallel.ring:
         # Keys and values forward; backward they and their gradients.
-        around = number * layers * exchanged * 2 * spec.num_query_groups * (parallel.sequence - 1)
+        around = (
+            number
+            * layers
+            * exchanged
+            * 2
+            * spec.attention.num_query_groups
+            * (parallel.sequence - 1)
+        )
         again = passes - 1 + (plan.recompute.granularity == "selective")
         sequence = Volume(forward=around * again, backward=2 * around)
     else:
-        heads = 2 * spec.num_attention_heads + 2 * spec.num_query_groups
+        heads = 2 * spec.attention.num_attention_heads + 2 * spec.attention.num_query_groups
         exposed = number * layers * passes * heads * exchanged * _ring(parallel.sequence)
         sequence = Volume(exposed=exposed)
     # Tensor-parallel ranks send a part each; in schedules of our own only if the sequence is divided.
@@ -258,7 +265,7 @@ def _shared(plan: Plan, stage: Stage) -> int:
     """Return the elements of a tied table: complete at the end of a step alone."""
     spec, parallel = plan.model, plan.parallel
     is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)
-    if not is_shared or not spec.tied_embeddings or spec.head:
+    if not is_shared or not spec.vocabulary.tied_embeddings or spec.head:
         return 0
     return table_weights(spec, tensor=parallel.tensor)
 

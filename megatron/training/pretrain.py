@@ -238,7 +238,7 @@ def _build(
     chosen, pretrained = _choose_checkpoints(plan, initial)
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
-    if plan.model.padded_vocab_in_softmax:
+    if plan.model.vocabulary.padded_vocab_in_softmax:
         log.info(
             "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
             "--padded-vocab-in-softmax False leaves them out"
@@ -374,9 +374,9 @@ def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> 
         log.info(notice)
     log.info(
         " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
-        model.vocab_size,
-        model.padded_vocab_size - model.vocab_size,
-        model.padded_vocab_size,
+        model.vocabulary.vocab_size,
+        model.vocabulary.padded_vocab_size - model.vocabulary.vocab_size,
+        model.vocabulary.padded_vocab_size,
     )
     log.info(
         "using world size: %d, data-parallel-size: %d, tensor-model-parallel size: %d, "

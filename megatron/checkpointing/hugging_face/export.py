@@ -170,11 +170,11 @@ def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:
 def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, manifest: Manifest) -> None:
     # With --true-vocab-size the network has rows that no token of the tokenizer uses.
     has_more_rows = manifest.config["tokenizer"].get("true_vocab_size") is not None
-    fits = tokenizer.vocab_size <= spec.vocab_size
-    if tokenizer.vocab_size != spec.vocab_size and not (has_more_rows and fits):
+    fits = tokenizer.vocab_size <= spec.vocabulary.vocab_size
+    if tokenizer.vocab_size != spec.vocabulary.vocab_size and not (has_more_rows and fits):
         raise DataError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
-            f"trained with {spec.vocab_size}: give that of the training"
+            f"trained with {spec.vocabulary.vocab_size}: give that of the training"
         )
 
 
@@ -212,7 +212,7 @@ def write_model(
 
 def _split(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
     """Yield transformers' tensors of one parameter by name, without padding of the vocabulary."""
-    weight = weight[: spec.vocab_size] if is_of_vocabulary(part.ours) else weight
+    weight = weight[: spec.vocabulary.vocab_size] if is_of_vocabulary(part.ours) else weight
     yield from zip(part.theirs, part.mapping.to_hugging_face(weight), strict=True)
 
 
@@ -221,8 +221,8 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **family.config(spec),
-        "vocab_size": spec.vocab_size,
-        "tie_word_embeddings": spec.tied_embeddings,
+        "vocab_size": spec.vocabulary.vocab_size,
+        "tie_word_embeddings": spec.vocabulary.tied_embeddings,
         "initializer_range": spec.init_std,
         # Known to all versions.
         "torch_dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),

@@ -306,7 +306,10 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
     wanted = {name for part in parts for name in part.theirs}
     # Older files contain tied weights twice.
     copies = ["lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight"]
-    for name in ["cls.predictions.decoder.bias", *(copies if spec.tied_embeddings else [])]:
+    for name in [
+        "cls.predictions.decoder.bias",
+        *(copies if spec.vocabulary.tied_embeddings else []),
+    ]:
         named.pop(name, None)
     if wanted != set(named):
         missing, other = sorted(wanted - set(named)), sorted(set(named) - wanted)

@@ -77,7 +77,7 @@ def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
     Shapes: [2, s] int64.
     """
     length = min(_LENGTH, spec.positions.max_position_embeddings)
-    spread = [position * 7919 % spec.vocab_size for position in range(1, length + 1)]
+    spread = [position * 7919 % spec.vocabulary.vocab_size for position in range(1, length + 1)]
     try:
         text = tokenizer.encode(_TEXT)
     except DataError:
@@ -216,7 +216,7 @@ def _our_logits(
     output = network(batch)
     if spec.head:
         return [_of_head(output, real_bs, spec)]
-    return [output.logits[real_bs][:, : spec.vocab_size], output.order_logits]
+    return [output.logits[real_bs][:, : spec.vocabulary.vocab_size], output.order_logits]
 
 
 def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
@@ -237,7 +237,7 @@ def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor
         hidden_bsh = model.base_model(tokens_bs).last_hidden_state
         return [model.score(hidden_bsh).float().flatten(0, 1)]
     if network_of(spec).is_causal:
-        return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
+        return [model(tokens_bs).logits.float()[..., : spec.vocabulary.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
     inputs = {
         "input_ids": tokens_bs,
@@ -254,9 +254,9 @@ def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor
     if "pooler_output" in output:
         return [output.last_hidden_state.float()[real_bs], output.pooler_output.float()]
     if "logits" in output:  # of masked words alone
-        return [output.logits.float()[real_bs][:, : spec.vocab_size]]
+        return [output.logits.float()[real_bs][:, : spec.vocabulary.vocab_size]]
     logits_bsv, order_b2 = output.prediction_logits, output.seq_relationship_logits
-    return [logits_bsv.float()[real_bs][:, : spec.vocab_size], order_b2.float()]
+    return [logits_bsv.float()[real_bs][:, : spec.vocabulary.vocab_size], order_b2.float()]
 
 
 def _of_head(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:

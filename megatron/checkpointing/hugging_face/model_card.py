@@ -118,10 +118,10 @@ def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
         "layers": spec.num_layers,
         "hidden size": spec.hidden_size,
         "MLP hidden size": spec.mlp.ffn_hidden_size,
-        "attention heads": spec.num_attention_heads,
-        "key/value heads": spec.num_query_groups,
+        "attention heads": spec.attention.num_attention_heads,
+        "key/value heads": spec.attention.num_query_groups,
         "positions": f"{spec.positions.position_embedding}, {spec.positions.max_position_embeddings}",
-        "vocabulary": spec.vocab_size,
+        "vocabulary": spec.vocabulary.vocab_size,
         "dtype": dtype,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]

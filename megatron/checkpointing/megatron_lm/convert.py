@@ -282,8 +282,8 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
     )
     held = replace(run_plan.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
     # In those programs padding takes part in the softmax, and so it does in a run that resumes theirs.
-    counts = run_plan.model.padded_vocab_size > run_plan.model.vocab_size
-    model = replace(run_plan.model, padded_vocab_in_softmax=counts)
+    vocabulary = run_plan.model.vocabulary.with_softmax(counts_padding=True)
+    model = replace(run_plan.model, vocabulary=vocabulary)
     run_plan = replace(run_plan, checkpoint=held, model=model)
     _require_names(
         set(found.checkpoint.parameters), set(parameters_of(run_plan.model)), found.folder

@@ -204,8 +204,8 @@ def layout_problems(
         )
         return
     for name, size in (
-        ("--num-attention-heads", spec.num_attention_heads),
-        ("--num-query-groups", spec.num_query_groups),
+        ("--num-attention-heads", spec.attention.num_attention_heads),
+        ("--num-query-groups", spec.attention.num_query_groups),
         ("--ffn-hidden-size", spec.mlp.ffn_hidden_size),
     ):
         if size % tensor:

@@ -9,7 +9,14 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
 from megatron.config.network.layer_pattern import window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_spec
-from megatron.config.network.model_spec import MLPSpec, ModelSpec, NormSpec, PositionSpec
+from megatron.config.network.model_spec import (
+    AttentionSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    PositionSpec,
+    VocabularySpec,
+)
 from megatron.config.parsing.declaration import resolved, setting
 
 
@@ -243,11 +250,9 @@ def resolve_model(
         ModelSpec,
         "model",
         model,
-        num_query_groups=num_query_groups_of(model),
-        head_dim=head_dim_of(model),
-        **_vocab_fields(tokenizer, vocab_size, tensor),
+        vocabulary=_vocabulary_spec(model, tokenizer, vocab_size, tensor),
         positions=_position_spec(model),
-        **_attention_fields(model),
+        attention=_attention_spec(model),
         norm=resolved(
             NormSpec,
             "model",
@@ -261,29 +266,31 @@ def resolve_model(
             ffn_hidden_size=ffn_hidden_size_of(model),
             activation=activation_of(model),
         ),
-        init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
         lora=lora_spec(lora),
+        init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
     )
 
 
-def _attention_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the attention settings as fields of ModelSpec."""
+def _attention_spec(model: ModelConfig) -> AttentionSpec:
     scalar = model.query_pre_attn_scalar
-    return {
-        "window": window_of(model.window_size),
-        "full_attention_layers": full_attention_layers_of(model),
-        "query_key_layer_scaling": model.apply_query_key_layer_scaling,
-        "query_scalar": 0.0 if scalar in (None, head_dim_of(model)) else scalar,
-        "attention_softcap": model.attn_logit_softcapping or 0.0,
-        "attention_dropout": model.attention_dropout,
-        "qkv_bias": _attention_bias(model) or model.add_qkv_bias,
-        "attention_bias_apart": _attention_bias(model) != model.add_bias_linear,
-    }
+    return resolved(
+        AttentionSpec,
+        "model",
+        model,
+        num_query_groups=num_query_groups_of(model),
+        head_dim=head_dim_of(model),
+        window=window_of(model.window_size),
+        full_attention_layers=full_attention_layers_of(model),
+        query_scalar=0.0 if scalar in (None, head_dim_of(model)) else scalar,
+        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
+        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
+    )
 
 
-def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> dict[str, Any]:
-    """Return the rows of the token table, as fields of ModelSpec."""
+def _vocabulary_spec(
+    model: ModelConfig, tokenizer: TokenizerConfig, vocab_size: int, tensor: int
+) -> VocabularySpec:
     rows = true_vocab_size(tokenizer, vocab_size)
     padded = padded_vocab_size(
         rows,
@@ -291,11 +298,14 @@ def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> d
         tensor=tensor,
         pad_to=tokenizer.pad_vocab_size_to,
     )
-    return {
-        "vocab_size": rows,
-        "padded_vocab_size": padded,
-        "padded_vocab_in_softmax": bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
-    }
+    return resolved(
+        VocabularySpec,
+        "model",
+        model,
+        vocab_size=rows,
+        padded_vocab_size=padded,
+        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
+    )
 
 
 def _position_spec(model: ModelConfig) -> PositionSpec:

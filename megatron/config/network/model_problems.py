@@ -272,7 +272,11 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
     """
     if precision.fp8_format is None:
         return
-    heads, groups, width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
+    heads, groups, width = (
+        spec.attention.num_attention_heads,
+        spec.attention.num_query_groups,
+        spec.attention.head_dim,
+    )
     sizes = {
         "--hidden-size": spec.hidden_size,
         "features of queries, keys and values": (heads + 2 * groups) * width // tensor,

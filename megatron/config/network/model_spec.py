@@ -30,6 +30,55 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Self-attention."""
+
+    num_attention_heads: int
+    num_query_groups: int  # keys and values per token
+    head_dim: int
+    attention_dropout: float
+    window: int  # most tokens that a token sees, itself included; 0: no limit
+    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
+    query_key_layer_scaling: bool
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
+    attention_softcap: float = 0.0  # bound of scores; 0: none
+    qkv_bias: bool
+    attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
+    qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
+    attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
+
+    @property
+    def scale(self) -> float:
+        """Factor of the attention scores."""
+        return (self.query_scalar or self.head_dim) ** -0.5
+
+    def window_of(self, number: int) -> int:
+        """Return the window of the layer `number`, from 1 on; 0 for no limit."""
+        return 0 if number in self.full_attention_layers else self.window
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularySpec:
+    """The table of tokens, and the logits."""
+
+    vocab_size: int  # rows of the token table that are no padding
+    padded_vocab_size: int  # rows of the token table
+    padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
+    tied_embeddings: bool
+    scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
+    logit_softcap: float = 0.0  # bound of logits; 0: none
+
+    def in_equal_shards(self, tensor: int) -> "VocabularySpec":
+        """Return this with as many rows on each of `tensor` ranks; the padding has no token."""
+        return replace(self, padded_vocab_size=-(-self.padded_vocab_size // tensor) * tensor)
+
+    def with_softmax(self, *, counts_padding: bool) -> "VocabularySpec":
+        """Return this with or without the columns of padding in the loss, if there are any."""
+        counts = counts_padding and self.padded_vocab_size > self.vocab_size
+        return replace(self, padded_vocab_in_softmax=counts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PositionSpec:
     """Positions of tokens, and what attention makes of them."""
 
@@ -115,37 +164,20 @@ class ModelSpec:
 
     num_layers: int
     hidden_size: int
+    vocabulary: VocabularySpec
     positions: PositionSpec
+    attention: AttentionSpec
     norm: NormSpec
     mlp: MLPSpec
-    num_attention_heads: int
-    num_query_groups: int  # keys and values per token
-    head_dim: int
     seq_length: int
-    vocab_size: int  # rows of the token table that are no padding
-    padded_vocab_size: int  # rows of the token table
-    window: int  # most tokens that a token sees, itself included; 0: no limit
-    query_key_layer_scaling: bool
-    qkv_bias: bool
-    tied_embeddings: bool
     fp32_residual: bool
-    attention_dropout: float
     hidden_dropout: float
     init: Literal["normal", "xavier_uniform"]
     init_std: float
     parallel_residual: bool = False  # attention and MLP read the same, and both are added to it
-    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
-    scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
-    attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
-    query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
-    attention_softcap: float = 0.0  # bound of scores; 0: none
-    logit_softcap: float = 0.0  # bound of logits; 0: none
     moe: MoESpec | None = None
     lora: LoraSpec | None = None
-    padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
-    qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
-    attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
     architecture: str = "gpt"  # name of a network in NETWORKS
     own: Any = None  # what only that network has: an instance of its `part`
     head: Any = None  # of a downstream task, in place of the network's: of the head's `part`
@@ -158,12 +190,7 @@ class ModelSpec:
     @property
     def attention_output_bias(self) -> bool:
         """Whether attention's output layer has a bias."""
-        return self.mlp.linear_bias != self.attention_bias_apart
-
-    @property
-    def attention_scale(self) -> float:
-        """Factor of the attention scores."""
-        return (self.query_scalar or self.head_dim) ** -0.5
+        return self.mlp.linear_bias != self.attention.attention_bias_apart
 
     @property
     def network(self) -> Any:
@@ -180,7 +207,7 @@ class ModelSpec:
     def num_padding_parameters(self) -> int:
         """Weights of the token tables, and of the bias of the logits, that are padding."""
         rows = sum(entry.row for entry in self._entries())
-        return (self.padded_vocab_size - self.vocab_size) * rows
+        return (self.vocabulary.padded_vocab_size - self.vocabulary.vocab_size) * rows
 
     @property
     def num_parameters_without_embeddings(self) -> int:
@@ -216,13 +243,9 @@ class ModelSpec:
         """Inner features of an expert, before a gate halves them or not."""
         return self.part(MoESpec).expert_ffn_hidden_size or self.mlp.ffn_hidden_size
 
-    def window_of(self, number: int) -> int:
-        """Return the window of the layer `number`, from 1 on; 0 for no limit."""
-        return 0 if number in self.full_attention_layers else self.window
-
     def positions_of(self, number: int) -> PositionSpec:
         """Return the positions of the layer `number`, from 1 on, as those with a window may have others."""
-        if not (self.positions.rotary_local_base and self.window_of(number)):
+        if not (self.positions.rotary_local_base and self.attention.window_of(number)):
             return self.positions
         return replace(
             self.positions,
@@ -262,13 +285,15 @@ _ORDER = """
 
 
 _PARTS: Mapping[str, type] = {
+    "vocabulary": VocabularySpec,
     "positions": PositionSpec,
+    "attention": AttentionSpec,
     "norm": NormSpec,
     "mlp": MLPSpec,
     "moe": MoESpec,
     "lora": LoraSpec,
 }
-_ALWAYS = {"positions", "norm", "mlp"}
+_OPTIONAL = ("moe", "lora")
 _HOLD_PARTS = {*_PARTS, "own", "head"}
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},
@@ -318,7 +343,9 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     try:
         parts = {name: _take(part, left) for name, part in _PARTS.items()}
         parts = {
-            name: part for name, part in parts.items() if name in _ALWAYS or part != type(part)()
+            name: part
+            for name, part in parts.items()
+            if name not in _OPTIONAL or part != type(part)()
         }
         parts["own"] = own and _take(own, left)
         if any(left.get(name, value) != value for name, value in NO_HEAD.items()):

@@ -188,7 +188,7 @@ class Architecture:
             kind="embedding",
             weights=embedding_weights(spec, tensor=tensor),
             row=spec.hidden_size,
-            tie="embed" if spec.tied_embeddings else "",
+            tie="embed" if spec.vocabulary.tied_embeddings else "",
         )
 
     def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
@@ -206,14 +206,14 @@ class Architecture:
 
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of a query and a key in all layers for one sample, masked ones too."""
-        windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
+        windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
         return spec.seq_length * sum(
             min(spec.seq_length, each or spec.seq_length) for each in windows
         )
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample: see `stack_flops`."""
-        head = spec.padded_vocab_size * spec.hidden_size
+        head = spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
 
     # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
@@ -247,7 +247,7 @@ class Architecture:
 
     def num_logits(self, spec: ModelSpec) -> int:
         """Return the columns of the logits that are no padding."""
-        return spec.vocab_size
+        return spec.vocabulary.vocab_size
 
     def predicts(self, spec: ModelSpec) -> str:
         """Return what the greatest logit stands for; "" where only their values count."""
@@ -315,10 +315,12 @@ def logits_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
         kind="logits",
         weights=Weights(table_weights(spec, tensor=tensor)),
         row=spec.hidden_size,
-        tie="embed" if spec.tied_embeddings else "",
+        tie="embed" if spec.vocabulary.tied_embeddings else "",
     )
 
 
 def bias_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
     """Return the entry of a bias of the logits."""
-    return Entry(name=name, kind="bias", weights=Weights(spec.padded_vocab_size // tensor), row=1)
+    return Entry(
+        name=name, kind="bias", weights=Weights(spec.vocabulary.padded_vocab_size // tensor), row=1
+    )

@@ -48,10 +48,10 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
 
 def attention_weights(spec: ModelSpec, tensor: int) -> int:
     """Return the weights of attention on one of `tensor` ranks, with the norms of queries and keys."""
-    width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
-    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-    divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
-    norms = 2 * norm_width(spec, spec.head_dim) if spec.norm.qk_layernorm else 0
+    width, heads = spec.hidden_size, spec.attention.num_attention_heads * spec.attention.head_dim
+    qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
+    divided = width * (qkv + heads) + (qkv if spec.attention.qkv_bias else 0)
+    norms = 2 * norm_width(spec, spec.attention.head_dim) if spec.norm.qk_layernorm else 0
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
 
 
@@ -80,7 +80,7 @@ def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
 
 def table_weights(spec: ModelSpec, *, tensor: int) -> int:
     """Return the weights of a token table on one of `tensor` ranks."""
-    return spec.padded_vocab_size // tensor * spec.hidden_size
+    return spec.vocabulary.padded_vocab_size // tensor * spec.hidden_size
 
 
 def norm_weights(spec: ModelSpec) -> Weights:
@@ -109,9 +109,9 @@ def stack_flops(spec: ModelSpec, recompute: RecomputePlan) -> float:
     four times as wide it is their formula (3).
     """
     s = spec.seq_length
-    windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
+    windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
     visible = sum(min(s, window or s) for window in windows)
-    attention = 2 * spec.num_attention_heads * spec.head_dim * visible
+    attention = 2 * spec.attention.num_attention_heads * spec.attention.head_dim * visible
     forward = (
         spec.num_layers * attention_matrices(spec)
         + attention
@@ -137,13 +137,15 @@ def _mlp_products(spec: ModelSpec, number: int) -> int:
 
 def attention_matrices(spec: ModelSpec) -> int:
     """Return the weights of the two matrices of attention."""
-    heads = spec.num_attention_heads * spec.head_dim
-    return spec.hidden_size * (2 * heads + 2 * spec.num_query_groups * spec.head_dim)
+    heads = spec.attention.num_attention_heads * spec.attention.head_dim
+    return spec.hidden_size * (
+        2 * heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
+    )
 
 
 def key_matrices(spec: ModelSpec) -> int:
     """Return the weights of them that make keys and values."""
-    return 2 * spec.num_query_groups * spec.head_dim * spec.hidden_size
+    return 2 * spec.attention.num_query_groups * spec.attention.head_dim * spec.hidden_size
 
 
 def mlp_matrices(spec: ModelSpec) -> int:

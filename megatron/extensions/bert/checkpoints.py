@@ -48,7 +48,9 @@ def _one_activation(spec: ModelSpec) -> ModelSpec:
 
 
 def _qkv(spec: ModelSpec) -> QueriesKeysValues:
-    return QueriesKeysValues(groups=spec.num_attention_heads, queries=1, head_dim=spec.head_dim)
+    return QueriesKeysValues(
+        groups=spec.attention.num_attention_heads, queries=1, head_dim=spec.attention.head_dim
+    )
 
 
 ENCODER = {

@@ -51,7 +51,7 @@ def bert_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms in front of sublayers, and
         arXiv:1909.11942, section 3.1, for the order of segments.
     """
-    bias = {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}
+    bias = {"padded_vocab_size": spec.vocabulary.padded_vocab_size, "group": parts.group}
     return [
         take_tokens,
         *encoder_layers(spec, parts),
@@ -72,7 +72,7 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     embedding = Layer(
         EmbeddingPipe,
         own | {"num_token_types": spec.part(BertSpec).num_token_types},
-        tie=Tie("embed", _WORDS) if spec.tied_embeddings else None,
+        tie=Tie("embed", _WORDS) if spec.vocabulary.tied_embeddings else None,
         carried=("hidden", *positions, "attention_span"),
     )
     blocks = [
@@ -85,13 +85,19 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
 
 def _logits(spec: ModelSpec, parts: LayerParts) -> Layer:
     """Return the layer of the token logits, with the embedding's weight if they are tied."""
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
+    sizes = {
+        "padded_vocab_size": spec.vocabulary.padded_vocab_size,
+        "hidden_size": spec.hidden_size,
+    }
+    form: dict[str, Any] = {
+        "softcap": spec.vocabulary.logit_softcap,
+        "chunk_tokens": parts.loss_chunk_tokens,
+    }
     logits = partial(masked_lm_logits, **form)
     return Layer(
         MaskedLMLogitsPipe,
         {**sizes, **form, **parts.division},
-        tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
+        tie=Tie("embed", _WORDS, logits) if spec.vocabulary.tied_embeddings else None,
     )
 
 

@@ -76,7 +76,7 @@ class BERT(Network):
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
-        head = (spec.padded_vocab_size + spec.hidden_size) * spec.hidden_size
+        head = (spec.vocabulary.padded_vocab_size + spec.hidden_size) * spec.hidden_size
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
 
     def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:

@@ -160,7 +160,7 @@ def _weights(job: Export) -> dict[str, Tensor]:
     dtype = TORCH_DTYPES[job.dtype]
     return {
         _name_in_nemo(names.module(name)): (
-            weight[: job.spec.vocab_size] if is_of_vocabulary(name) else weight
+            weight[: job.spec.vocabulary.vocab_size] if is_of_vocabulary(name) else weight
         )
         .to(dtype)
         .contiguous()
@@ -191,7 +191,7 @@ def _notice(spec: ModelSpec) -> str:
 def _sizes(spec: ModelSpec) -> dict[str, int]:
     return {
         "hidden_size": spec.hidden_size,
-        "num_attention_heads": spec.num_attention_heads,
+        "num_attention_heads": spec.attention.num_attention_heads,
         "num_layers": spec.num_layers,
         "max_position_embeddings": spec.positions.max_position_embeddings,
         "num_tokentypes": spec.part(BertSpec).num_token_types,

@@ -309,9 +309,12 @@ class RetroEncoder(nn.Module):
         own = replace(
             spec,
             hidden_dropout=self.own.retro_encoder_hidden_dropout,
-            attention_dropout=self.own.retro_encoder_attention_dropout,
-            window=0,
-            full_attention_layers=(),
+            attention=replace(
+                spec.attention,
+                attention_dropout=self.own.retro_encoder_attention_dropout,
+                window=0,
+                full_attention_layers=(),
+            ),
         )
         # Into which ranks divide sequences.
         self.parts = parts.group.size() if parts.sequence_parallel else 1

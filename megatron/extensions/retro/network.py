@@ -131,7 +131,10 @@ class Retro(Network):
             return 0.0
         r, s, m = own.retro_retrieved_length, spec.seq_length, own.retro_chunk_length
         tokens = s // m * own.retro_num_neighbors * r  # of neighbors
-        heads, keys = spec.num_attention_heads * spec.head_dim, key_matrices(spec)
+        heads, keys = (
+            spec.attention.num_attention_heads * spec.attention.head_dim,
+            key_matrices(spec),
+        )
         attention = attention_matrices(spec)
         queries = attention - keys
         visible = own.retro_num_neighbors * r

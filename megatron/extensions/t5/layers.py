@@ -43,7 +43,10 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     `parts.core_attention` counts layers from 1 in each stack, and no layer has experts.
     """
     own: dict[str, Any] = {"spec": spec, "parts": parts}
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
+    sizes = {
+        "padded_vocab_size": spec.vocabulary.padded_vocab_size,
+        "hidden_size": spec.hidden_size,
+    }
     words = partial(Layer, WordEmbeddingPipe, {**sizes, "parts": parts})
     encoder = partial(Layer, prefill_only=True)
     table = ("relative_table",) if spec.positions.relative_buckets else ()
@@ -80,7 +83,10 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         to_batch_first,
         norm_layer(spec, kernels=parts.kernels),
         _logits(spec, {**sizes, **parts.division}, parts.loss_chunk_tokens),
-        Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}),
+        Layer(
+            OutputBiasPipe,
+            {"padded_vocab_size": spec.vocabulary.padded_vocab_size, "group": parts.group},
+        ),
         *end_of(to_float32, parts),
     ]
 
@@ -100,12 +106,12 @@ def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
 
 def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
     """Return the layer of the logits, with the embedding's weight if they are tied."""
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
+    form: dict[str, Any] = {"softcap": spec.vocabulary.logit_softcap, "chunk_tokens": chunk_tokens}
     logits = partial(tied_logits, **form)
     return Layer(
         OutputEmbeddingPipe,
         {**sizes, **form},
-        tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
+        tie=Tie("embed", _WORDS, logits) if spec.vocabulary.tied_embeddings else None,
     )
 
 
@@ -230,7 +236,9 @@ class RelativePositionsPipe(PositionsPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__(spec, parts)
-        heads = exact_quotient(spec.num_attention_heads, parts.group.size(), "num_attention_heads")
+        heads = exact_quotient(
+            spec.attention.num_attention_heads, parts.group.size(), "num_attention_heads"
+        )
         self.weight = mark_sharded(
             nn.Parameter(torch.empty(spec.positions.relative_buckets, heads)), 1, parts.group
         )

@@ -147,7 +147,9 @@ class T5(Network):
             number=number,
         )
         if spec.positions.relative_buckets:
-            biases = Weights(spec.positions.relative_buckets * spec.num_attention_heads // tensor)
+            biases = Weights(
+                spec.positions.relative_buckets * spec.attention.num_attention_heads // tensor
+            )
             return [words, Entry(name="RelativePositionsPipe", weights=biases)]
         table = Weights(spec.positions.max_position_embeddings * spec.hidden_size)
         name = "PositionEmbeddingPipe"
@@ -171,12 +173,12 @@ class T5(Network):
         s, own = spec.seq_length, spec.part(DecoderSpec)
         d = own.decoder_seq_length
         keys = key_matrices(spec)
-        attention = 2 * spec.num_attention_heads * spec.head_dim * d * (d + s)
+        attention = 2 * spec.attention.num_attention_heads * spec.attention.head_dim * d * (d + s)
         weights = 2 * attention_matrices(spec) - keys + mlp_matrices(spec)
         forward = d * weights + s * keys + attention
         again = attention if recompute.granularity == "selective" else 0
         decoder = 2 * own.num_decoder_layers * ((3 + recompute.share) * forward + again)
-        head = d * spec.padded_vocab_size * spec.hidden_size
+        head = d * spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * s * stack_flops(spec, recompute) + decoder + 6 * head)
 
     def kept(self, entry: Entry, sizes: Any) -> int:

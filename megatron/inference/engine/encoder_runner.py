@@ -50,9 +50,8 @@ class EncoderRunner:
     ):
         self.groups, self.dtype, self.device = groups, dtype, device
         # Ranks get equal shards of the vocabulary; the padding has no token.
-        tensor = groups.topology.tensor
-        padded = -(-spec.padded_vocab_size // tensor) * tensor
-        self.spec = replace(spec, padded_vocab_size=padded)
+        vocabulary = spec.vocabulary.in_equal_shards(groups.topology.tensor)
+        self.spec = replace(spec, vocabulary=vocabulary)
         parts = LayerParts(
             group=groups.tensor,
             core_attention=core_attention_of(spec),
@@ -69,7 +68,7 @@ class EncoderRunner:
         """
         if self.groups.topology.tensor > 1:
             logits = all_gather(logits.contiguous(), logits.dim() - 1, self.groups.tensor)
-        return logits[..., : self.spec.vocab_size].float()
+        return logits[..., : self.spec.vocabulary.vocab_size].float()
 
     def broadcast(self, value: Value) -> Value:
         """Return the `value` of the first rank on every rank.

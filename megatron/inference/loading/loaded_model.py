@@ -109,7 +109,7 @@ def load_model(
     problems = [
         *layout_problems(parallel, spec, world_size=launch.world_size, replicas=replicas),
         *room_problems(options, spec, rows=rows),
-        *vocabulary_problems(options, vocab_size=spec.vocab_size),
+        *vocabulary_problems(options, vocab_size=spec.vocabulary.vocab_size),
         *dtype_problems(dtype, device=device.type),
         *_stage_problems(parallel, spec),
     ]
@@ -142,7 +142,7 @@ def load_model(
 def _with_equal_shards(spec: ModelSpec, groups: Groups) -> ModelSpec:
     """Return `spec` with as many rows of the word embeddings on each rank; the padding has no token."""
     tensor = groups.topology.tensor
-    return replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
+    return replace(spec, vocabulary=spec.vocabulary.in_equal_shards(tensor))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def prepare_encoder(
     problems: list[str] = []
     if options is not None:
         dtype = inference_dtype(options, source.config.precision, device=device.type)
-        problems += candidate_problems(options, vocab_size=spec.vocab_size)
+        problems += candidate_problems(options, vocab_size=spec.vocabulary.vocab_size)
     problems += [
         *layout_problems(parallel, spec, world_size=launch.world_size),
         *batch_problems(source.config.training.micro_batch_size),

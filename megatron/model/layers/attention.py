@@ -47,13 +47,17 @@ class ParallelAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
-        heads, groups, head_dim = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
+        heads, groups, head_dim = (
+            spec.attention.num_attention_heads,
+            spec.attention.num_query_groups,
+            spec.attention.head_dim,
+        )
         self.spec, self.parts, self.kernels = spec, parts, parts.kernels
         self.group, self.rng = parts.group, parts.rng
         self.local_groups = exact_quotient(groups, parts.group.size(), "num_query_groups")
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
-        self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
-        self.window = spec.window_of(number)
+        self.layer_scaling = float(number) if spec.attention.query_key_layer_scaling else 1.0
+        self.window = spec.attention.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = self.build_core(number)
@@ -74,20 +78,23 @@ class ParallelAttention(nn.Module):
     def build_core(self, number: int) -> Attend:
         """Return what computes core attention."""
         return self.parts.self_attention(
-            number, groups=self.local_groups, head_dim=self.spec.head_dim
+            number, groups=self.local_groups, head_dim=self.spec.attention.head_dim
         )
 
     def build_inputs(self) -> None:
         """Build the linear layer in front of the core."""
-        heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
+        heads, groups = (
+            self.spec.attention.num_attention_heads,
+            self.spec.attention.num_query_groups,
+        )
         self.query_key_value = self.input_layer(heads + 2 * groups)
 
     def input_layer(self, num_heads: int) -> nn.Module:
         """Build a column-parallel layer that projects its input to `num_heads` heads."""
         return ColumnParallelLinear(
             self.spec.hidden_size,
-            num_heads * self.spec.head_dim,
-            has_bias=self.spec.qkv_bias,
+            num_heads * self.spec.attention.head_dim,
+            has_bias=self.spec.attention.qkv_bias,
             adapter=adapter_of(self.spec, "query_key_value", self.rng),
             product=self.kernels.linear,
             **self.parts.division,
@@ -144,7 +151,7 @@ class ParallelAttention(nn.Module):
         """
         queries = self.queries_per_group
         qkv = self.query_key_value(x_sbh)
-        qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.head_dim))
+        qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.attention.head_dim))
         if tables and not self.spec.norm.qk_layernorm:
             return self.kernels.split_rotary(qkv, *tables)
         query, key, value = self.in_heads(*qkv.split([queries, 1, 1], dim=3))
@@ -171,7 +178,7 @@ class ParallelAttention(nn.Module):
         relative: RelativePositions | None = None,
     ) -> Tensor:
         """Compute core attention, between the linear layers: the mixed values [b, a, s, d]."""
-        drop = self.spec.attention_dropout if self.training else 0.0
+        drop = self.spec.attention.attention_dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
             return self.core_attention(
                 query,
@@ -179,8 +186,8 @@ class ParallelAttention(nn.Module):
                 value,
                 Weighing(
                     mask=mask,
-                    scale=self.spec.attention_scale,
-                    softcap=self.spec.attention_softcap,
+                    scale=self.spec.attention.scale,
+                    softcap=self.spec.attention.attention_softcap,
                     slopes_a=slopes_a,
                     bias=bias,
                     relative=relative,
@@ -192,15 +199,15 @@ class ParallelAttention(nn.Module):
 
     def _slopes(self, device: torch.device) -> Tensor:
         """Return the ALiBi slopes of this rank's heads."""
-        slopes_a = alibi_slopes(self.spec.num_attention_heads, device)
+        slopes_a = alibi_slopes(self.spec.attention.num_attention_heads, device)
         return slopes_a.chunk(self.group.size())[self.group.rank()]
 
     def extra_repr(self) -> str:
         """Return the heads over all ranks, and how they are divided."""
         spec, ranks = self.spec, self.group.size()
-        heads = f"heads={spec.num_attention_heads}, query_groups={spec.num_query_groups}"
+        heads = f"heads={spec.attention.num_attention_heads}, query_groups={spec.attention.num_query_groups}"
         window = f", window={self.window}" if self.window else ""
-        return f"{heads}, head_dim={spec.head_dim}{window}, tensor_parallel={ranks}"
+        return f"{heads}, head_dim={spec.attention.head_dim}{window}, tensor_parallel={ranks}"
 
 
 @dataclass(frozen=True)
@@ -254,7 +261,7 @@ class ParallelCrossAttention(ParallelAttention):
     ):
         super().__init__(spec, parts, number=number)
         self.num_contexts = contexts[0]
-        self.projected = parts.state(*contexts, 2 * self.local_groups * spec.head_dim)
+        self.projected = parts.state(*contexts, 2 * self.local_groups * spec.attention.head_dim)
 
     def build_core(self, number: int) -> Attend:
         """Return what computes core attention."""
@@ -262,7 +269,10 @@ class ParallelCrossAttention(ParallelAttention):
 
     def build_inputs(self) -> None:
         """Build the linear layers in front of the core."""
-        heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
+        heads, groups = (
+            self.spec.attention.num_attention_heads,
+            self.spec.attention.num_query_groups,
+        )
         self.query = self.input_layer(heads)
         self.key_value = self.input_layer(2 * groups)
 
@@ -286,7 +296,7 @@ class ParallelCrossAttention(ParallelAttention):
         shared: Shared | None = None,
         regrouping: Regrouping = _AS_IT_IS,
     ) -> tuple[Tensor, Tensor | None]:
-        head_dim, groups = self.spec.head_dim, self.local_groups
+        head_dim, groups = self.spec.attention.head_dim, self.local_groups
         query = regrouping.queries(self.query(x_sbh))
         query = query.unflatten(2, (groups, self.queries_per_group, head_dim))
         key_value = regrouping.context(self.project_context(encoder_tbh))

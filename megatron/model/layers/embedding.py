@@ -41,7 +41,7 @@ class EmbeddingPipe(nn.Module):
         super().__init__()
         self.spec, self.num_token_types = spec, num_token_types
         self.word_embeddings = VocabParallelEmbedding(
-            spec.padded_vocab_size, spec.hidden_size, **parts.division
+            spec.vocabulary.padded_vocab_size, spec.hidden_size, **parts.division
         )
         if spec.norm.embed_layernorm:
             # A part of the table by name, as in BLOOM's checkpoints.
@@ -57,7 +57,7 @@ class EmbeddingPipe(nn.Module):
     def forward(self, batch: Batch) -> LayerInput:
         tokens_bs, positions_bs = batch["tokens"], batch["positions"]
         x_bsh = self.word_embeddings(tokens_bs)
-        if self.spec.scaled_embedding:
+        if self.spec.vocabulary.scaled_embedding:
             # The factor is rounded to the dtype of the activations, as published weights expect.
             x_bsh = x_bsh * x_bsh.new_full((), self.spec.hidden_size**0.5)
         if self.spec.norm.embed_layernorm:

@@ -190,8 +190,8 @@ def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
     That is whether padded vocabulary columns take part in it, where there are any.
     """
     model, saved = plan.model, manifest.plan["model"]["padded_vocab_in_softmax"]
-    counts = bool(saved) and model.padded_vocab_size > model.vocab_size
-    return replace(plan, model=replace(model, padded_vocab_in_softmax=counts))
+    vocabulary = model.vocabulary.with_softmax(counts_padding=bool(saved))
+    return replace(plan, model=replace(model, vocabulary=vocabulary))
 
 
 def as_json(tree: Any) -> Any:

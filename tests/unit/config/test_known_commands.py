@@ -191,7 +191,7 @@ def of(decisions, path):
         ("--skip-train", "evaluation.only", True),
         ("--kill-switch-file F", "training.kill_switch", "F"),
         ("--optimizer-cpu-offload", "optimizer.on_cpu", True),
-        ("--group-query-attention --num-key-value-heads 4", "model.num_query_groups", 4),
+        ("--group-query-attention --num-key-value-heads 4", "model.attention.num_query_groups", 4),
         (
             "--use-rotary-position-embeddings --rotary-position-embeddings-theta 5e5",
             "model.positions.rotary_base",

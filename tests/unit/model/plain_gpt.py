@@ -12,9 +12,9 @@ from torch import Tensor
 
 def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     """Return [b, s, V] from {name: whole float64 weight}; `seen_bss` says which keys count."""
-    embed = "tied_modules.embed" if spec.tied_embeddings else "1"
+    embed = "tied_modules.embed" if spec.vocabulary.tied_embeddings else "1"
     table = weights[f"{embed}.word_embeddings.weight"]
-    x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.scaled_embedding else 1)
+    x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.vocabulary.scaled_embedding else 1)
     if spec.norm.embed_layernorm:
         x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
     if spec.positions.position_embedding == "learned":
@@ -23,8 +23,10 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
         x = plain_layer(weights, spec, layer, x, positions_bs, seen_bss)
     last = 4 + spec.num_layers
     x = norm(weights, f"{last}", x, spec)
-    head = table if spec.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
-    return capped(x @ head.T, spec.logit_softcap)
+    head = (
+        table if spec.vocabulary.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
+    )
+    return capped(x @ head.T, spec.vocabulary.logit_softcap)
 
 
 def capped(x, cap):
@@ -33,10 +35,10 @@ def capped(x, cap):
 
 def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     normed = norm(weights, f"{layer}.input_layernorm", x, spec)
-    is_local = spec.window and layer - 2 not in spec.full_attention_layers
+    is_local = spec.attention.window and layer - 2 not in spec.attention.full_attention_layers
     if is_local:
         distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
-        seen_bss = seen_bss & (distances < spec.window)
+        seen_bss = seen_bss & (distances < spec.attention.window)
     seen_as = unstretched(spec) if is_local and spec.positions.rotary_local_base else spec
     y = attention(weights, seen_as, f"{layer}.self_attention", normed, positions_bs, seen_bss)
     y = behind(weights, f"{layer}.attention_output_layernorm", y, spec)
@@ -75,9 +77,9 @@ def norm(weights, name, x, spec):
 
 
 def attention(weights, spec, name, x, positions_bs, seen_bss):
-    d, groups = spec.head_dim, spec.num_query_groups
-    per_group = spec.num_attention_heads // groups
-    slopes = paper_slopes(spec.num_attention_heads)
+    d, groups = spec.attention.head_dim, spec.attention.num_query_groups
+    per_group = spec.attention.num_attention_heads // groups
+    slopes = paper_slopes(spec.attention.num_attention_heads)
     distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
 
     def projected(row):
@@ -92,12 +94,12 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         return turned(y, positions_bs, spec) if spec.positions.position_embedding == "rotary" else y
 
     mixed = []
-    for head in range(spec.num_attention_heads):
+    for head in range(spec.attention.num_attention_heads):
         first = head // per_group * (per_group + 2) * d
         query = placed(first + head % per_group * d, "q")
         key, value = placed(first + per_group * d, "k"), projected(first + (per_group + 1) * d)
-        scores = query @ key.mT / math.sqrt(spec.query_scalar or d)
-        scores = capped(scores, spec.attention_softcap)
+        scores = query @ key.mT / math.sqrt(spec.attention.query_scalar or d)
+        scores = capped(scores, spec.attention.attention_softcap)
         if spec.positions.position_embedding == "alibi":
             scores = scores - slopes[head] * distances
         mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)

@@ -16,7 +16,7 @@ class PlainRetro:
 
     def __init__(self, weights, spec):
         self.weights, self.spec = weights, spec
-        self.heads = spec.num_attention_heads
+        self.heads = spec.attention.num_attention_heads
 
     def logits(self, tokens, neighbors, lengths):
         """Return [s, V] of one sample with neighbors [c][k][r], of which `lengths` [c][k] are real."""

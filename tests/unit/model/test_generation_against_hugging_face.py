@@ -40,7 +40,8 @@ def test_greedy_tokens_are_those_of_hugging_face(group, case):
             do_sample=False,
             pad_token_id=0,
             # Rows of the padded vocabulary are tokens like others to them.
-            suppress_tokens=[*range(spec.vocab_size, spec.padded_vocab_size)] or None,
+            suppress_tokens=[*range(spec.vocabulary.vocab_size, spec.vocabulary.padded_vocab_size)]
+            or None,
         )[0, len(prompt) :].tolist()
         for prompt in PROMPTS
     ]

@@ -124,7 +124,7 @@ def documents(spec):
     """Return tokens whose positions start again in the middle, and who sees whom."""
     torch.manual_seed(2)
     s = spec.seq_length
-    tokens = torch.randint(spec.vocab_size, (2, s))
+    tokens = torch.randint(spec.vocabulary.vocab_size, (2, s))
     positions = torch.arange(s).expand(2, s).clone()
     starts = torch.zeros_like(positions)
     starts[0, 4:], starts[1, 7:] = 4, 7

@@ -36,7 +36,7 @@ def test_how_the_run_was_to_go_on_does_not_matter(flags):
         files=(),
     )
     options = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
-    new = plan(options, world_size=2, vocab_size=decided.model.vocab_size, device="cpu")
+    new = plan(options, world_size=2, vocab_size=decided.model.vocabulary.vocab_size, device="cpu")
     held = new.checkpoint
     assert (held.save, held.load, held.keep_last, held.in_background) == ("out", "", 0, False)
     assert held.saves_optimizer == decided.checkpoint.saves_optimizer

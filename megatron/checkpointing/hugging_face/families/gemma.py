@@ -40,7 +40,7 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
         "activation": common_needs(spec)["activation"],
         "window": None,
         "sandwich_norm": (True,),
-        "query_scalar": (float(int(spec.query_scalar)),),
+        "query_scalar": (float(int(spec.attention.query_scalar)),),
         "attention_softcap": None,
         "logit_softcap": None,
     }
@@ -55,7 +55,9 @@ def _gemma3_needs(spec: ModelSpec) -> Allowed:
         "attention_softcap": (0.0,),
         # Its layers with a window are never stretched.
         "rotary_local_base": (
-            local or spec.positions.rotary_base if spec.window and is_stretched else local,
+            local or spec.positions.rotary_base
+            if spec.attention.window and is_stretched
+            else local,
         ),
     }
     return {**_gemma2_needs(spec), **own}
@@ -69,11 +71,13 @@ _GEMMA_KEYS = {
 _GEMMA2_KEYS = {
     **{key: entry for key, entry in _GEMMA_KEYS.items() if key != "hidden_act"},
     "hidden_activation": KEYS["hidden_act"],
-    "query_pre_attn_scalar": lambda spec: int(spec.query_scalar or spec.head_dim),
-    "attn_logit_softcapping": lambda spec: spec.attention_softcap or None,
-    "final_logit_softcapping": lambda spec: spec.logit_softcap or None,
+    "query_pre_attn_scalar": lambda spec: int(
+        spec.attention.query_scalar or spec.attention.head_dim
+    ),
+    "attn_logit_softcapping": lambda spec: spec.attention.attention_softcap or None,
+    "final_logit_softcapping": lambda spec: spec.vocabulary.logit_softcap or None,
     # transformers needs a window also where no layer has it.
-    "sliding_window": lambda spec: spec.window or spec.positions.max_position_embeddings,
+    "sliding_window": lambda spec: spec.attention.window or spec.positions.max_position_embeddings,
     "layer_types": layer_types,
 }
 _GEMMA3_KEYS = {

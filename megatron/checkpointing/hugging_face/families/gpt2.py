@@ -20,7 +20,9 @@ def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def _qkv(spec: ModelSpec) -> StackedTransposed:
-    return StackedTransposed(heads=spec.num_attention_heads, head_dim=spec.head_dim)
+    return StackedTransposed(
+        heads=spec.attention.num_attention_heads, head_dim=spec.attention.head_dim
+    )
 
 
 def _transposed(_: ModelSpec) -> Transposed:

@@ -35,7 +35,7 @@ def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def _rotary_share(spec: ModelSpec) -> float:
-    return spec.positions.rotary_dim / spec.head_dim
+    return spec.positions.rotary_dim / spec.attention.head_dim
 
 
 GPT_NEOX = Family(

@@ -281,9 +281,9 @@ GLM4_MOE = Family(
     architecture="Glm4MoeForCausalLM",
     keys={
         **_DEEPSEEK_KEYS,
-        "attention_bias": attrgetter("qkv_bias"),
+        "attention_bias": attrgetter("attention.qkv_bias"),
         "use_qk_norm": attrgetter("norm.qk_layernorm"),
-        "partial_rotary_factor": lambda spec: spec.positions.rotary_dim / spec.head_dim,
+        "partial_rotary_factor": lambda spec: spec.positions.rotary_dim / spec.attention.head_dim,
         # Layers that predict later tokens are not imported.
         "num_nextn_predict_layers": lambda _: 0,
     },

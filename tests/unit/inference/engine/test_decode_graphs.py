@@ -54,7 +54,7 @@ def test_padded_steps_compute_what_exact_ones_do(group, changes):
     texts = [[1, 2, 3, 4, 5], [6, 7], [8]]
     features = [one.prefill(texts, [5, 2, 1]) for one in (exact, padded, replayed)]
     for step in range(6):
-        tokens = [(7 * step + row) % spec.vocab_size for row in range(len(texts))]
+        tokens = [(7 * step + row) % spec.vocabulary.vocab_size for row in range(len(texts))]
         positions = [len(text) + step for text in texts]
         features = [one.decode(tokens, positions) for one in (exact, padded, replayed)]
         expected = exact.logits(features[0][:, 0])

@@ -52,7 +52,7 @@ def plainly_continued(network, prompt, neighbors, *, count):
             "prompt_lengths": torch.tensor([len(prompt)]),
         }
         with torch.no_grad():
-            best = network(batch)[0, -1, : RETRO_SPEC.vocab_size].log_softmax(-1).max(-1)
+            best = network(batch)[0, -1, : RETRO_SPEC.vocabulary.vocab_size].log_softmax(-1).max(-1)
         tokens.append(int(best.indices))
         logprobs.append(float(best.values))
     return tokens[len(prompt) :], pytest.approx(logprobs, abs=1e-4)
