@@ -111,8 +111,8 @@ class Activations:
             source: of keys and values in cross-attention.
         """
         spec, keyed = self.plan.model, source or self
-        queries = 2 * spec.attention.num_attention_heads * spec.attention.head_dim
-        keys = 2 * spec.attention.num_query_groups * spec.attention.head_dim
+        queries = 2 * spec.attention.query_features
+        keys = 2 * spec.attention.key_features
         inner = (self.tokens * queries + keyed.tokens * keys) // self._tensor
         streams = self.outside + self.tokens + (source.outside if source else 0)
         return (inner + streams * spec.hidden_size) * self._bytes
@@ -195,13 +195,7 @@ class Activations:
     def keys_beyond(self, tokens: int) -> int:
         """Return the bytes of keys and values of more tokens than those of self-attention."""
         spec = self.spec
-        keys = (
-            2
-            * spec.attention.num_query_groups
-            * spec.attention.head_dim
-            * self._bytes
-            // self._tensor
-        )
+        keys = 2 * spec.attention.key_features * self._bytes // self._tensor
         return tokens * keys
 
     def norm(self) -> int:
@@ -219,8 +213,8 @@ class Activations:
     def attention(self) -> int:
         """Return the activations of self-attention, without its norm."""
         spec, width = self.plan.model, self._bytes
-        queries = spec.attention.num_attention_heads * spec.attention.head_dim
-        keys = spec.attention.num_query_groups * spec.attention.head_dim
+        queries = spec.attention.query_features
+        keys = spec.attention.key_features
         ring = self.plan.parallel.ring
         if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
@@ -251,17 +245,11 @@ class Activations:
         spec = self.plan.model
         if not self._has_masks:
             return 0
-        slopes, documents = (
-            spec.positions.position_embedding == "alibi",
-            self.plan.masks.isolate_documents,
-        )
-        layers = [*numbers]
+        slopes = spec.positions.position_embedding == "alibi"
         rows = self.rows * self._bytes
-        heads = (
-            spec.attention.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
-        )
-        has_spans = documents or self._network.masks_padding
-        windows = {spec.attention.window_of(number) for number in layers}
+        heads = self._heads if slopes else 1
+        has_spans = self.plan.masks.isolate_documents or self._network.masks_padding
+        windows = {spec.attention.window_of(number) for number in numbers}
         kinds = sum(1 for window in windows if window or slopes or has_spans)
         return kinds * (rows if has_spans else self._bytes) * heads * spec.seq_length**2
 
@@ -269,18 +257,11 @@ class Activations:
         """Return the activations of the core of attention."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
         if self.plan.parallel.ring:
-            return (
-                4 * self.tokens * spec.attention.num_attention_heads // self._tensor
-            )  # log-sum-exps
-        features = (
-            self.tokens
-            * spec.attention.num_attention_heads
-            * spec.attention.head_dim
-            // self._tensor
-        )
-        heads = spec.attention.num_attention_heads // (self._tensor * self._sequence)
+            # The logarithms of sums of exponentials.
+            return 4 * self.tokens * spec.attention.num_attention_heads // self._tensor
+        features = self.tokens * spec.attention.query_features // self._tensor
         square = spec.seq_length**2
-        scores = self.rows * heads * square
+        scores = self.rows * self._heads * square
         drops = spec.attention.attention_dropout > 0
         if implementation in ("sdpa", "flash"):
             if self.device == "cpu" and drops:
@@ -331,6 +312,10 @@ class Activations:
         experts = self.plan.experts
         capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
         return self.plan.model.part(MoESpec).experts_per_token * capacity
+
+    @property
+    def _heads(self) -> int:
+        return self.spec.attention.num_attention_heads // (self._tensor * self._sequence)
 
     @property
     def _tensor(self) -> int:

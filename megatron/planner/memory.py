@@ -203,10 +203,9 @@ class _Sizes:
             return 0
         most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)
         spec = plan.model
-        width, inner = spec.hidden_size, spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
-        heads = spec.attention.num_attention_heads * spec.attention.head_dim
-        qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
-        tensor = plan.parallel.tensor
+        width, inner, tensor = spec.hidden_size, spec.mlp.inner_features, plan.parallel.tensor
+        heads = spec.attention.query_features
+        qkv = heads + 2 * spec.attention.key_features
         layer = [
             *([width] * (4 if spec.norm.normalization == "LayerNorm" else 2)),
             *([width, inner // tensor] if spec.mlp.linear_bias else []),

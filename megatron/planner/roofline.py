@@ -111,9 +111,8 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
 
 def column_share(spec: ModelSpec) -> float:
     """Return the share of column-parallel layers in the products of a layer."""
-    heads = spec.attention.num_attention_heads * spec.attention.head_dim
-    qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
-    inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
+    heads, inner = spec.attention.query_features, spec.mlp.inner_features
+    qkv = heads + 2 * spec.attention.key_features
     return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
 
 
@@ -121,9 +120,8 @@ def _slowdown(plan: Plan) -> float:
     """Return the mean factor by which the size of products lengthens them, by their operations."""
     spec, tensor = plan.model, plan.parallel.tensor
     rows, width = Activations(plan, "cuda").tokens, spec.hidden_size
-    heads = spec.attention.num_attention_heads * spec.attention.head_dim
-    qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
-    inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
+    heads, inner = spec.attention.query_features, spec.mlp.inner_features
+    qkv = heads + 2 * spec.attention.key_features
     layers = _num_layers(spec)
     shapes = [
         (layers, width, qkv / tensor),
@@ -144,8 +142,7 @@ def _slowdown(plan: Plan) -> float:
 
 def _attention_flops(spec: ModelSpec) -> float:
     """Return the operations of a forward pass of attention's cores on a sample, masked ones too."""
-    pairs = network_of(spec).attended_pairs(spec)
-    return 4.0 * spec.attention.num_attention_heads * spec.attention.head_dim * pairs
+    return 4.0 * spec.attention.query_features * network_of(spec).attended_pairs(spec)
 
 
 def _num_layers(spec: ModelSpec) -> int:

@@ -88,18 +88,12 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     layers = len(stage.layers)
     if parallel.ring:
         # Keys and values forward; backward they and their gradients.
-        around = (
-            number
-            * layers
-            * exchanged
-            * 2
-            * spec.attention.num_query_groups
-            * (parallel.sequence - 1)
-        )
+        heads = 2 * spec.attention.num_query_groups
+        around = number * layers * exchanged * heads * (parallel.sequence - 1)
         again = passes - 1 + (plan.recompute.granularity == "selective")
         sequence = Volume(forward=around * again, backward=2 * around)
     else:
-        heads = 2 * spec.attention.num_attention_heads + 2 * spec.attention.num_query_groups
+        heads = 2 * (spec.attention.num_attention_heads + spec.attention.num_query_groups)
         exposed = number * layers * passes * heads * exchanged * _ring(parallel.sequence)
         sequence = Volume(exposed=exposed)
     # Tensor-parallel ranks send a part each; in schedules of our own only if the sequence is divided.

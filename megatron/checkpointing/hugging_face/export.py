@@ -232,11 +232,11 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
 
 def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Build generation_config.json; learned positions limit the length."""
-    ends = {"max_length": spec.positions.max_position_embeddings}
-    return {
-        **special_ids(tokenizer),
-        **(ends if spec.positions.position_embedding == "learned" else {}),
-    }
+    own = spec.positions
+    ends = (
+        {"max_length": own.max_position_embeddings} if own.position_embedding == "learned" else {}
+    )
+    return {**special_ids(tokenizer), **ends}
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

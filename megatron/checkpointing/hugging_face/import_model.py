@@ -306,10 +306,8 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
     wanted = {name for part in parts for name in part.theirs}
     # Older files contain tied weights twice.
     copies = ["lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight"]
-    for name in [
-        "cls.predictions.decoder.bias",
-        *(copies if spec.vocabulary.tied_embeddings else []),
-    ]:
+    copies = copies if spec.vocabulary.tied_embeddings else []
+    for name in ["cls.predictions.decoder.bias", *copies]:
         named.pop(name, None)
     if wanted != set(named):
         missing, other = sorted(wanted - set(named)), sorted(set(named) - wanted)

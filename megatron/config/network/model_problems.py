@@ -272,11 +272,8 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
     """
     if precision.fp8_format is None:
         return
-    heads, groups, width = (
-        spec.attention.num_attention_heads,
-        spec.attention.num_query_groups,
-        spec.attention.head_dim,
-    )
+    own = spec.attention
+    heads, groups, width = own.num_attention_heads, own.num_query_groups, own.head_dim
     sizes = {
         "--hidden-size": spec.hidden_size,
         "features of queries, keys and values": (heads + 2 * groups) * width // tensor,

@@ -48,6 +48,16 @@ class AttentionSpec:
     attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
 
     @property
+    def query_features(self) -> int:
+        """Features of the queries of a token, over all heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_features(self) -> int:
+        """Features of the keys of a token, and as many of the values."""
+        return self.num_query_groups * self.head_dim
+
+    @property
     def scale(self) -> float:
         """Factor of the attention scores."""
         return (self.query_scalar or self.head_dim) ** -0.5
@@ -135,6 +145,11 @@ class MLPSpec:
     def is_gated(self) -> bool:
         """Whether one half of the MLP's inner features multiplies the other."""
         return "glu" in self.activation
+
+    @property
+    def inner_features(self) -> int:
+        """Features in front of the activation, of which a gate halves the number."""
+        return self.ffn_hidden_size * (2 if self.is_gated else 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,8 +48,8 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
 
 def attention_weights(spec: ModelSpec, tensor: int) -> int:
     """Return the weights of attention on one of `tensor` ranks, with the norms of queries and keys."""
-    width, heads = spec.hidden_size, spec.attention.num_attention_heads * spec.attention.head_dim
-    qkv = heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
+    width, heads = spec.hidden_size, spec.attention.query_features
+    qkv = heads + 2 * spec.attention.key_features
     divided = width * (qkv + heads) + (qkv if spec.attention.qkv_bias else 0)
     norms = 2 * norm_width(spec, spec.attention.head_dim) if spec.norm.qk_layernorm else 0
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
@@ -69,13 +69,10 @@ def mlp_weights(spec: ModelSpec, tensor: int, *, features: int = 0) -> int:
 
 def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
     """Return the weights of an embedding on one of `tensor` ranks."""
-    positions = (
-        spec.positions.max_position_embeddings
-        if spec.positions.position_embedding == "learned"
-        else 0
-    )
-    norm = norm_width(spec, spec.hidden_size) if spec.norm.embed_layernorm else 0
-    return Weights(table_weights(spec, tensor=tensor) + positions * spec.hidden_size + norm)
+    own, width = spec.positions, spec.hidden_size
+    rows = own.max_position_embeddings if own.position_embedding == "learned" else 0
+    norm = norm_width(spec, width) if spec.norm.embed_layernorm else 0
+    return Weights(table_weights(spec, tensor=tensor) + rows * width + norm)
 
 
 def table_weights(spec: ModelSpec, *, tensor: int) -> int:
@@ -111,7 +108,7 @@ def stack_flops(spec: ModelSpec, recompute: RecomputePlan) -> float:
     s = spec.seq_length
     windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
     visible = sum(min(s, window or s) for window in windows)
-    attention = 2 * spec.attention.num_attention_heads * spec.attention.head_dim * visible
+    attention = 2 * spec.attention.query_features * visible
     forward = (
         spec.num_layers * attention_matrices(spec)
         + attention
@@ -137,15 +134,13 @@ def _mlp_products(spec: ModelSpec, number: int) -> int:
 
 def attention_matrices(spec: ModelSpec) -> int:
     """Return the weights of the two matrices of attention."""
-    heads = spec.attention.num_attention_heads * spec.attention.head_dim
-    return spec.hidden_size * (
-        2 * heads + 2 * spec.attention.num_query_groups * spec.attention.head_dim
-    )
+    heads = spec.attention.query_features
+    return spec.hidden_size * (2 * heads + 2 * spec.attention.key_features)
 
 
 def key_matrices(spec: ModelSpec) -> int:
     """Return the weights of them that make keys and values."""
-    return 2 * spec.attention.num_query_groups * spec.attention.head_dim * spec.hidden_size
+    return 2 * spec.attention.key_features * spec.hidden_size
 
 
 def mlp_matrices(spec: ModelSpec) -> int:

@@ -1,7 +1,6 @@
 """BERT as a list of layers: bidirectional blocks, masked-LM head, pooler and sentence-order head."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.bert.flags import BertSpec
-from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_sequence_first
+from megatron.model.gpt import end_of, logits_layer, take_tokens, to_batch_first, to_sequence_first
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
     TokenTable,
@@ -56,7 +55,7 @@ def bert_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         take_tokens,
         *encoder_layers(spec, parts),
         Layer(BertHeadPipe, {"spec": spec, "parts": parts}),
-        _logits(spec, parts),
+        logits_layer(spec, parts, MaskedLMLogitsPipe, masked_lm_logits),
         Layer(MaskedLMBiasPipe, bias),
         *end_of(to_float32, parts),
     ]
@@ -81,24 +80,6 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     ]
     norm = norm_layer(spec, kernels=parts.kernels)
     return [embedding, to_sequence_first, *blocks, to_batch_first, norm]
-
-
-def _logits(spec: ModelSpec, parts: LayerParts) -> Layer:
-    """Return the layer of the token logits, with the embedding's weight if they are tied."""
-    sizes = {
-        "padded_vocab_size": spec.vocabulary.padded_vocab_size,
-        "hidden_size": spec.hidden_size,
-    }
-    form: dict[str, Any] = {
-        "softcap": spec.vocabulary.logit_softcap,
-        "chunk_tokens": parts.loss_chunk_tokens,
-    }
-    logits = partial(masked_lm_logits, **form)
-    return Layer(
-        MaskedLMLogitsPipe,
-        {**sizes, **form, **parts.division},
-        tie=Tie("embed", _WORDS, logits) if spec.vocabulary.tied_embeddings else None,
-    )
 
 
 class ReplicatedLinear(nn.Linear):

@@ -132,7 +132,7 @@ class Retro(Network):
         r, s, m = own.retro_retrieved_length, spec.seq_length, own.retro_chunk_length
         tokens = s // m * own.retro_num_neighbors * r  # of neighbors
         heads, keys = (
-            spec.attention.num_attention_heads * spec.attention.head_dim,
+            spec.attention.query_features,
             key_matrices(spec),
         )
         attention = attention_matrices(spec)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.t5.flags import DecoderSpec
-from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
-from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.gpt import end_of, logits_layer, take_tokens, to_batch_first, to_float32
+from megatron.model.layers.embedding import OutputBiasPipe
 from megatron.model.layers.layer_input import LayerInput, PassInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
@@ -43,11 +43,10 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     `parts.core_attention` counts layers from 1 in each stack, and no layer has experts.
     """
     own: dict[str, Any] = {"spec": spec, "parts": parts}
-    sizes = {
-        "padded_vocab_size": spec.vocabulary.padded_vocab_size,
-        "hidden_size": spec.hidden_size,
-    }
-    words = partial(Layer, WordEmbeddingPipe, {**sizes, "parts": parts})
+    rows = {"padded_vocab_size": spec.vocabulary.padded_vocab_size}
+    words = partial(
+        Layer, WordEmbeddingPipe, rows | {"hidden_size": spec.hidden_size, "parts": parts}
+    )
     encoder = partial(Layer, prefill_only=True)
     table = ("relative_table",) if spec.positions.relative_buckets else ()
     numbers = range(1, spec.num_layers + 1), range(1, spec.part(DecoderSpec).num_decoder_layers + 1)
@@ -82,11 +81,8 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         ),
         to_batch_first,
         norm_layer(spec, kernels=parts.kernels),
-        _logits(spec, {**sizes, **parts.division}, parts.loss_chunk_tokens),
-        Layer(
-            OutputBiasPipe,
-            {"padded_vocab_size": spec.vocabulary.padded_vocab_size, "group": parts.group},
-        ),
+        logits_layer(spec, parts),
+        Layer(OutputBiasPipe, rows | {"group": parts.group}),
         *end_of(to_float32, parts),
     ]
 
@@ -102,17 +98,6 @@ def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
         "lengths": tokens.context_lengths[:, 0],
         **decoder,
     }
-
-
-def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
-    """Return the layer of the logits, with the embedding's weight if they are tied."""
-    form: dict[str, Any] = {"softcap": spec.vocabulary.logit_softcap, "chunk_tokens": chunk_tokens}
-    logits = partial(tied_logits, **form)
-    return Layer(
-        OutputEmbeddingPipe,
-        {**sizes, **form},
-        tie=Tie("embed", _WORDS, logits) if spec.vocabulary.tied_embeddings else None,
-    )
 
 
 def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) -> Layer:

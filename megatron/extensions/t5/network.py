@@ -101,9 +101,8 @@ class T5(Network):
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the positions of the decoder, and the last token, which has none."""
-        return (
-            None if spec.positions.relative_buckets else spec.positions.max_position_embeddings + 1
-        )
+        own = spec.positions
+        return None if own.relative_buckets else own.max_position_embeddings + 1
 
     def num_layers(self, config: Config) -> int:
         """Return the layers of both stacks."""
@@ -147,10 +146,8 @@ class T5(Network):
             number=number,
         )
         if spec.positions.relative_buckets:
-            biases = Weights(
-                spec.positions.relative_buckets * spec.attention.num_attention_heads // tensor
-            )
-            return [words, Entry(name="RelativePositionsPipe", weights=biases)]
+            biases = spec.positions.relative_buckets * spec.attention.num_attention_heads
+            return [words, Entry(name="RelativePositionsPipe", weights=Weights(biases // tensor))]
         table = Weights(spec.positions.max_position_embeddings * spec.hidden_size)
         name = "PositionEmbeddingPipe"
         return [words, Entry(name=name, kind="positions", weights=table, tie="positions")]
@@ -173,7 +170,7 @@ class T5(Network):
         s, own = spec.seq_length, spec.part(DecoderSpec)
         d = own.decoder_seq_length
         keys = key_matrices(spec)
-        attention = 2 * spec.attention.num_attention_heads * spec.attention.head_dim * d * (d + s)
+        attention = 2 * spec.attention.query_features * d * (d + s)
         weights = 2 * attention_matrices(spec) - keys + mlp_matrices(spec)
         forward = d * weights + s * keys + attention
         again = attention if recompute.granularity == "selective" else 0

@@ -47,23 +47,20 @@ class ParallelAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
-        heads, groups, head_dim = (
-            spec.attention.num_attention_heads,
-            spec.attention.num_query_groups,
-            spec.attention.head_dim,
-        )
+        own = spec.attention
+        heads, groups = own.num_attention_heads, own.num_query_groups
         self.spec, self.parts, self.kernels = spec, parts, parts.kernels
         self.group, self.rng = parts.group, parts.rng
         self.local_groups = exact_quotient(groups, parts.group.size(), "num_query_groups")
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
-        self.layer_scaling = float(number) if spec.attention.query_key_layer_scaling else 1.0
-        self.window = spec.attention.window_of(number)
+        self.layer_scaling = float(number) if own.query_key_layer_scaling else 1.0
+        self.window = own.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = self.build_core(number)
         self.build_inputs()
         self.dense = RowParallelLinear(
-            heads * head_dim,
+            own.query_features,
             spec.hidden_size,
             has_bias=spec.attention_output_bias,
             adapter=adapter_of(spec, "dense", parts.rng),
@@ -72,7 +69,7 @@ class ParallelAttention(nn.Module):
         )
         if spec.norm.qk_layernorm:
             # Every rank norms heads of its own with the same weight.
-            norm = norm_layer(spec, width=head_dim, group=parts.group, kernels=parts.kernels)
+            norm = norm_layer(spec, width=own.head_dim, group=parts.group, kernels=parts.kernels)
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
 
     def build_core(self, number: int) -> Attend:
@@ -83,17 +80,14 @@ class ParallelAttention(nn.Module):
 
     def build_inputs(self) -> None:
         """Build the linear layer in front of the core."""
-        heads, groups = (
-            self.spec.attention.num_attention_heads,
-            self.spec.attention.num_query_groups,
-        )
-        self.query_key_value = self.input_layer(heads + 2 * groups)
+        own = self.spec.attention
+        self.query_key_value = self.input_layer(own.query_features + 2 * own.key_features)
 
-    def input_layer(self, num_heads: int) -> nn.Module:
-        """Build a column-parallel layer that projects its input to `num_heads` heads."""
+    def input_layer(self, features: int) -> nn.Module:
+        """Build a column-parallel layer that projects its input to `features` of heads."""
         return ColumnParallelLinear(
             self.spec.hidden_size,
-            num_heads * self.spec.attention.head_dim,
+            features,
             has_bias=self.spec.attention.qkv_bias,
             adapter=adapter_of(self.spec, "query_key_value", self.rng),
             product=self.kernels.linear,
@@ -114,10 +108,7 @@ class ParallelAttention(nn.Module):
         if positions_bs is not None and not self.own_positions:
             tables = once(
                 shared,
-                (
-                    "rotary tables",
-                    self.positions is self.spec.positions,
-                ),  # local layers have their own
+                ("rotary tables", self.positions is self.spec.positions),  # or of local layers
                 lambda: rotary_tables(positions_bs, self.positions),
             )
         query, key, value = self.project(x_sbh, tables)
@@ -204,10 +195,10 @@ class ParallelAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the heads over all ranks, and how they are divided."""
-        spec, ranks = self.spec, self.group.size()
-        heads = f"heads={spec.attention.num_attention_heads}, query_groups={spec.attention.num_query_groups}"
+        own, ranks = self.spec.attention, self.group.size()
+        heads = f"heads={own.num_attention_heads}, query_groups={own.num_query_groups}"
         window = f", window={self.window}" if self.window else ""
-        return f"{heads}, head_dim={spec.attention.head_dim}{window}, tensor_parallel={ranks}"
+        return f"{heads}, head_dim={own.head_dim}{window}, tensor_parallel={ranks}"
 
 
 @dataclass(frozen=True)
@@ -269,12 +260,8 @@ class ParallelCrossAttention(ParallelAttention):
 
     def build_inputs(self) -> None:
         """Build the linear layers in front of the core."""
-        heads, groups = (
-            self.spec.attention.num_attention_heads,
-            self.spec.attention.num_query_groups,
-        )
-        self.query = self.input_layer(heads)
-        self.key_value = self.input_layer(2 * groups)
+        self.query = self.input_layer(self.spec.attention.query_features)
+        self.key_value = self.input_layer(2 * self.spec.attention.key_features)
 
     def project_context(self, encoder_tbh: Tensor) -> Tensor:
         """Return keys and values [t, b, 2 * g * d] of an encoder's output; in decode steps kept ones."""

@@ -25,7 +25,7 @@ class ParallelMLP(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        inner = spec.mlp.ffn_hidden_size * (2 if spec.mlp.is_gated else 1)
+        inner = spec.mlp.inner_features
         self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
         self.dense_h_to_4h = ColumnParallelLinear(
             spec.hidden_size,

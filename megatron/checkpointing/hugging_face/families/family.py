@@ -104,8 +104,10 @@ class Family:
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
         own = flat(spec)
-        values = ((key, own.get(str(entry), entry)) for key, entry in self.keys.items())
-        return {key: value(spec) if callable(value) else value for key, value in values}
+        return {
+            key: own[entry] if isinstance(entry, str) else entry(spec) if callable(entry) else entry
+            for key, entry in self.keys.items()
+        }
 
     def flags(self, config: HuggingFaceConfig) -> Iterator[str]:
         """Yield the flags of pretraining for config.json, without those common to all families.

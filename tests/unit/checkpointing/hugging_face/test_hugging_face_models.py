@@ -58,9 +58,9 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
         "parallel_residual",
         "sandwich_norm",
         "attention_softcap",
-        "attention_scale",
     ):
         assert flat(spec_of(again))[name] == flat(spec)[name], name
+    assert spec_of(again).attention.scale == spec.attention.scale
 
     tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
     for file in ("model.safetensors", "config.json"):
