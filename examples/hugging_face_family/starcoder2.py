@@ -40,7 +40,9 @@ def flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 def qkv(spec: ModelSpec) -> QueriesKeysValues:
     """Return how our one matrix holds queries, keys and values."""
     queries = spec.attention.num_attention_heads // spec.attention.num_query_groups
-    return QueriesKeysValues(groups=spec.attention.num_query_groups, queries=queries, head_dim=spec.attention.head_dim)
+    return QueriesKeysValues(
+        groups=spec.attention.num_query_groups, queries=queries, head_dim=spec.attention.head_dim
+    )
 
 
 STARCODER2 = Family(
