@@ -277,28 +277,24 @@ class ModelSpec:
 
 
 _ORDER = """
-    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups head_dim
-    seq_length max_position_embeddings vocab_size padded_vocab_size position_embedding
-    rotary_dim rotary_base rotary_interpolation rope_scaling window query_key_layer_scaling
-    normalization norm_epsilon layernorm_1p embed_layernorm qk_layernorm residual_after_norm
-    activation linear_bias qkv_bias tied_embeddings fp32_residual attention_dropout
-    hidden_dropout init init_std parallel_residual num_experts experts_per_token
-    residual_experts expert_ffn_hidden_size shared_expert_ffn_hidden_size shared_expert_gate
-    router_score router_normalises router_scale router_bias router_groups
-    router_groups_per_token full_attention_layers scaled_embedding attention_bias_apart
-    rope_rule rope_low_freq_factor rope_high_freq_factor rope_original_length
-    rope_attention_factor rope_truncation rotary_local_base query_scalar attention_softcap
-    logit_softcap sandwich_norm lora_rank lora_alpha lora_dropout lora_target_modules
-    padded_vocab_in_softmax qkv_layout own_flags attention num_decoder_layers decoder_seq_length
-    relative_buckets relative_max_distance mlp_layout architecture num_token_types binary_head
-    num_outputs num_choices head_layers first_token_head head_dropout labels head_activation
-    retro_layers retro_encoder_layers retro_encoder_hidden_dropout
-    retro_encoder_attention_dropout retro_chunk_length retro_num_neighbors
-    retro_retrieved_length retro_attention_gate retro_normed_residual final_norm
+num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups head_dim seq_length
+max_position_embeddings vocab_size padded_vocab_size position_embedding rotary_dim rotary_base
+rotary_interpolation rope_scaling window query_key_layer_scaling normalization norm_epsilon
+layernorm_1p embed_layernorm qk_layernorm residual_after_norm activation linear_bias qkv_bias
+tied_embeddings fp32_residual attention_dropout hidden_dropout init init_std parallel_residual
+num_experts experts_per_token residual_experts expert_ffn_hidden_size shared_expert_ffn_hidden_size
+shared_expert_gate router_score router_normalises router_scale router_bias router_groups
+router_groups_per_token full_attention_layers scaled_embedding attention_bias_apart rope_rule
+rope_low_freq_factor rope_high_freq_factor rope_original_length rope_attention_factor
+rope_truncation rotary_local_base query_scalar attention_softcap logit_softcap sandwich_norm
+lora_rank lora_alpha lora_dropout lora_target_modules padded_vocab_in_softmax qkv_layout own_flags
+attention num_decoder_layers decoder_seq_length relative_buckets relative_max_distance mlp_layout
+architecture num_token_types binary_head num_outputs num_choices head_layers first_token_head
+head_dropout labels head_activation retro_layers retro_encoder_layers retro_encoder_hidden_dropout
+retro_encoder_attention_dropout retro_chunk_length retro_num_neighbors retro_retrieved_length
+retro_attention_gate retro_normed_residual final_norm
 """
 """Fields in every manifest, those of absent parts too."""
-
-
 _PARTS: Mapping[str, type] = {
     "vocabulary": VocabularySpec,
     "positions": PositionSpec,
@@ -309,7 +305,7 @@ _PARTS: Mapping[str, type] = {
     "lora": LoraSpec,
 }
 _OPTIONAL = ("moe", "lora")
-_HOLD_PARTS = {*_PARTS, "own", "head"}
+_HOLD_PARTS = (*_PARTS, "own", "head")
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},
     **{"num_token_types": 0, "binary_head": False, "head_activation": "gelu_erf"},
@@ -328,10 +324,9 @@ NO_HEAD: Mapping[str, Any] = {
 
 def flat(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields of a network and of its parts side by side, as in a manifest."""
-    own = {name: value for name, value in vars(spec).items() if name not in _HOLD_PARTS}
-    for part in (getattr(spec, name) for name in _HOLD_PARTS):
-        own |= vars(part) if part else {}
-    values = defaults_of(spec) | own
+    values = defaults_of(spec) | vars(spec)
+    for part in map(values.pop, _HOLD_PARTS):
+        values |= vars(part) if part else {}
     return {name: values[name] for name in dict.fromkeys((*_ORDER.split(), *values))}
 
 
@@ -357,11 +352,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     left["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
     try:
         parts = {name: _take(part, left) for name, part in _PARTS.items()}
-        parts = {
-            name: part
-            for name, part in parts.items()
-            if name not in _OPTIONAL or part != type(part)()
-        }
+        parts |= {name: None for name in _OPTIONAL if parts[name] == _PARTS[name]()}
         parts["own"] = own and _take(own, left)
         if any(left.get(name, value) != value for name, value in NO_HEAD.items()):
             parts["head"] = _take(HEADS.get_class("classes").part, left)

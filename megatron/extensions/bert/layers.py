@@ -12,6 +12,7 @@ from megatron.extensions.bert.flags import BertSpec
 from megatron.model.gpt import end_of, logits_layer, take_tokens, to_batch_first, to_sequence_first
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
+    OutputTable,
     TokenTable,
     add_output_bias,
     tied_logits,
@@ -22,7 +23,6 @@ from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel
-from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 
 _WORDS = "word_embeddings.weight"
 
@@ -156,24 +156,8 @@ def on_first_token(
     return output if is_first else output.detach() + 0 * output
 
 
-class MaskedLMLogitsPipe(nn.Module):
+class MaskedLMLogitsPipe(OutputTable):
     """Token table of the masked-LM head, like `OutputEmbeddingPipe`: replaces features by logits."""
-
-    def __init__(
-        self,
-        *,
-        padded_vocab_size: int,
-        hidden_size: int,
-        group: dist.ProcessGroup,
-        softcap: float = 0.0,
-        sequence_parallel: bool = False,
-        chunk_tokens: int = 0,
-    ):
-        super().__init__()
-        self.softcap, self.chunk_tokens = softcap, chunk_tokens
-        self.word_embeddings = VocabParallelEmbedding(
-            padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
-        )
 
     def forward(self, output: BertOutput) -> BertOutput:
         return masked_lm_logits(self, output, softcap=self.softcap, chunk_tokens=self.chunk_tokens)

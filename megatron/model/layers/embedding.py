@@ -80,16 +80,13 @@ class EmbeddingPipe(nn.Module):
         return LayerInput(x_bsh, carried_bs, batch.get("attention_span"))
 
 
-class OutputEmbeddingPipe(nn.Module):
+class OutputTable(nn.Module):
     """A token table for the head: what the last stage holds of the embedding, or one of its own.
 
     Args:
         softcap: bound of the logits; 0 for none.
-        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        sequence_parallel: whether the ranks of `group` divide the sequence.
         chunk_tokens: see `tied_logits`.
-
-    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
-    Communication: none forward; one all-reduce of [b, s, h] backward.
     """
 
     def __init__(
@@ -107,6 +104,14 @@ class OutputEmbeddingPipe(nn.Module):
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
         )
+
+
+class OutputEmbeddingPipe(OutputTable):
+    """Logits by a token table.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
+    Communication: none forward; one all-reduce of [b, s, h] backward.
+    """
 
     def forward(self, x_bsh: Tensor) -> Tensor | DeferredLogits:
         return tied_logits(self, x_bsh, softcap=self.softcap, chunk_tokens=self.chunk_tokens)

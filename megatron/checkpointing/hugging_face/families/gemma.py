@@ -48,15 +48,15 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
 
 
 def _gemma3_needs(spec: ModelSpec) -> Allowed:
-    own = spec.positions
-    is_stretched = own.rope_scaling != 1 or own.rotary_interpolation != 1
-    local = own.rotary_local_base
+    rotary = spec.positions
+    is_stretched = rotary.rope_scaling != 1 or rotary.rotary_interpolation != 1
+    local = rotary.rotary_local_base
     own: Allowed = {
         "qk_layernorm": (True,),
         "attention_softcap": (0.0,),
         # Its layers with a window are never stretched.
         "rotary_local_base": (
-            local or own.rotary_base if spec.attention.window and is_stretched else local,
+            local or rotary.rotary_base if spec.attention.window and is_stretched else local,
         ),
     }
     return {**_gemma2_needs(spec), **own}
