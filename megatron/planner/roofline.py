@@ -159,10 +159,9 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
     """
     spec, parallel = plan.model, plan.parallel
     if plan.kernels.attention in ("sdpa", "flash"):
-        padded = -(-spec.attention.head_dim // 32) * 32
-        shape = (
-            min(1.0, 0.6 + 0.4 * spec.attention.head_dim / 128) * spec.attention.head_dim / padded
-        )
+        head_dim = spec.attention.head_dim
+        padded = -(-head_dim // 32) * 32
+        shape = min(1.0, 0.6 + 0.4 * head_dim / 128) * head_dim / padded
         is_masked = spec.positions.position_embedding == "alibi" or spec.attention.window > 0
         share = shape * (MASKED_SHARE if is_masked else 1.0)
         is_causal = network_of(spec).is_causal and not is_masked

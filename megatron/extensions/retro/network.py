@@ -131,10 +131,7 @@ class Retro(Network):
             return 0.0
         r, s, m = own.retro_retrieved_length, spec.seq_length, own.retro_chunk_length
         tokens = s // m * own.retro_num_neighbors * r  # of neighbors
-        heads, keys = (
-            spec.attention.query_features,
-            key_matrices(spec),
-        )
+        heads, keys = spec.attention.query_features, key_matrices(spec)
         attention = attention_matrices(spec)
         queries = attention - keys
         visible = own.retro_num_neighbors * r

@@ -119,11 +119,8 @@ class SerialEngine:
     is_busy = False
 
     def __init__(self, runner: EncoderRunner, model: Any = None):
-        self.runner, self.rows, self.max_length = (
-            runner,
-            1,
-            runner.spec.positions.max_position_embeddings,
-        )
+        self.runner, self.rows = runner, 1
+        self.max_length = runner.spec.positions.max_position_embeddings
         self._model: Any = runner if model is None else model
         self._is_open = True
 
