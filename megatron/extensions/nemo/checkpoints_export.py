@@ -17,8 +17,7 @@ from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabul
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
-from megatron.extensions.bert.flags import BertSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.extensions.nemo.checkpoints import (
     CONFIG,
     ENCODER,
@@ -194,7 +193,7 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
         "num_attention_heads": spec.attention.num_attention_heads,
         "num_layers": spec.num_layers,
         "max_position_embeddings": spec.positions.max_position_embeddings,
-        "num_tokentypes": spec.part(BertSpec).num_token_types,
+        "num_tokentypes": flat(spec)["num_token_types"],
     }
 
 
