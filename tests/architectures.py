@@ -25,9 +25,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from megatron.checkpointing.conversion.network import load_network, spec_of, weights_of
+from megatron.checkpointing.conversion.network import load_network, weights_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools" / "convert_checkpoint"
 SIZES = """

@@ -83,7 +83,7 @@ def write_checkpoint(
             torch.save({"module": None if pipeline > 1 else shards, **_PROGRESS}, file)
     manifest = Manifest(
         state={"iteration": 3, "samples": 6, "tokens": 36, "valid_samples": 0, "skipped": 0},
-        plan=json.loads(json.dumps(asdict(decided))),
+        plan=json.loads(json.dumps(decided.to_dict())),
         config=asdict(config),
         versions={"megatron": "test"},
         partition_dims=dims,

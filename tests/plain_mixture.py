@@ -4,10 +4,10 @@ Parameters have the names of ours, so that the same seed fills both alike.
 """
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from tiny import with_changes
 from torch import nn
 
 from megatron.model.layers.activations import activation_of
@@ -41,26 +41,26 @@ class PlainMixture(nn.Module):
     ):
         super().__init__()
         self.spec, self.terms, self.capacity = spec, terms, capacity
-        self.k, self.count = spec.experts_per_token, spec.num_experts[number - 1]
+        self.k, self.count = spec.moe.experts_per_token, spec.moe.num_experts[number - 1]
         h, f = spec.hidden_size, spec.expert_width
-        gated = f * (2 if spec.is_gated else 1)
+        gated = f * (2 if spec.mlp.is_gated else 1)
         self.router = nn.Linear(h, self.count, bias=False)
-        if spec.router_bias:
+        if spec.moe.router_bias:
             self.router.register_buffer("expert_bias", torch.zeros(self.count))
         self.experts = nn.ModuleDict(
             {
-                "dense_h_to_4h": Stack(self.count, gated, h, gated * spec.linear_bias),
-                "dense_4h_to_h": Stack(self.count, f, h, h * spec.linear_bias, "residual"),
+                "dense_h_to_4h": Stack(self.count, gated, h, gated * spec.mlp.linear_bias),
+                "dense_4h_to_h": Stack(self.count, f, h, h * spec.mlp.linear_bias, "residual"),
             }
         )
-        self.activate = activation_of(spec.activation, parts.kernels, ())
-        width = spec.shared_expert_ffn_hidden_size
+        self.activate = activation_of(spec.mlp.activation, parts.kernels, ())
+        width = spec.moe.shared_expert_ffn_hidden_size
         if width:
-            shared = replace(spec, ffn_hidden_size=width)
+            shared = with_changes(spec, ffn_hidden_size=width)
             self.shared_experts = ParallelMLP(shared, parts)
-        if spec.shared_expert_gate:
+        if spec.moe.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(h, 1, bias=False)
-        if spec.residual_experts:
+        if spec.moe.residual_experts:
             self.residual_mlp = ParallelMLP(spec, parts)
             self.coefficient = nn.Linear(h, 2)
             nn.init.zeros_(self.coefficient.bias)
@@ -68,16 +68,16 @@ class PlainMixture(nn.Module):
     def forward(self, x_sbh):
         x = x_sbh.flatten(0, 1)
         logits = x @ self.router.weight.T
-        sigmoid = self.spec.router_score == "sigmoid"
+        sigmoid = self.spec.moe.router_score == "sigmoid"
         scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
-        choice = scores + self.router.expert_bias if self.spec.router_bias else scores
+        choice = scores + self.router.expert_bias if self.spec.moe.router_bias else scores
         best = choice.topk(self.k).indices
         chances = scores / scores.sum(-1, keepdim=True)
         self.terms.append(self.balance(chances, best))
         weights = scores.gather(1, best) * self.kept(best)
-        if self.spec.router_normalises:
+        if self.spec.moe.router_normalises:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
-        weights = weights * self.spec.router_scale
+        weights = weights * self.spec.moe.router_scale
         answers = torch.stack([self.answer(expert, x) for expert in range(self.count)], 1)
         chosen = answers.gather(1, best[..., None].expand(-1, -1, x.size(1)))
         y = (weights[..., None] * chosen).sum(1)

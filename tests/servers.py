@@ -161,7 +161,7 @@ def serving(
     served = ServedModel(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
-        vocab_size=engine.runner.spec.vocab_size,
+        vocab_size=engine.runner.spec.vocabulary.vocab_size,
         limits=resolved,
         name="tiny",
         seed=1234,

@@ -79,7 +79,7 @@ def plain_logits(
     ends = torch.maximum(positions + 1, torch.tensor(prefix))
     spans = torch.stack([torch.zeros_like(ends), ends], -1)
     inputs = batch_of(torch.tensor([tokens]), positions[None], spans[None])
-    return model(inputs)[0, :, : spec.vocab_size]
+    return model(inputs)[0, :, : spec.vocabulary.vocab_size]
 
 
 def plainly_continued(
@@ -93,7 +93,7 @@ def plainly_continued(
 ) -> list[int]:
     """Return the most likely tokens one after the other, each from all tokens before it."""
     tokens = list(prompt)
-    while len(tokens) - len(prompt) < new and len(tokens) < spec.max_position_embeddings:
+    while len(tokens) - len(prompt) < new and len(tokens) < spec.positions.max_position_embeddings:
         tokens.append(int(plain_logits(model, spec, tokens, prefix=prefix)[-1].argmax()))
         if tokens[-1] in stops:
             break

@@ -4,7 +4,7 @@ from typing import Any
 
 from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat, spec_of
 from megatron.config.objectives import plan_objective
 from megatron.config.plan import Plan, plan
 
@@ -130,7 +130,12 @@ def tiny_spec(**changes: Any) -> ModelSpec:
         "init_std": 0.02,
     }
     heads = changes.get("num_attention_heads", sizes["num_attention_heads"])
-    return ModelSpec(**({"num_query_groups": heads} | sizes | changes))
+    return spec_of({"num_query_groups": heads} | sizes | changes)
+
+
+def with_changes(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """Return a network with other values of fields, whatever part they are in."""
+    return spec_of(flat(spec) | changes)
 
 
 def batch_of(tokens: Any, positions: Any, span: Any = None, **others: Any) -> dict[str, Any]:

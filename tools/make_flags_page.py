@@ -161,11 +161,11 @@ _OF_EXTENSIONS: Mapping[str, Mapping[str, tuple[type | str, ...]]] = {
     "retro": {
         "pretrain_retro.py": _RUN_WITH_OWN,
         "tools/retro/sft/sft_retro.py": _RUN_WITH_OWN,
-        "tools/retro/preprocess_data.py": ("preprocessing_flags.RetroPreprocessingConfig",),
+        "tools/retro/preprocess_data.py": ("retrieval.flags.RetroPreprocessingConfig",),
         "tools/retro/recall.py": (
             *(
-                "preprocessing_flags.RetroPreprocessingConfig",
-                "preprocessing_flags.RetroRecallConfig",
+                "retrieval.flags.RetroPreprocessingConfig",
+                "retrieval.flags.RetroRecallConfig",
             ),
         ),
         "tools/retro/text_generation/retro_text_generation.py": (

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     served = ServedModel(
         engine_thread=engine_thread,
         tokenizer=backend.tokenizer,
-        vocab_size=backend.engine.runner.spec.vocab_size,
+        vocab_size=backend.engine.runner.spec.vocabulary.vocab_size,
         limits=limits,
         name=options.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
         sampling=SamplingParams(

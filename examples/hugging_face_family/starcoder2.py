@@ -39,8 +39,10 @@ def flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 
 def qkv(spec: ModelSpec) -> QueriesKeysValues:
     """Return how our one matrix holds queries, keys and values."""
-    queries = spec.num_attention_heads // spec.num_query_groups
-    return QueriesKeysValues(groups=spec.num_query_groups, queries=queries, head_dim=spec.head_dim)
+    queries = spec.attention.num_attention_heads // spec.attention.num_query_groups
+    return QueriesKeysValues(
+        groups=spec.attention.num_query_groups, queries=queries, head_dim=spec.attention.head_dim
+    )
 
 
 STARCODER2 = Family(
@@ -51,9 +53,9 @@ STARCODER2 = Family(
         "hidden_size": "hidden_size",
         "intermediate_size": "ffn_hidden_size",
         "num_attention_heads": "num_attention_heads",
-        "num_key_value_heads": lambda spec: spec.num_query_groups,
+        "num_key_value_heads": lambda spec: spec.attention.num_query_groups,
         "max_position_embeddings": "max_position_embeddings",
-        "rope_theta": lambda spec: spec.rotary_base,
+        "rope_theta": lambda spec: spec.positions.rotary_base,
         "hidden_act": lambda spec: {"gelu_new": "gelu_pytorch_tanh"}[activation_name(spec)],
         "norm_epsilon": "norm_epsilon",
         "attention_dropout": "attention_dropout",

@@ -8,7 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declared_in
 from megatron.config.flag_names import flag_and_value
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import NO_HEAD, LoraSpec, defaults_of, names_of
 from megatron.config.networks.architecture import Architecture, network_named
 from megatron.config.parallelism.layout import ParallelPlan
 
@@ -71,20 +71,11 @@ _NOT_IN_WEIGHTS = (
 _OF_LAYOUT = ("padded_vocab_size",)
 """Fields of the network that follow from the layout."""
 
-_ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
-"""Fields that decide which LoRA weights there are."""
-
-_HEADS = (
-    *("binary_head", "num_outputs", "num_choices", "head_layers", "first_token_head"),
-    *("labels", "num_token_types"),
-)
-"""Fields that decide which heads there are, and what they need of a text."""
-
-_DEFAULTS, _LAYOUT_DEFAULTS = (
-    {each.name: each.default for each in fields(section) if each.default is not MISSING}
-    for section in (ModelSpec, ParallelPlan)
-)
-"""Values of fields of the network and the layout that checkpoints of older versions do not have."""
+_DEFAULTS = defaults_of()
+_LAYOUT_DEFAULTS = {
+    each.name: each.default for each in fields(ParallelPlan) if each.default is not MISSING
+}
+"""Values of fields of the layout that checkpoints of older versions do not have."""
 
 _GRID = ("tensor", "pipeline", "sequence", "data")
 
@@ -143,8 +134,8 @@ def require_same(
     same_optimizer = ("name", "biases_only")
     added: tuple[str, ...] = ()
     if not with_optimizer:
-        added += _ADAPTERS if adds_adapters(then, now) else ()
-        added += _HEADS if replaces_head(then, now) else ()
+        added += names_of(LoraSpec) if adds_adapters(then, now) else ()
+        added += (*NO_HEAD, *_own_fields(now)) if replaces_head(then, now) else ()
         added += ("architecture", *_network(now).added_options) if extends(then, now) else ()
     found = [
         *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *added)),
@@ -279,6 +270,12 @@ def extends(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def _network(plan: Mapping[str, Any]) -> type[Architecture]:
     return network_named(plan["model"].get("architecture", "gpt"))
+
+
+def _own_fields(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that only networks of this architecture have."""
+    part = _network(plan).part
+    return names_of(part) if part else ()
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

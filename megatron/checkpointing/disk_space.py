@@ -1,7 +1,7 @@
 """Check free disk space (bytes and inodes) before a checkpoint is written."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def expected_size(directory: Path, plan: Plan) -> Size:
             manifest = read_manifest(directory / tag)
         except CheckpointError:
             break
-        if _kind(manifest.plan) == _kind(asdict(plan)):
+        if _kind(manifest.plan) == _kind(plan.to_dict()):
             return Size(sum(file.size for file in manifest.files), len(manifest.files) + 2)
     ranks = plan.parallel.world_size
     # One file of RNG states for each rank, one of weights for each rank of a replica.

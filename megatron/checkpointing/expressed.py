@@ -1,10 +1,9 @@
 """What another program's files express of a network: every other option is refused, by default."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, defaults_of, flat
 
 Allowed = Mapping[str, tuple[Any, ...] | None]
 """Values of ModelSpec fields that files express; None for all."""
@@ -29,12 +28,12 @@ def plain_values(spec: ModelSpec) -> Allowed:
     A field that is not mentioned here has its default, so that a new one is refused until a format
     names it.
     """
-    defaults = {each.name: (each.default,) for each in fields(spec) if each.default is not MISSING}
+    defaults = {name: (value,) for name, value in defaults_of(spec).items()}
     return {
         **defaults,
         **dict.fromkeys(_EVERYWHERE),
         "position_embedding": ("learned",),
-        "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
+        "rotary_interpolation": (1.0,) if spec.positions.rope_scaling != 1 else None,
         "window": (0,),
         "normalization": ("LayerNorm",),
         "embed_layernorm": (False,),
@@ -44,8 +43,8 @@ def plain_values(spec: ModelSpec) -> Allowed:
         "linear_bias": (True,),
         "attention_output_bias": (True,),
         "qkv_bias": (spec.attention_output_bias,),
-        "num_query_groups": (spec.num_attention_heads,),
-        "head_dim": (spec.hidden_size / spec.num_attention_heads,),
+        "num_query_groups": (spec.attention.num_attention_heads,),
+        "head_dim": (spec.hidden_size / spec.attention.num_attention_heads,),
     }
 
 
@@ -55,7 +54,8 @@ def not_expressed(spec: ModelSpec, allowed: Allowed) -> Iterator[tuple[str, Any,
     Args:
         allowed: a value for each field of `spec`: `plain_values` and changes of it.
     """
+    given = flat(spec) | {"attention_output_bias": spec.attention_output_bias}
     for name, values in allowed.items():
-        value = getattr(spec, name)
+        value = given[name]
         if values is not None and value not in values:
             yield name, value, values

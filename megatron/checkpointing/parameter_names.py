@@ -50,23 +50,16 @@ def expert_file(share: int, rank: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterNames:
+class ParameterNames(Stacks):
     """Parameter names of a network in checkpoints, and its module names.
 
     Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
     final_layernorm.weight, output_layer.weight of an untied embedding, or classification_head; of
     encoders also pooler.dense, lm_head and binary_head, and of decoders behind them decoder.layers,
     decoder.final_layernorm and lm_head.bias.
-
-    Args:
-        tied: whether the embedding is the output layer too.
-        num_layers: of the encoder, or of the only stack.
     """
 
-    num_layers: int
-    tied: bool = True
     architecture: str = "gpt"
-    num_decoder_layers: int = 0
     own_flags: OwnFlags = ()  # of a plugin's network
 
     @classmethod
@@ -107,13 +100,8 @@ class ParameterNames:
 
     def _prefixes(self) -> Iterator[tuple[str, str]]:
         """Yield the beginnings of parameter names, or full ones, with those of module names."""
-        stacks = Stacks(
-            num_layers=self.num_layers,
-            tied=self.tied,
-            num_decoder_layers=self.num_decoder_layers,
-        )
         network: Architecture = NETWORKS.get(self.architecture, self.own_flags)()
-        return network.prefixes(stacks)
+        return network.prefixes(self)
 
 
 def _translate(name: str, prefixes: Mapping[str, str]) -> str:

@@ -21,13 +21,13 @@ def plan_model(
     """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
     network = network_in(config, objective)
     spec = network.spec(plain_spec(config, vocab_size=vocab_size, tensor=tensor), config)
-    attention = config.kernels.attention_impl
-    attention = attention if ATTENTIONS.is_own(attention) else ""
+    kernel = config.kernels.attention_impl
+    attention = replace(spec.attention, attention=kernel if ATTENTIONS.is_own(kernel) else "")
     own = (
         *NETWORKS.flags_of(network.name, config.extensions),
-        *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
-        *ACTIVATIONS.flags_of(spec.activation, config.extensions),
-        *NORMS.flags_of(spec.normalization, config.extensions),
-        *ATTENTIONS.flags_of(attention, config.extensions),
+        *POSITION_EMBEDDINGS.flags_of(spec.positions.position_embedding, config.extensions),
+        *ACTIVATIONS.flags_of(spec.mlp.activation, config.extensions),
+        *NORMS.flags_of(spec.norm.normalization, config.extensions),
+        *ATTENTIONS.flags_of(attention.attention, config.extensions),
     )
     return replace(spec, attention=attention, own_flags=tuple(dict.fromkeys(own)))

@@ -44,6 +44,10 @@ class Network(Architecture):
         """Return this network, given what all networks have in common."""
         return replace(plain, architecture=self.name)
 
+    def without_head(self, spec: ModelSpec) -> ModelSpec:
+        """Return a spec of this network without what only its own head has."""
+        return spec
+
     def num_layers(self, config: Config) -> int:
         """Return the number of layers that pipeline stages divide."""
         return config.model.num_layers

@@ -1,6 +1,6 @@
 """The plan: every field of a run resolved from its config, or a list of the reasons why it cannot be."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatron.common.errors import raise_if_any
@@ -15,7 +15,7 @@ from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.experts import plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.partition import stage_problems
 from megatron.config.notices import plan_notices
 from megatron.config.objectives import plan_objective
@@ -67,6 +67,10 @@ class Plan:
     plugins: PluginPlan
     deepspeed: dict[str, Any]
     notices: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as manifests have it: nested dictionaries, the network as a flat one."""
+        return asdict(self) | {"model": flat(self.model)}
 
 
 def plan(
@@ -122,7 +126,7 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
     raise_if_any(size_problems(config.training, model.num_parameters))
     entries = start.network.entries(model, tensor=parallel.tensor, expert=parallel.expert)
     layers_only = {
-        "--lora-rank": model.lora_rank > 0,
+        "--lora-rank": model.lora is not None,
         "--bitfit": start.optimizer.biases_only,
         "--optimizer muon": start.optimizer.name == "muon",
     }
@@ -162,7 +166,10 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         kernels=plan_kernels(config.kernels, config.model, config.precision),
         plugins=plan_plugins(config.plugins, config.extensions),
         deepspeed=_merge_ds_config(start, parallel),
-        notices=(*plan_notices(start, model.padded_vocab_size, objective), *start.storage.notices),
+        notices=(
+            *plan_notices(start, model.vocabulary.padded_vocab_size, objective),
+            *start.storage.notices,
+        ),
     )
 
 

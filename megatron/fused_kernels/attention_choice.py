@@ -59,13 +59,13 @@ class AttentionWork:
         """Yield what needs masks or biases of s x s in `sdpa`, or scores written out."""
         if self.has_spans:
             yield "documents, prefixes or padding"
-        if self.spec.window:
+        if self.spec.attention.window:
             yield "sliding windows"
-        if self.spec.position_embedding == "alibi":
+        if self.spec.positions.position_embedding == "alibi":
             yield "ALiBi"
-        if self.spec.relative_buckets:
+        if self.spec.positions.relative_buckets:
             yield "relative positions"
-        if self.spec.attention_softcap:
+        if self.spec.attention.attention_softcap:
             yield "soft-capped scores"
 
 
@@ -103,12 +103,12 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
     """Return what computes the blocks of ring attention."""
     scoring = Scoring(
         scale=1.0,
-        softcap=work.spec.attention_softcap,
-        slopes_a=torch.ones(1) if work.spec.position_embedding == "alibi" else None,
-        dropout=work.spec.attention_dropout,
+        softcap=work.spec.attention.attention_softcap,
+        slopes_a=torch.ones(1) if work.spec.positions.position_embedding == "alibi" else None,
+        dropout=work.spec.attention.attention_dropout,
         flash=name in ("sdpa", "flash"),
     )
-    if scoring.takes_flash(work.spec.head_dim, work.dtype, work.device):
+    if scoring.takes_flash(work.spec.attention.head_dim, work.dtype, work.device):
         return (
             "FlashAttention; scores of blocks at the edge of documents and windows are written out"
         )
@@ -117,7 +117,7 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
 
 def _limits_flash(work: AttentionWork) -> bool:
     """Whether the flash-attn package lacks an argument for the masks or biases of a run."""
-    return work.has_spans or bool(work.spec.relative_buckets)
+    return work.has_spans or bool(work.spec.positions.relative_buckets)
 
 
 def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
@@ -125,18 +125,20 @@ def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
     spec = work.spec
     if no_triton is not None:
         return no_triton
-    if spec.attention_dropout:
-        return f"it has no dropout (--attention-dropout {spec.attention_dropout:g})"
+    if spec.attention.attention_dropout:
+        return f"it has no dropout (--attention-dropout {spec.attention.attention_dropout:g})"
     if work.dtype.itemsize > 2:
         return "it is for 16-bit dtypes"
-    if spec.head_dim < NARROWEST_FLEX_HEAD:
-        return f"heads of {spec.head_dim} features, and {NARROWEST_FLEX_HEAD} is the least"
+    if spec.attention.head_dim < NARROWEST_FLEX_HEAD:
+        return (
+            f"heads of {spec.attention.head_dim} features, and {NARROWEST_FLEX_HEAD} is the least"
+        )
     return _not_deterministic(work)
 
 
 def _not_deterministic(work: AttentionWork) -> str | None:
     """Return what FlexAttention computes in another order each time, if that is forbidden."""
-    if work.spec.relative_buckets and torch.are_deterministic_algorithms_enabled():
+    if work.spec.positions.relative_buckets and torch.are_deterministic_algorithms_enabled():
         return "the gradient of relative positions is not deterministic"
     return None
 
@@ -154,7 +156,7 @@ def sdpa_backend(
     if work.device.type == "cuda" and not torch.cuda.is_available():
         return "PyTorch takes the fastest of its kernels that supports the mask"
     spec = work.spec
-    length, width = spec.seq_length, spec.head_dim
+    length, width = spec.seq_length, spec.attention.head_dim
     needs_mask = any(True for _ in work.dense())
     with torch.enable_grad():
         query, key, value = (
@@ -174,9 +176,9 @@ def sdpa_backend(
             key,
             value,
             mask.expand(work.samples, work.heads, -1, -1) if mask is not None else None,
-            spec.attention_dropout,
+            spec.attention.attention_dropout,
             mask is None,
-            scale=spec.attention_scale,
+            scale=spec.attention.scale,
             enable_gqa=work.heads != work.groups,
         )
     name = _BACKENDS.get(SDPBackend(taken), SDPBackend(taken).name)
@@ -192,7 +194,7 @@ def _activate_newer_flash(work: AttentionWork) -> str:
     """
     if work.device.type != "cuda" or not torch.cuda.is_available():
         return ""
-    if work.spec.attention_dropout or work.dtype.itemsize > 2:
+    if work.spec.attention.attention_dropout or work.dtype.itemsize > 2:
         return ""
     major, _ = torch.cuda.get_device_capability(work.device)
     if major not in _NEWER_FLASH:

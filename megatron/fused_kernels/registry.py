@@ -87,8 +87,8 @@ class Workload:
             dtype=self.dtype,
             device=self.device,
             samples=max(1, self.positions // self.spec.seq_length),
-            heads=self.spec.num_attention_heads // self.tensor,
-            groups=self.spec.num_query_groups // self.tensor,
+            heads=self.spec.attention.num_attention_heads // self.tensor,
+            groups=self.spec.attention.num_query_groups // self.tensor,
             has_spans=self.has_spans,
             ring=self.ring,
         )
@@ -228,12 +228,12 @@ def _operations(attention: str, spec: ModelSpec) -> Iterator[str]:
     if attention == "fused-softmax":
         yield "softmax"
     yield "norm"
-    if spec.activation not in ("relu", "squared_relu") and not (
-        ACTIVATIONS.is_own(spec.activation)
+    if spec.mlp.activation not in ("relu", "squared_relu") and not (
+        ACTIVATIONS.is_own(spec.mlp.activation)
     ):
         yield "activation"
     yield "bias, dropout, residual"
-    if spec.position_embedding == "rotary":
+    if spec.positions.position_embedding == "rotary":
         yield "rotary positions"
     yield "cross-entropy"
 
@@ -267,8 +267,8 @@ def _unsupported(operation: str, work: Workload) -> str | None:
         case "bias, dropout, residual":
             return dropout_limit(dtype, work.positions * spec.hidden_size)
         case "rotary positions":
-            heads = spec.num_attention_heads // work.tensor
-            return rotary_limit(dtype, heads, spec.head_dim)
+            heads = spec.attention.num_attention_heads // work.tensor
+            return rotary_limit(dtype, heads, spec.attention.head_dim)
         case _:
             return dtype_limit(dtype)
 

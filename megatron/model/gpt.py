@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
@@ -26,7 +26,7 @@ def gpt_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     return [
         take_tokens,
         *decoder_layers(spec, parts),
-        _head(spec, parts),
+        logits_layer(spec, parts),
         *end_of(to_float32, parts),
     ]
 
@@ -40,10 +40,10 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     embedding = Layer(
         EmbeddingPipe,
         own,
-        tie=_tie() if spec.tied_embeddings else None,
+        tie=_tie() if spec.vocabulary.tied_embeddings else None,
         carried=(
             "hidden",
-            *(["positions"] if spec.layers_read_positions else []),
+            *(["positions"] if spec.positions.reach_attention else []),
             *(["attention_span"] if "attention_span" in parts.batch_fields else []),
         ),
     )
@@ -67,15 +67,23 @@ def gpt_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
     return batch
 
 
-def _head(spec: ModelSpec, parts: LayerParts) -> Layer:
-    """Return the layer that makes logits, with the embedding's weight if they are tied."""
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    return Layer(
-        OutputEmbeddingPipe,
-        {**sizes, **form, **parts.division},
-        tie=_tie(partial(tied_logits, **form)) if spec.tied_embeddings else None,
-    )
+def logits_layer(
+    spec: ModelSpec,
+    parts: LayerParts,
+    kind: type[nn.Module] = OutputEmbeddingPipe,
+    tied: Callable[..., Any] = tied_logits,
+) -> Layer:
+    """Return the layer that makes logits, with the embedding's weight if they are tied.
+
+    Args:
+        kind: of the layer, with arguments like the default's.
+        tied: what computes logits with the embedding.
+    """
+    own = spec.vocabulary
+    form: dict[str, Any] = {"softcap": own.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
+    sizes = {"padded_vocab_size": own.padded_vocab_size, "hidden_size": spec.hidden_size}
+    tie = _tie(partial(tied, **form)) if own.tied_embeddings else None
+    return Layer(kind, {**sizes, **form, **parts.division}, tie=tie)
 
 
 def end_of(cast: Callable[[Any], Any], parts: LayerParts) -> list[Step]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.config.networks.architecture import Architecture, Entry, network_of
 from megatron.config.plan import Plan
 
@@ -54,7 +54,7 @@ class Activations:
     @cached_property
     def rows(self) -> int:
         """Sequences of a micro-batch: each of the choices of a question is one."""
-        return self.plan.batch.micro_batch_size * self.plan.model.num_choices
+        return self.plan.batch.micro_batch_size * self._network.rows(self.spec)
 
     @cached_property
     def tokens(self) -> int:
@@ -80,7 +80,7 @@ class Activations:
         spec = self.plan.model
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
         kept = (
-            spec.norms_per_layer * self.norm()
+            spec.norm.per_layer * self.norm()
             + self.attention()
             + (dropped if spec.hidden_dropout else 0)
         )
@@ -94,13 +94,12 @@ class Activations:
         are computed at once.
         """
         spec = self.plan.model
-        widths = [spec.ffn_hidden_size]
+        widths = [spec.mlp.ffn_hidden_size]
         if spec.experts_of(number) > 1:
-            widths = (
-                [spec.shared_expert_ffn_hidden_size] if spec.shared_expert_ffn_hidden_size else []
-            )
-            widths += [spec.ffn_hidden_size] if spec.residual_experts else []
-        inner = sum(widths) * (3 if spec.is_gated else 2)
+            moe = spec.part(MoESpec)
+            shared = moe.shared_expert_ffn_hidden_size
+            widths = [*([shared] if shared else []), *(widths if moe.residual_experts else [])]
+        inner = sum(widths) * (3 if spec.mlp.is_gated else 2)
         mlp = self.tokens * inner // self._tensor
         mlp += len(widths) * (self.outside + self.tokens) * spec.hidden_size
         return self.attention_products() + mlp * self._bytes
@@ -112,8 +111,8 @@ class Activations:
             source: of keys and values in cross-attention.
         """
         spec, keyed = self.plan.model, source or self
-        queries = 2 * spec.num_attention_heads * spec.head_dim
-        keys = 2 * spec.num_query_groups * spec.head_dim
+        queries = 2 * spec.attention.query_features
+        keys = 2 * spec.attention.key_features
         inner = (self.tokens * queries + keyed.tokens * keys) // self._tensor
         streams = self.outside + self.tokens + (source.outside if source else 0)
         return (inner + streams * spec.hidden_size) * self._bytes
@@ -123,7 +122,7 @@ class Activations:
         spec = self.plan.model
         mask = self._bytes if self.device == "cpu" else 1
         kept = self.outside * spec.hidden_size * mask if spec.hidden_dropout else 0
-        return kept + (self.norm() - self.stream if spec.embed_layernorm else 0)
+        return kept + (self.norm() - self.stream if spec.norm.embed_layernorm else 0)
 
     def features(self) -> int:
         """Return the activations of a head in front of the logits: dense layer, GELU and norm."""
@@ -138,7 +137,7 @@ class Activations:
         if not self.defers_logits:
             return self._logits_of(self._scored.tokens)
         spec = self.plan.model
-        table = spec.padded_vocab_size * spec.hidden_size // self._tensor
+        table = spec.vocabulary.padded_vocab_size * spec.hidden_size // self._tensor
         return 4 * table + self.head_input()
 
     def loss(self) -> int:
@@ -172,7 +171,7 @@ class Activations:
         """Whether a kernel reads logits of any dtype and writes their gradient over them."""
         kernels = self.plan.kernels
         fused = kernels.source != "reference" and "cross-entropy" not in kernels.unfused
-        return self.device == "cuda" and fused and not self.plan.model.logit_softcap
+        return self.device == "cuda" and fused and not self.plan.model.vocabulary.logit_softcap
 
     def _logits_of(self, tokens: int) -> int:
         return self._network.kept_logits(self, tokens)
@@ -180,9 +179,9 @@ class Activations:
     def vocabulary_logits(self, tokens: int) -> int:
         """Return the bytes of the logits of `tokens` over the vocabulary."""
         spec = self.spec
-        copies = 2 if spec.logit_softcap else 1
+        copies = 2 if spec.vocabulary.logit_softcap else 1
         each = self._bytes if self._overwrites_logits else 4
-        return copies * each * tokens * spec.padded_vocab_size // self._tensor
+        return copies * each * tokens * spec.vocabulary.padded_vocab_size // self._tensor
 
     @cached_property
     def _scored(self) -> "Activations":
@@ -196,16 +195,16 @@ class Activations:
     def keys_beyond(self, tokens: int) -> int:
         """Return the bytes of keys and values of more tokens than those of self-attention."""
         spec = self.spec
-        keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
+        keys = 2 * spec.attention.key_features * self._bytes // self._tensor
         return tokens * keys
 
     def norm(self) -> int:
         """Return the activations of a norm of the residual stream, its result included."""
         spec = self.plan.model
-        stats = 2 if spec.normalization == "LayerNorm" else 1
+        stats = 2 if spec.norm.normalization == "LayerNorm" else 1
         wide = self.device != "cpu" or self._residual == 4
         kept = self.stream + self.outside * spec.hidden_size * self._bytes
-        if self.device == "cpu" and spec.normalization == "RMSNorm":
+        if self.device == "cpu" and spec.norm.normalization == "RMSNorm":
             # Composed of operations that keep the scaled input, in 16 bits its copy in 32 too.
             extra = self._bytes + (4 if self._bytes == 2 else 0)
             kept += self.outside * spec.hidden_size * extra
@@ -214,21 +213,21 @@ class Activations:
     def attention(self) -> int:
         """Return the activations of self-attention, without its norm."""
         spec, width = self.plan.model, self._bytes
-        queries = spec.num_attention_heads * spec.head_dim
-        keys = spec.num_query_groups * spec.head_dim
+        queries = spec.attention.query_features
+        keys = spec.attention.key_features
         ring = self.plan.parallel.ring
         if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
         # Ulysses keeps the mixed values before and behind their exchange.
         outputs = queries * (2 if self._sequence > 1 and not ring else 1)
         features = queries + 2 * keys + outputs
-        if spec.layers_read_positions:
+        if spec.positions.reach_attention:
             features += queries + keys
-        if spec.qk_layernorm:
+        if spec.norm.qk_layernorm:
             features += 3 * (queries + keys) // 2
         kept = self.tokens * features * width // self._tensor
-        if spec.position_embedding == "rotary":
-            kept += 2 * self.tokens * spec.rotary_dim * 4
+        if spec.positions.position_embedding == "rotary":
+            kept += 2 * self.tokens * spec.positions.rotary_dim * 4
         selective = self.plan.recompute.granularity == "selective"
         return kept + (0 if selective else self._core())
 
@@ -246,12 +245,11 @@ class Activations:
         spec = self.plan.model
         if not self._has_masks:
             return 0
-        slopes, documents = spec.position_embedding == "alibi", self.plan.masks.isolate_documents
-        layers = [*numbers]
+        slopes = spec.positions.position_embedding == "alibi"
         rows = self.rows * self._bytes
-        heads = spec.num_attention_heads // (self._tensor * self._sequence) if slopes else 1
-        has_spans = documents or self._network.masks_padding
-        windows = {spec.window_of(number) for number in layers}
+        heads = self._heads if slopes else 1
+        has_spans = self.plan.masks.isolate_documents or self._network.masks_padding
+        windows = {spec.attention.window_of(number) for number in numbers}
         kinds = sum(1 for window in windows if window or slopes or has_spans)
         return kinds * (rows if has_spans else self._bytes) * heads * spec.seq_length**2
 
@@ -259,19 +257,19 @@ class Activations:
         """Return the activations of the core of attention."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
         if self.plan.parallel.ring:
-            return 4 * self.tokens * spec.num_attention_heads // self._tensor  # log-sum-exps
-        features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
-        heads = spec.num_attention_heads // (self._tensor * self._sequence)
+            # The logarithms of sums of exponentials.
+            return 4 * self.tokens * spec.attention.num_attention_heads // self._tensor
+        features = self.tokens * spec.attention.query_features // self._tensor
         square = spec.seq_length**2
-        scores = self.rows * heads * square
-        drops = spec.attention_dropout > 0
+        scores = self.rows * self._heads * square
+        drops = spec.attention.attention_dropout > 0
         if implementation in ("sdpa", "flash"):
             if self.device == "cpu" and drops:
                 # Written out in 32 bits: weights, mask and product of the two.
                 scaled = 2 if self._bytes == 4 else 3
                 return 12 * scores + scaled * features * self._bytes
             return 4 * scores // spec.seq_length
-        capped = scores if spec.attention_softcap else 0
+        capped = scores if spec.attention.attention_softcap else 0
         if self.device != "cpu":
             each = self._bytes * (2 if drops else 1) + drops
             return scores * each + (capped + features) * self._bytes
@@ -286,26 +284,26 @@ class Activations:
     def _mlp(self) -> int:
         spec = self.plan.model
         # ReLU is undone from its result, which the next matrix keeps anyway.
-        plain = 1 if spec.activation == "relu" else 2
-        features = spec.ffn_hidden_size * (3 if spec.is_gated else plain)
+        plain = 1 if spec.mlp.activation == "relu" else 2
+        features = spec.mlp.ffn_hidden_size * (3 if spec.mlp.is_gated else plain)
         fused = self.device != "cpu" and self._is_fused("activation")
-        if spec.is_gated and spec.activation != "liglu" and not fused:
-            features += spec.ffn_hidden_size
+        if spec.mlp.is_gated and spec.mlp.activation != "liglu" and not fused:
+            features += spec.mlp.ffn_hidden_size
         return self.tokens * features * self._bytes // self._tensor
 
     def _mixture(self) -> int:
         """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits."""
-        spec = self.plan.model
-        own = self._mlp() * spec.expert_width // spec.ffn_hidden_size
+        spec, moe = self.plan.model, self.plan.model.part(MoESpec)
+        own = self._mlp() * spec.expert_width // spec.mlp.ffn_hidden_size
         exchanged = 2 if self.plan.parallel.expert > 1 else 0
         rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
-        router = 4 * self.tokens * (spec.hidden_size + 2 * max(spec.num_experts))
-        shared = self._mlp() * spec.shared_expert_ffn_hidden_size // spec.ffn_hidden_size
+        router = 4 * self.tokens * (spec.hidden_size + 2 * max(moe.num_experts))
+        shared = self._mlp() * moe.shared_expert_ffn_hidden_size // spec.mlp.ffn_hidden_size
         return (
             int(self.choices * (own + rows))
             + router
             + shared
-            + (self._mlp() if spec.residual_experts else 0)
+            + (self._mlp() if moe.residual_experts else 0)
         )
 
     @property
@@ -313,7 +311,11 @@ class Activations:
         """Experts that compute a token, where each gets an even share of all tokens."""
         experts = self.plan.experts
         capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
-        return self.plan.model.experts_per_token * capacity
+        return self.plan.model.part(MoESpec).experts_per_token * capacity
+
+    @property
+    def _heads(self) -> int:
+        return self.spec.attention.num_attention_heads // (self._tensor * self._sequence)
 
     @property
     def _tensor(self) -> int:

@@ -203,20 +203,21 @@ class _Sizes:
             return 0
         most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)
         spec = plan.model
-        width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-        heads = spec.num_attention_heads * spec.head_dim
-        qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-        tensor = plan.parallel.tensor
+        width, inner, tensor = spec.hidden_size, spec.mlp.inner_features, plan.parallel.tensor
+        heads = spec.attention.query_features
+        qkv = heads + 2 * spec.attention.key_features
         layer = [
-            *([width] * (4 if spec.normalization == "LayerNorm" else 2)),
-            *([width, inner // tensor] if spec.linear_bias else []),
+            *([width] * (4 if spec.norm.normalization == "LayerNorm" else 2)),
+            *([width, inner // tensor] if spec.mlp.linear_bias else []),
             *([width] if spec.attention_output_bias else []),
-            *([qkv // tensor] if spec.qkv_bias else []),
-            *(size * width // tensor for size in (heads, qkv, inner, spec.ffn_hidden_size)),
+            *([qkv // tensor] if spec.attention.qkv_bias else []),
+            *(size * width // tensor for size in (heads, qkv, inner, spec.mlp.ffn_hidden_size)),
         ]
-        tables = [table_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
-        if spec.position_embedding == "learned":
-            tables.append(spec.max_position_embeddings * width)
+        tables = [table_weights(spec, tensor=tensor)] * (
+            1 if spec.vocabulary.tied_embeddings else 2
+        )
+        if spec.positions.position_embedding == "learned":
+            tables.append(spec.positions.max_position_embeddings * width)
         small = sum(n for n in layer if n <= most) * len(stage.layers)
         return (small + sum(n for n in tables if n <= most)) * self.weight
 

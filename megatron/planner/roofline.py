@@ -81,15 +81,17 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
     activations = Activations(plan, "cuda")
     is_mixed = BYTES[plan.precision.dtype] == 2
-    layers = (spec.num_layers + spec.num_decoder_layers) / parallel.pipeline
+    layers = _num_layers(spec) / parallel.pipeline
     forwards = 1 + plan.recompute.share / 3  # of the passes of a layer, with those recomputed
     core = _attention_flops(spec) * plan.batch.micro_batch_size
     core /= parallel.tensor * parallel.sequence * parallel.pipeline
     again = plan.recompute.share + (plan.recompute.granularity == "selective")
-    beside, of_mlp = LAYER_PASSES[spec.is_gated]
+    beside, of_mlp = LAYER_PASSES[spec.mlp.is_gated]
     passed = float(activations.outside * beside * spec.hidden_size)
-    passed += activations.tokens * of_mlp * spec.ffn_hidden_size / parallel.tensor
-    logits = activations.tokens * spec.padded_vocab_size / parallel.tensor / parallel.pipeline
+    passed += activations.tokens * of_mlp * spec.mlp.ffn_hidden_size / parallel.tensor
+    logits = (
+        activations.tokens * spec.vocabulary.padded_vocab_size / parallel.tensor / parallel.pipeline
+    )
     weights = max(weights_of(plan, stage).total for stage in stages_of(plan))
     first, further = GRADIENT_BYTES[is_mixed]
     on_all, divided = STEP_BYTES[is_mixed]
@@ -109,26 +111,24 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
 
 def column_share(spec: ModelSpec) -> float:
     """Return the share of column-parallel layers in the products of a layer."""
-    heads = spec.num_attention_heads * spec.head_dim
-    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-    inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-    return (qkv + inner) / (qkv + heads + inner + spec.ffn_hidden_size)
+    heads, inner = spec.attention.query_features, spec.mlp.inner_features
+    qkv = heads + 2 * spec.attention.key_features
+    return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
 
 
 def _slowdown(plan: Plan) -> float:
     """Return the mean factor by which the size of products lengthens them, by their operations."""
     spec, tensor = plan.model, plan.parallel.tensor
     rows, width = Activations(plan, "cuda").tokens, spec.hidden_size
-    heads = spec.num_attention_heads * spec.head_dim
-    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-    inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-    layers = spec.num_layers + spec.num_decoder_layers
+    heads, inner = spec.attention.query_features, spec.mlp.inner_features
+    qkv = heads + 2 * spec.attention.key_features
+    layers = _num_layers(spec)
     shapes = [
         (layers, width, qkv / tensor),
         (layers, heads / tensor, width),
         (layers, width, inner / tensor),
-        (layers, spec.ffn_hidden_size / tensor, width),
-        (1, width, spec.padded_vocab_size / tensor),
+        (layers, spec.mlp.ffn_hidden_size / tensor, width),
+        (1, width, spec.vocabulary.padded_vocab_size / tensor),
     ]
     total = sum(count * inputs * outputs for count, inputs, outputs in shapes)
     return (
@@ -142,11 +142,12 @@ def _slowdown(plan: Plan) -> float:
 
 def _attention_flops(spec: ModelSpec) -> float:
     """Return the operations of a forward pass of attention's cores on a sample, masked ones too."""
-    s, d = spec.seq_length, spec.decoder_seq_length
-    windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
-    pairs = s * sum(min(s, window or s) for window in windows)
-    pairs += spec.num_decoder_layers * d * (d + s)
-    return 4.0 * spec.num_attention_heads * spec.head_dim * pairs
+    return 4.0 * spec.attention.query_features * network_of(spec).attended_pairs(spec)
+
+
+def _num_layers(spec: ModelSpec) -> int:
+    """Return the number of transformer layers of all stacks."""
+    return sum(entry.kind == "block" for entry in network_of(spec).entries(spec))
 
 
 def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: float) -> float:
@@ -158,17 +159,18 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
     """
     spec, parallel = plan.model, plan.parallel
     if plan.kernels.attention in ("sdpa", "flash"):
-        padded = -(-spec.head_dim // 32) * 32
-        shape = min(1.0, 0.6 + 0.4 * spec.head_dim / 128) * spec.head_dim / padded
-        is_masked = spec.position_embedding == "alibi" or spec.window > 0
+        head_dim = spec.attention.head_dim
+        padded = -(-head_dim // 32) * 32
+        shape = min(1.0, 0.6 + 0.4 * head_dim / 128) * head_dim / padded
+        is_masked = spec.positions.position_embedding == "alibi" or spec.attention.window > 0
         share = shape * (MASKED_SHARE if is_masked else 1.0)
         is_causal = network_of(spec).is_causal and not is_masked
         counted = core / 2 if is_causal else core
         forward, backward = (peak * each * share for each in ATTENTION_SHARES)
         return counted * ((1 + again) / forward + 2.5 / backward)
-    slowdown = 1 + PRODUCT_SIZE * (1 / spec.head_dim + 2 / spec.seq_length)
-    layers = (spec.num_layers + spec.num_decoder_layers) / parallel.pipeline
-    heads = spec.num_attention_heads / parallel.tensor / parallel.sequence
+    slowdown = 1 + PRODUCT_SIZE * (1 / spec.attention.head_dim + 2 / spec.seq_length)
+    layers = _num_layers(spec) / parallel.pipeline
+    heads = spec.attention.num_attention_heads / parallel.tensor / parallel.sequence
     scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
     wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]
     products = (3 + again) * core * slowdown / (peak * PRODUCT_SHARE)

@@ -21,8 +21,8 @@ def run_lines(plan: Plan) -> Iterator[str]:
     """Yield what the run is: its network, length, batches and checkpoints."""
     model, parallel, batch = plan.model, plan.parallel, plan.batch
     total, layers = model.num_parameters, model.num_parameters_without_embeddings
-    yield f"parameters: {total:,} | without embeddings: {layers:,} | vocabulary: {model.vocab_size:,} tokens"
-    if model.num_experts:
+    yield f"parameters: {total:,} | without embeddings: {layers:,} | vocabulary: {model.vocabulary.vocab_size:,} tokens"
+    if model.moe:
         active = model.num_active_parameters_without_embeddings
         yield f"parameters that a token passes through, without embeddings: {active:,}"
     tokens = plan.training.train_samples * model.seq_length

@@ -2,6 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
+from megatron.config.network.model_spec import MoESpec
 from megatron.config.networks.counts import table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan import Plan
@@ -83,15 +84,16 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     width = BYTES[plan.precision.dtype]
     full = activations.tokens * spec.hidden_size * width
     passes = 2 + plan.recompute.share
-    exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
+    exchanged = activations.tokens * width * spec.attention.head_dim / parallel.tensor
     layers = len(stage.layers)
     if parallel.ring:
         # Keys and values forward; backward they and their gradients.
-        around = number * layers * exchanged * 2 * spec.num_query_groups * (parallel.sequence - 1)
+        heads = 2 * spec.attention.num_query_groups
+        around = number * layers * exchanged * heads * (parallel.sequence - 1)
         again = passes - 1 + (plan.recompute.granularity == "selective")
         sequence = Volume(forward=around * again, backward=2 * around)
     else:
-        heads = 2 * spec.num_attention_heads + 2 * spec.num_query_groups
+        heads = 2 * (spec.attention.num_attention_heads + spec.attention.num_query_groups)
         exposed = number * layers * passes * heads * exchanged * _ring(parallel.sequence)
         sequence = Volume(exposed=exposed)
     # Tensor-parallel ranks send a part each; in schedules of our own only if the sequence is divided.
@@ -243,7 +245,7 @@ def _is_bf16_optimizer(plan: Plan) -> bool:
 
 def _overlaps_bf16(plan: Plan) -> bool:
     """Whether gradients of the bf16 optimizer are reduced beside the backward pass."""
-    is_mixture = max(plan.model.num_experts, default=1) > 1
+    is_mixture = max(plan.model.part(MoESpec).num_experts, default=1) > 1
     return bool(value_at(plan.deepspeed, "bf16.immediate_grad_update", False)) and not is_mixture
 
 
@@ -257,7 +259,7 @@ def _shared(plan: Plan, stage: Stage) -> int:
     """Return the elements of a tied table: complete at the end of a step alone."""
     spec, parallel = plan.model, plan.parallel
     is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)
-    if not is_shared or not spec.tied_embeddings or spec.num_outputs:
+    if not is_shared or not spec.vocabulary.tied_embeddings or spec.head:
         return 0
     return table_weights(spec, tensor=parallel.tensor)
 

@@ -91,7 +91,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
     engine.load_full(
         full,
         optimizer=decided.checkpoint.saves_optimizer,
-        copies_padding=decided.model.padded_vocab_in_softmax,
+        copies_padding=decided.model.vocabulary.padded_vocab_in_softmax,
     )
     state = TrainState()
     state.load_state_dict(manifest.state)

@@ -239,7 +239,7 @@ def _build(
     chosen, pretrained = _choose_checkpoints(plan, initial)
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
-    if plan.model.padded_vocab_in_softmax:
+    if plan.model.vocabulary.padded_vocab_in_softmax:
         log.info(
             "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
             "--padded-vocab-in-softmax False leaves them out"
@@ -375,9 +375,9 @@ def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> 
         log.info(notice)
     log.info(
         " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
-        model.vocab_size,
-        model.padded_vocab_size - model.vocab_size,
-        model.padded_vocab_size,
+        model.vocabulary.vocab_size,
+        model.vocabulary.padded_vocab_size - model.vocabulary.vocab_size,
+        model.vocabulary.padded_vocab_size,
     )
     log.info(
         "using world size: %d, data-parallel-size: %d, tensor-model-parallel size: %d, "
@@ -396,7 +396,7 @@ def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> 
     )
     for choice in choices:
         log.info("%s", choice)
-    if model.num_experts:
+    if model.moe:
         log.info(
             "estimated model parameters without embeddings that a token passes through: %.6f B",
             model.num_active_parameters_without_embeddings / 1e9,

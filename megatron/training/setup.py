@@ -234,9 +234,9 @@ def build_engine(
     """
     model = plan.model
     batch_fields = tuple(objective.batch_fields(plan.masks))
-    is_frozen = bool(model.lora_rank) or plan.optimizer.biases_only
-    counted = None if model.padded_vocab_in_softmax else model.vocab_size
-    auxiliary = AuxiliaryLoss(model.num_experts) if model.num_experts else None
+    is_frozen = model.lora is not None or plan.optimizer.biases_only
+    counted = None if model.vocabulary.padded_vocab_in_softmax else model.vocabulary.vocab_size
+    auxiliary = AuxiliaryLoss(model.moe.num_experts) if model.moe else None
     with heeding_compile_locks(compiled_extensions()):
         return build.build_engine(
             _layers(plan, groups, objective, kernels, batch_fields, auxiliary),
@@ -390,7 +390,7 @@ def batches_of(
         consumed_samples=consumed_samples,
         batch=plan.batch,
         letters={"s": plan.model.seq_length, **objective.letters(plan.model)},
-        vocab_size=plan.model.vocab_size,
+        vocab_size=plan.model.vocabulary.vocab_size,
         groups=groups,
         device=device,
         length=length,

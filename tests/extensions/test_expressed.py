@@ -1,11 +1,11 @@
 """An option of a network that an exporter does not name is refused, whatever the option is."""
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from golden_files import require_golden
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 
 from megatron.checkpointing.expressed import not_expressed, plain_values
 from megatron.checkpointing.hugging_face.families.registry import all_families
@@ -13,7 +13,8 @@ from megatron.checkpointing.megatron_lm import megatron_files
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, defaults_of, flat, names_of
+from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.extensions.nemo.checkpoints_export import _require_expressed
 
@@ -62,12 +63,21 @@ EXPORTED = {each.architecture: each for each in all_families()} | {
 }
 
 
-def problems_of(exporter: str, made: Any = ModelSpec, **changes: Any) -> list[str]:
+def network_of(exporter: str) -> str:
+    """Return the name of the network that an exporter is tried with."""
+    family = EXPORTED[exporter]
+    if family:
+        return declaration_of(family.objective).network
+    return "bert" if exporter == "NeMo" else "gpt"
+
+
+def problems_of(exporter: str, multiplier: float | None = None, **changes: Any) -> list[str]:
     """Return what an exporter says of a network that is plain but for `changes`."""
     family, own = EXPORTED[exporter], OF_BERT if exporter == "NeMo" else {}
-    if family:
-        own = {"architecture": declaration_of(family.objective).network}
-    spec = made(**{**asdict(tiny_spec(**PLAIN)), **own, **changes})
+    own = own | {"architecture": network_of(exporter)}
+    spec = tiny_spec(**PLAIN | own | changes)
+    if multiplier is not None:
+        spec = Extended(**vars(spec), embedding_multiplier=multiplier)
     if family:
         return [*family.problems(spec)]
     return of_nemo(spec) if exporter == "NeMo" else of_megatron(spec)
@@ -75,31 +85,36 @@ def problems_of(exporter: str, made: Any = ModelSpec, **changes: Any) -> list[st
 
 @pytest.mark.parametrize("exporter", EXPORTED)
 def test_a_later_option_is_refused_unless_it_has_its_default(exporter):
-    assert problems_of(exporter, Extended) == problems_of(exporter)
-    changed = problems_of(exporter, Extended, embedding_multiplier=12.0)
+    assert problems_of(exporter, 1.0) == problems_of(exporter)
+    changed = problems_of(exporter, 12.0)
     assert refused(changed, "embedding_multiplier")
 
 
-def other_value(each: Any) -> Any:
+def other_value(name: str) -> Any:
     """Return a value that a field does not have by default."""
-    match each.default:
+    match DEFAULTS[name]:
         case bool() as value:
             return not value
         case int() | float() as value:
             return value + 4
         case str():
-            return "another"
+            return "retro" if name == "architecture" else "another"
         case ():
-            return (("flag", 1),) if each.name == "own_flags" else (2, 2, 2)
+            return (("flag", 1),) if name == "own_flags" else (2, 2, 2)
 
 
-WITH_DEFAULTS = [each for each in fields(ModelSpec) if each.default is not MISSING]
+DEFAULTS = {name: defaults_of()[name] for name in flat(tiny_spec()) if name in defaults_of()}
+OWNERS = {
+    field: name for name in ("bert", "t5", "retro") for field in names_of(network_named(name).part)
+}
+"""Networks by the fields that only they have."""
 
 
-@pytest.mark.parametrize("each", WITH_DEFAULTS, ids=lambda each: each.name)
-def test_every_field_is_refused_by_the_plain_exporter(each):
+@pytest.mark.parametrize("field", DEFAULTS)
+def test_every_field_is_refused_by_the_plain_exporter(field):
     """A format that names nothing refuses all but what training alone or another field decides."""
-    spec = replace(tiny_spec(), **{each.name: other_value(each)})
+    architecture = {"architecture": OWNERS.get(field, "gpt")}
+    spec = tiny_spec(**architecture | {field: other_value(field)})
     decided_by = {
         "attention_bias_apart": "attention_output_bias",
         "full_attention_layers": None,  # of layers with a window
@@ -108,7 +123,7 @@ def test_every_field_is_refused_by_the_plain_exporter(each):
         **dict.fromkeys(TRAINING),
     }
     names = [name for name, *_ in not_expressed(spec, plain_values(spec))]
-    expected = decided_by.get(each.name, each.name)
+    expected = decided_by.get(field, field)
     assert (expected in names) if expected else names == []
 
 
@@ -117,10 +132,11 @@ def test_which_options_each_exporter_accepts():
     lines = []
     for exporter in EXPORTED:
         accepted = [
-            each.name
-            for each in WITH_DEFAULTS
-            if each.name != "architecture"
-            and not refused(problems_of(exporter, **{each.name: other_value(each)}), each.name)
+            field
+            for field in DEFAULTS
+            if field != "architecture"
+            and OWNERS.get(field, network_of(exporter)) == network_of(exporter)
+            and not refused(problems_of(exporter, **{field: other_value(field)}), field)
         ]
         lines.append(f"{exporter}: {' '.join(accepted)}")
     require_golden("exported_options.txt", "\n".join(lines) + "\n")
@@ -128,7 +144,7 @@ def test_which_options_each_exporter_accepts():
 
 def test_every_field_has_values_in_a_plain_network():
     spec = tiny_spec()
-    assert {each.name for each in fields(ModelSpec)} <= {*plain_values(spec)}
+    assert flat(spec).keys() <= plain_values(spec).keys()
     assert [*not_expressed(spec, plain_values(spec))] == []
 
 
@@ -152,7 +168,7 @@ def test_parts_of_plugins_and_what_megatron_lacks_are_refused_there(changes, nam
 
 
 def test_megatron_s_forms_name_fields_of_their_networks():
-    names = {each.name for each in fields(ModelSpec)}
+    names = flat(tiny_spec()).keys()
     for network in ("gpt", "bert", "t5", "retro"):
         assert {*form_of(network).expresses} <= names
 
@@ -161,7 +177,7 @@ def test_nemo_has_a_bert_of_fixed_form():
     spec = tiny_spec(**OF_BERT, norm_epsilon=1e-5)
     assert of_nemo(spec) == []
     for changes in ({"ffn_hidden_size": 16}, {"activation": "swiglu"}, {"qk_layernorm": True}):
-        assert refused(of_nemo(replace(spec, **changes)), next(iter(changes)))
+        assert refused(of_nemo(with_changes(spec, **changes)), next(iter(changes)))
 
 
 def test_these_exporters_are_the_ones_tested():

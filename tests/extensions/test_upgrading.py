@@ -6,7 +6,7 @@ version_1.0.tar.xz of commit 93554738.
 """
 
 import tarfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -15,11 +15,12 @@ import pytest
 from jobs import REPOSITORY, journal, start_ranks
 
 from megatron.checkpointing.compare import layout_changes, other_changes, require_same
-from megatron.checkpointing.conversion.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.config.config import parse_config
+from megatron.config.network.model_spec import spec_of
 from megatron.config.objectives import declaration_of
 from megatron.config.plan import plan
 from megatron.extensions.nemo.flags import nemo_flags
@@ -174,15 +175,10 @@ def plan_again(name: str, vocab_size: int) -> dict[str, Any]:
         words = [f"--task={task}", *nemo_flags(words, NEMO_TASKS[task], world_size=run.ranks)]
     config = with_steps_of_epochs(parse_config(words)[0], world_size=run.ranks)
     objective = read_saved_run(name).objective
-    return asdict(
-        plan(
-            config,
-            world_size=run.ranks,
-            vocab_size=vocab_size,
-            device="cpu",
-            objective=objective,
-        )
+    made = plan(
+        config, world_size=run.ranks, vocab_size=vocab_size, device="cpu", objective=objective
     )
+    return made.to_dict()
 
 
 @pytest.mark.parametrize("name", RUNS)

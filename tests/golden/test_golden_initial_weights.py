@@ -51,7 +51,7 @@ def lines_of(objective: str, flags: str) -> Iterator[str]:
             std=spec.init_std,
             num_layers=spec.num_layers,
             xavier=spec.init == "xavier_uniform",
-            vocab_size=spec.vocab_size,
+            vocab_size=spec.vocabulary.vocab_size,
         )
         ranks.append(dict(model.named_parameters()))
     for name in ranks[0]:

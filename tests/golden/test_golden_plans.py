@@ -1,7 +1,6 @@
 """What is decided for command lines that large runs had, compared whole."""
 
 import json
-from dataclasses import asdict
 
 from golden_files import require_golden
 
@@ -54,7 +53,7 @@ BLOOM_176B_JSON = {
 def decided(command_line, *, world_size, vocab_size):
     config, _ = parse_config(command_line.split())
     decisions = plan(config, world_size=world_size, vocab_size=vocab_size, device="cuda")
-    return json.dumps(asdict(decisions), indent=1) + "\n"
+    return json.dumps(decisions.to_dict(), indent=1) + "\n"
 
 
 def test_gpt3_175b():

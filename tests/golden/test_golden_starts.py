@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,7 +83,7 @@ def outcome(config: Config, entry: Turned, notices: tuple[str, ...], device: str
         )
     except ConfigError as error:
         return {"!": error.problems}
-    return dict(decisions({**asdict(made), "notices": [*notices, *made.notices]}))
+    return dict(decisions({**made.to_dict(), "notices": [*notices, *made.notices]}))
 
 
 def changes(base: dict[str, Any], found: dict[str, Any]) -> list[str]:

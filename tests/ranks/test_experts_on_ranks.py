@@ -68,7 +68,7 @@ def engine_of(*flags, device="cpu"):
         )
     )
     rng = start_streams(groups, seed=5, activation_checkpointing={})
-    auxiliary = AuxiliaryLoss(plan.model.num_experts)
+    auxiliary = AuxiliaryLoss(plan.model.moe.num_experts)
     engine = build_engine(
         gpt_steps(
             plan.model,
@@ -152,8 +152,8 @@ def require_same_path(rank, *flags):
         found = loss, engine.expert_load.loss, engine.grad_norm
         assert found == pytest.approx(expected[:3], rel=1e-5), (flags, step, found, expected)
         assert engine.expert_load.dropped == 0, flags
-        chosen = plan.model.experts_per_token * replicas * each * 2 * 6
-        expected_choices = [chosen if count > 1 else 0 for count in plan.model.num_experts]
+        chosen = plan.model.moe.experts_per_token * replicas * each * 2 * 6
+        expected_choices = [chosen if count > 1 else 0 for count in plan.model.moe.num_experts]
         assert engine.expert_load.assigned.sum(1).tolist() == expected_choices, flags
         # Those of the 16 keys' biases are rounding errors, which may be zero or not.
         assert engine.num_zeros == pytest.approx(expected[3], abs=16), (flags, step)

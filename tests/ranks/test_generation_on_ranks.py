@@ -1,6 +1,5 @@
 """Ranks that share a model write what one process with all of it writes."""
 
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,6 +12,7 @@ from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
+from megatron.config.network.model_spec import flat
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.sampling import SamplingParams
@@ -121,7 +121,7 @@ def completion(request: Request, events: list[Event]) -> Completion:
 def write_together(rank: int, expected: dict[str, Any]) -> None:
     group = lone_group()
     spec = SPECS["bloom"]
-    even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
+    even = tiny_spec(**flat(spec) | {"padded_vocab_size": 12})
     for layout, messages in (
         (Topology(pipeline=1, data=1, tensor=2), 4),  # one for each step, and one to close
         (Topology(pipeline=2, data=1, tensor=1), 7),  # and one for the last stage's tokens
@@ -133,7 +133,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
         exchange(control)
     for name, spec in SPECS.items():
         model = random_model(group, spec)
-        even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
+        even = tiny_spec(**flat(spec) | {"padded_vocab_size": 12})
         for layout in (
             Topology(pipeline=1, data=1, tensor=2),
             Topology(pipeline=2, data=1, tensor=1),

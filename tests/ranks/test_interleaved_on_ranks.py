@@ -1,7 +1,5 @@
 """Interleaved and zero-bubble schedules against 1F1B: equal steps, and checkpoints of each for the others."""
 
-from dataclasses import asdict
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -200,7 +198,7 @@ def checkpoints_of_either_schedule_go_on_in_the_other(rank):
             engine, plan, groups = engine_of(*FLAGS, *layout.split())
             if manifest is None:
                 two_steps(engine, plan, groups)
-            elif not layout_changes(manifest.plan, asdict(plan)):
+            elif not layout_changes(manifest.plan, plan.to_dict()):
                 assert layout in (layouts[number - 1], *ZERO_BUBBLE)
                 engine.load(folder, str(number - 1), read=read_state)
             else:

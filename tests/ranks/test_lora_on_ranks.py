@@ -5,7 +5,6 @@ import os
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -97,7 +96,7 @@ def saved(engine, plan):
     files = (Path(folder[0]) / "here").iterdir()
     manifest = Manifest(
         state={},
-        plan=asdict(plan),
+        plan=plan.to_dict(),
         config={},
         versions={},
         partition_dims=dims,

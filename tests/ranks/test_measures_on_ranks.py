@@ -48,10 +48,10 @@ def norm_of_the_whole(plan):
         seed=plan.training.seed,
         std=0.3,
         num_layers=spec.num_layers,
-        vocab_size=spec.vocab_size,
+        vocab_size=spec.vocabulary.vocab_size,
     )
     given = micro_batch()
-    loss = next_token_loss(lone_group(), vocab_size=spec.vocab_size)
+    loss = next_token_loss(lone_group(), vocab_size=spec.vocabulary.vocab_size)
     loss(model(given), given).backward()
     zeros = sum(int((p.grad == 0).sum()) for p in model.parameters()) - spec.num_padding_parameters
     # The table's rows that no position took, and nothing else.

@@ -139,7 +139,7 @@ def prefixes_are_the_same_on_all_ranks(rank):
             consumed_samples=6,
             batch=plan.batch,
             letters={"s": plan.model.seq_length},
-            vocab_size=plan.model.vocab_size,
+            vocab_size=plan.model.vocabulary.vocab_size,
             groups=build_groups(topology),
             device=torch.device("cpu"),
         )

@@ -8,7 +8,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import tempfile
 import weakref
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -229,7 +228,7 @@ def weights_of_stage_3_are_read_back_the_frozen_ones_too(rank):
         dist.barrier()
         manifest = Manifest(
             state={},
-            plan=asdict(plan),
+            plan=plan.to_dict(),
             config={},
             versions={},
             partition_dims={},

@@ -5,7 +5,6 @@ import json
 import pickle
 import shutil
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -67,7 +66,7 @@ def saved(engine, plan, folder, tag):
     )
     return Manifest(
         state={},
-        plan=asdict(plan),
+        plan=plan.to_dict(),
         config={},
         versions={},
         partition_dims=dims,

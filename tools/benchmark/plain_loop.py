@@ -13,7 +13,7 @@ class PlainBlock(nn.Module):
     def __init__(self, spec: ModelSpec):
         super().__init__()
         width = spec.hidden_size
-        self.heads = spec.num_attention_heads
+        self.heads = spec.attention.num_attention_heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -34,8 +34,8 @@ class PlainGPT(nn.Module):
 
     def __init__(self, spec: ModelSpec):
         super().__init__()
-        self.tokens = nn.Embedding(spec.padded_vocab_size, spec.hidden_size)
-        self.positions = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.tokens = nn.Embedding(spec.vocabulary.padded_vocab_size, spec.hidden_size)
+        self.positions = nn.Embedding(spec.positions.max_position_embeddings, spec.hidden_size)
         self.blocks = nn.ModuleList(PlainBlock(spec) for _ in range(spec.num_layers))
         self.norm = nn.LayerNorm(spec.hidden_size)
         for parameter in self.parameters():

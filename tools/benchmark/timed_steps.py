@@ -15,7 +15,9 @@ def random_batches(decided: Plan, batch: int) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(1)
     shape = (batch, decided.model.seq_length + 1)
     while True:
-        yield gpt_batch(torch.randint(decided.model.vocab_size, shape, generator=generator))
+        yield gpt_batch(
+            torch.randint(decided.model.vocabulary.vocab_size, shape, generator=generator)
+        )
 
 
 def timed(step: Callable[[], object], times: int) -> tuple[float, float]:

@@ -16,15 +16,15 @@ from megatron.tensor_parallel.linear import DOWN, UP, is_adapter
 
 def without_adapters(spec: ModelSpec) -> ModelSpec:
     """Return the spec of the network without LoRA adapters."""
-    return replace(spec, lora_rank=0, lora_alpha=0.0, lora_dropout=0.0, lora_target_modules=())
+    return replace(spec, lora=None)
 
 
 def merge_adapters(spec: ModelSpec, checkpoint: FullCheckpoint) -> FullCheckpoint:
     """Replace each weight W that has an adapter by W + alpha / rank B A, computed in fp32 when read."""
-    if not spec.lora_rank:
+    if spec.lora is None:
         return checkpoint
     makers: dict[str, Callable[[], ParameterState]] = {
-        name: partial(_merge_adapter, checkpoint, name, spec.lora_scale)
+        name: partial(_merge_adapter, checkpoint, name, spec.lora.scale)
         for name in checkpoint.parameters
         if not is_adapter(name)
     }

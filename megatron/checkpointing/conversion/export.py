@@ -10,12 +10,11 @@ from torch import Tensor
 
 from megatron.checkpointing.conversion.adapters import merge_adapters, without_adapters
 from megatron.checkpointing.conversion.model_folder import new_folder
-from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.registry import EXPORTERS, OwnFlags
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, spec_of
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 

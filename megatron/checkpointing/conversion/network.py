@@ -4,7 +4,6 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
 from zlib import crc32
 
 import torch
@@ -24,20 +23,6 @@ from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.sharding import shard_of
-
-
-def spec_of(model: Mapping[str, Any]) -> ModelSpec:
-    """Parse the ModelSpec in a manifest's plan.
-
-    Raises:
-        CheckpointError: a version with other fields wrote it.
-    """
-    try:
-        lists = {name: tuple(value) for name, value in model.items() if isinstance(value, list)}
-        lists["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
-        return ModelSpec(**{**model, **lists})
-    except TypeError as error:
-        raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
 
 
 def parameters_of(spec: ModelSpec) -> dict[str, Tensor]:
@@ -129,7 +114,7 @@ def manifest_of_import(
     }
     return Manifest(
         state={**_INITIAL_STATE, **state},
-        plan=asdict(plan),
+        plan=plan.to_dict(),
         config=asdict(config),
         versions={
             "megatron": VERSION,

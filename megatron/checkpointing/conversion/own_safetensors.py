@@ -22,7 +22,7 @@ def export_to_safetensors(job: Export, folder: Path) -> str:
         CheckpointError: the checkpoint is damaged.
     """
     model = job.manifest.plan["model"]
-    names, rows = ParameterNames.of(model), job.spec.vocab_size
+    names, rows = ParameterNames.of(model), job.spec.vocabulary.vocab_size
     shapes = {}
     for name, parameter in job.checkpoint.parameters.items():
         first, *others = parameter.weight.shape

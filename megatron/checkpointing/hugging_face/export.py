@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,10 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     if network_of(spec).service == "prompts":
         _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
     no_tokenizer = write_hugging_face_files(
-        folder, tokenizer, job.tokenizer_arguments, max_length=spec.max_position_embeddings
+        folder,
+        tokenizer,
+        job.tokenizer_arguments,
+        max_length=spec.positions.max_position_embeddings,
     )
     if template:
         _write_template(folder, template, no_tokenizer if options.chat_template else "")
@@ -130,9 +133,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
 
 def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:
     """Return the network with the names of a GLUE task's classes, which are not in its checkpoint."""
-    if not spec.num_outputs or spec.num_choices > 1:
-        return spec
-    return replace(spec, labels=labels_in(manifest.plan))
+    return network_of(spec).with_labels(spec, labels_in(manifest.plan)) if spec.head else spec
 
 
 def chat_template_of(manifest: Manifest) -> str:
@@ -169,11 +170,11 @@ def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:
 def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, manifest: Manifest) -> None:
     # With --true-vocab-size the network has rows that no token of the tokenizer uses.
     has_more_rows = manifest.config["tokenizer"].get("true_vocab_size") is not None
-    fits = tokenizer.vocab_size <= spec.vocab_size
-    if tokenizer.vocab_size != spec.vocab_size and not (has_more_rows and fits):
+    fits = tokenizer.vocab_size <= spec.vocabulary.vocab_size
+    if tokenizer.vocab_size != spec.vocabulary.vocab_size and not (has_more_rows and fits):
         raise DataError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
-            f"trained with {spec.vocab_size}: give that of the training"
+            f"trained with {spec.vocabulary.vocab_size}: give that of the training"
         )
 
 
@@ -211,7 +212,7 @@ def write_model(
 
 def _split(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
     """Yield transformers' tensors of one parameter by name, without padding of the vocabulary."""
-    weight = weight[: spec.vocab_size] if is_of_vocabulary(part.ours) else weight
+    weight = weight[: spec.vocabulary.vocab_size] if is_of_vocabulary(part.ours) else weight
     yield from zip(part.theirs, part.mapping.to_hugging_face(weight), strict=True)
 
 
@@ -220,8 +221,8 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **family.config(spec),
-        "vocab_size": spec.vocab_size,
-        "tie_word_embeddings": spec.tied_embeddings,
+        "vocab_size": spec.vocabulary.vocab_size,
+        "tie_word_embeddings": spec.vocabulary.tied_embeddings,
         "initializer_range": spec.init_std,
         # Known to all versions.
         "torch_dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
@@ -231,8 +232,10 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
 
 def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Build generation_config.json; learned positions limit the length."""
-    ends = {"max_length": spec.max_position_embeddings}
-    return {**special_ids(tokenizer), **(ends if spec.position_embedding == "learned" else {})}
+    own = spec.positions
+    is_learned = own.position_embedding == "learned"
+    ends = {"max_length": own.max_position_embeddings} if is_learned else {}
+    return {**special_ids(tokenizer), **ends}
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from megatron.common.errors import CheckpointError, DataError, WrongCheckpointEr
 from megatron.common.registry import KINDS
 from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan import Plan, plan
 from megatron.tokenizer.build import build_tokenizer
@@ -135,7 +135,7 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
 def _absent(description: "ModelDescription") -> list[str]:
     """Return the modules of a network that its files do not hold."""
     spec = description.plan.model
-    names = ParameterNames.of(asdict(spec))
+    names = ParameterNames.of(flat(spec))
     modules = {names.module(name).rpartition(".")[0] for name in parameters_of(spec)}
     return sorted(modules.intersection(description.family.absent))
 
@@ -306,7 +306,8 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
     wanted = {name for part in parts for name in part.theirs}
     # Older files contain tied weights twice.
     copies = ["lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight"]
-    for name in ["cls.predictions.decoder.bias", *(copies if spec.tied_embeddings else [])]:
+    copies = copies if spec.vocabulary.tied_embeddings else []
+    for name in ["cls.predictions.decoder.bias", *copies]:
         named.pop(name, None)
     if wanted != set(named):
         missing, other = sorted(wanted - set(named)), sorted(set(named) - wanted)

@@ -71,19 +71,13 @@ class LogitDifference:
         )
 
 
-def _predicted(spec: ModelSpec) -> str:
-    if not spec.num_outputs:
-        return "token"
-    return "label" if spec.labels else ""
-
-
 def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
     """Return two samples: tokens of a text, and ids spread over the vocabulary.
 
     Shapes: [2, s] int64.
     """
-    length = min(_LENGTH, spec.max_position_embeddings)
-    spread = [position * 7919 % spec.vocab_size for position in range(1, length + 1)]
+    length = min(_LENGTH, spec.positions.max_position_embeddings)
+    spread = [position * 7919 % spec.vocabulary.vocab_size for position in range(1, length + 1)]
     try:
         text = tokenizer.encode(_TEXT)
     except DataError:
@@ -135,7 +129,7 @@ def compare(
                 largest=float(logits.abs().max()),
                 agreement=float((logits.argmax(-1) == others.argmax(-1)).float().mean()),
                 positions=len(logits),
-                predicts="" if of_encoder else _predicted(spec),
+                predicts="" if of_encoder else network_of(spec).predicts(spec),
             )
         )
     return measured
@@ -206,12 +200,12 @@ def _our_logits(
     batch = {"tokens": tokens_bs, "positions": positions_bs}
     if network_of(spec).is_causal:
         logits_bsv = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
-        return [logits_bsv[..., : spec.num_outputs or spec.vocab_size].flatten(0, 1)]
+        return [logits_bsv[..., : network_of(spec).num_logits(spec)].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
     lengths_b = real_bs.sum(1)
     span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
     batch |= {"token_types": types_bs, "attention_span": span_b12}
-    if spec.num_choices > 1:
+    if network_of(spec).rows(spec) > 1:
         # Both samples are choices of one question.
         batch = {name: field[None] for name, field in batch.items()} | {
             "attention_span": span_b12[:, 0][None]
@@ -220,9 +214,9 @@ def _our_logits(
     if of_encoder:
         return _encoded(network, batch, real_bs)
     output = network(batch)
-    if spec.num_outputs:
+    if spec.head:
         return [_of_head(output, real_bs, spec)]
-    return [output.logits[real_bs][:, : spec.vocab_size], output.order_logits]
+    return [output.logits[real_bs][:, : spec.vocabulary.vocab_size], output.order_logits]
 
 
 def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
@@ -238,31 +232,31 @@ def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> l
 @torch.no_grad()
 def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor]:
     """Return the outputs of transformers' model in the form of `_our_logits`."""
-    if network_of(spec).is_causal and spec.num_outputs:
+    if network_of(spec).is_causal and spec.head:
         # Of every token: the model itself returns those of the last that is no padding.
         hidden_bsh = model.base_model(tokens_bs).last_hidden_state
         return [model.score(hidden_bsh).float().flatten(0, 1)]
     if network_of(spec).is_causal:
-        return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
+        return [model(tokens_bs).logits.float()[..., : spec.vocabulary.vocab_size].flatten(0, 1)]
     types_bs, real_bs = _segments(tokens_bs)
     inputs = {
         "input_ids": tokens_bs,
         "attention_mask": real_bs.long(),
         "token_type_ids": types_bs,
     }
-    if spec.num_choices > 1:
+    if network_of(spec).rows(spec) > 1:
         inputs = {name: field[None] for name, field in inputs.items()}
     output = model(**inputs)
     if "start_logits" in output:
         return [_of_head(torch.stack([output.start_logits, output.end_logits], -1), real_bs, spec)]
-    if spec.num_outputs:
+    if spec.head:
         return [_of_head(output.logits, real_bs, spec)]
     if "pooler_output" in output:
         return [output.last_hidden_state.float()[real_bs], output.pooler_output.float()]
     if "logits" in output:  # of masked words alone
-        return [output.logits.float()[real_bs][:, : spec.vocab_size]]
+        return [output.logits.float()[real_bs][:, : spec.vocabulary.vocab_size]]
     logits_bsv, order_b2 = output.prediction_logits, output.seq_relationship_logits
-    return [logits_bsv.float()[real_bs][:, : spec.vocab_size], order_b2.float()]
+    return [logits_bsv.float()[real_bs][:, : spec.vocabulary.vocab_size], order_b2.float()]
 
 
 def _of_head(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:
@@ -270,8 +264,9 @@ def _of_head(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:
 
     Shapes: [b, s, C] or [b, C] -> [n, C] float32.
     """
-    of_real = logits[real_bs] if spec.head_layers else logits
-    return of_real.float().reshape(-1, spec.num_outputs)
+    network = network_of(spec)
+    of_real = logits[real_bs] if network.scores_tokens(spec) else logits
+    return of_real.float().reshape(-1, network.num_logits(spec))
 
 
 def _segments(tokens_bs: Tensor) -> tuple[Tensor, Tensor]:

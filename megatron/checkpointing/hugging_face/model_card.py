@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.logit_check import LogitDifference
 from megatron.checkpointing.manifest import Manifest
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 
 _GENERATE = """\
 from transformers import pipeline
@@ -117,11 +117,11 @@ def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
         "architecture": f"{family.architecture} ({family.model_type})",
         "layers": spec.num_layers,
         "hidden size": spec.hidden_size,
-        "MLP hidden size": spec.ffn_hidden_size,
-        "attention heads": spec.num_attention_heads,
-        "key/value heads": spec.num_query_groups,
-        "positions": f"{spec.position_embedding}, {spec.max_position_embeddings}",
-        "vocabulary": spec.vocab_size,
+        "MLP hidden size": spec.mlp.ffn_hidden_size,
+        "attention heads": spec.attention.num_attention_heads,
+        "key/value heads": spec.attention.num_query_groups,
+        "positions": f"{spec.positions.position_embedding}, {spec.positions.max_position_embeddings}",
+        "vocabulary": spec.vocabulary.vocab_size,
         "dtype": dtype,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
@@ -156,11 +156,12 @@ def _equality(measured: Sequence[LogitDifference]) -> list[str]:
 
 
 def _remaining(spec: ModelSpec, remaining: LogitDifference) -> list[str]:
+    in_head = flat(spec)["head_activation"]
     return [
         "",
         "One error remains. transformers has one activation for the MLP and in front of the logits.",
-        f"The network was trained with {spec.activation} in the MLP and {spec.head_activation} in front",
-        f"of the logits, and transformers computes {spec.activation} in both; above, the network",
+        f"The network was trained with {spec.mlp.activation} in the MLP and {in_head} in front",
+        f"of the logits, and transformers computes {spec.mlp.activation} in both; above, the network",
         "computes that too. Against the network as it was trained:",
         "",
         f"* {remaining}",

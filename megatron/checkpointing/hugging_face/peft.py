@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from megatron.checkpointing.conversion.adapters import without_adapters
 from megatron.checkpointing.conversion.model_folder import new_folder
-from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.families.tensor_mapping import (
@@ -24,7 +22,7 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import LoraSpec, ModelSpec, flat, spec_of
 from megatron.tensor_parallel.linear import DOWN, UP
 
 _TASKS = {
@@ -55,7 +53,7 @@ def export_adapters(
             `output` is not empty or cannot be written to; nothing is left behind.
     """
     spec = spec_of(manifest.plan["model"])
-    if not spec.lora_rank:
+    if spec.lora is None:
         raise CheckpointError(f"{source} has no adapters: it was trained without --lora-rank")
     family = family_of(without_adapters(spec), model_type)
     is_transposed = any(
@@ -66,7 +64,7 @@ def export_adapters(
         tensors, head = (dict(some(family, spec, checkpoint)) for some in (_tensors, _head_tensors))
         save_file(tensors | head, staging / "adapter_model.safetensors", metadata={"format": "pt"})
         config = _config(
-            spec,
+            spec.lora,
             base=base,
             task=_TASKS.get(family.auto_class),
             modules={".".join(name.split(".")[-4:-2]) for name in tensors},
@@ -79,7 +77,7 @@ def export_adapters(
 
 
 def _config(
-    spec: ModelSpec,
+    lora: LoraSpec,
     *,
     base: str,
     task: str | None,
@@ -92,9 +90,9 @@ def _config(
         "peft_type": "LORA",
         "task_type": task,
         "base_model_name_or_path": base,
-        "r": spec.lora_rank,
-        "lora_alpha": spec.lora_alpha,
-        "lora_dropout": spec.lora_dropout,
+        "r": lora.lora_rank,
+        "lora_alpha": lora.lora_alpha,
+        "lora_dropout": lora.lora_dropout,
         "target_modules": sorted(modules),
         "bias": "none",
         "fan_in_fan_out": is_transposed,
@@ -125,8 +123,8 @@ def _head_tensors(
     family: Family, spec: ModelSpec, checkpoint: FullCheckpoint
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a downstream head by PEFT's names, in fp32."""
-    names = ParameterNames.of(asdict(spec))
-    for part in family.parts(without_adapters(spec)) if spec.num_outputs else ():
+    names = ParameterNames.of(flat(spec))
+    for part in family.parts(without_adapters(spec)) if spec.head else ():
         if names.module(part.ours).startswith(("classification_head", "pooler")):
             (theirs,) = part.theirs
             weight = checkpoint.parameters[part.ours].weight.all()

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.conversion.network import manifest_of_import, parameters_of, spec_of
+from megatron.checkpointing.conversion.network import manifest_of_import, parameters_of
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
@@ -29,6 +29,7 @@ from megatron.common.errors import (
 from megatron.common.registry import KINDS, LOADERS
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
+from megatron.config.network.model_spec import spec_of
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig
@@ -281,8 +282,8 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
     )
     held = replace(run_plan.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
     # In those programs padding takes part in the softmax, and so it does in a run that resumes theirs.
-    counts = run_plan.model.padded_vocab_size > run_plan.model.vocab_size
-    model = replace(run_plan.model, padded_vocab_in_softmax=counts)
+    vocabulary = run_plan.model.vocabulary.with_softmax(counts_padding=True)
+    model = replace(run_plan.model, vocabulary=vocabulary)
     run_plan = replace(run_plan, checkpoint=held, model=model)
     _require_names(
         set(found.checkpoint.parameters), set(parameters_of(run_plan.model)), found.folder

@@ -3,7 +3,7 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.conversion.adapters import without_adapters
-from megatron.checkpointing.conversion.network import spec_of
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
@@ -24,7 +22,7 @@ from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, r
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat, spec_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _SAME = (
@@ -168,7 +166,7 @@ def _problems(
     if model.get("lora_rank"):
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
     yield from _form_of(model).problems(model, pipeline=pipeline, flag=flags[1])
-    spec = without_adapters(spec_of({**model, "num_experts": ()}))
+    spec = replace(spec_of(model), moe=None, lora=None)
     for field, value, _ in not_expressed(spec, _expressed(spec)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
     has_decoder = model.get("num_decoder_layers", 0) > 0
@@ -204,7 +202,7 @@ def _expressed(spec: ModelSpec) -> Allowed:
         "attention_output_bias": None,
         "attention_bias_apart": (False,),
         **dict.fromkeys(_BY_ARGUMENT),
-        **dict.fromkeys(_form_of(asdict(spec)).expresses),
+        **dict.fromkeys(_form_of(flat(spec)).expresses),
     }
 
 

@@ -204,9 +204,9 @@ def layout_problems(
         )
         return
     for name, size in (
-        ("--num-attention-heads", spec.num_attention_heads),
-        ("--num-query-groups", spec.num_query_groups),
-        ("--ffn-hidden-size", spec.ffn_hidden_size),
+        ("--num-attention-heads", spec.attention.num_attention_heads),
+        ("--num-query-groups", spec.attention.num_query_groups),
+        ("--ffn-hidden-size", spec.mlp.ffn_hidden_size),
     ):
         if size % tensor:
             yield f"{name} {size} is not a multiple of --tensor-model-parallel-size {tensor}"
@@ -227,10 +227,10 @@ def room_problems(generation: GenerationConfig, spec: ModelSpec, *, rows: int) -
     """Yield every problem of the size of the KV cache."""
     yield from batch_problems(rows)
     given = generation.inference_max_seq_length
-    if given is not None and not 2 <= given <= spec.max_position_embeddings:
+    if given is not None and not 2 <= given <= spec.positions.max_position_embeddings:
         yield (
             f"--inference-max-seq-length {given} must be between 2 and --max-position-embeddings "
-            f"{spec.max_position_embeddings}"
+            f"{spec.positions.max_position_embeddings}"
         )
 
 

@@ -1,10 +1,11 @@
 """Mixture of experts (MoE): flags, the layers that have experts, router and routing."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
+from megatron.config.network.model_spec import MoESpec
 from megatron.config.parsing.declaration import setting
 
 _NO_LIMIT = "; --disable-moe-token-dropping takes the limit away"
@@ -214,30 +215,30 @@ def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
     return [bool(each) for each in pattern]
 
 
-def expert_fields(experts: ExpertConfig, num_experts: tuple[int, ...]) -> dict[str, Any]:
-    """Return experts, shared experts and router as fields of ModelSpec; {} without experts."""
+def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | None:
+    """Return experts, shared experts and router; None without experts."""
     if not num_experts:
-        return {}
+        return None
     sinkhorn = balancing_of(experts) == "sinkhorn"
     alone = experts_per_token(experts) == 1
     score = experts.moe_router_score_function or ("sigmoid" if sinkhorn and alone else "softmax")
     # One weight alone would be scaled to 1, and the router would not learn. Sigmoid scores know no
     # order of softmax and choice.
     unscaled = (experts.moe_router_pre_softmax and score == "softmax") or alone or sinkhorn
-    return {
-        "num_experts": num_experts,
-        "experts_per_token": experts_per_token(experts),
-        "residual_experts": experts.mlp_type == "residual",
-        "expert_ffn_hidden_size": experts.moe_ffn_hidden_size or 0,
-        "shared_expert_ffn_hidden_size": experts.moe_shared_expert_intermediate_size or 0,
-        "shared_expert_gate": experts.moe_shared_expert_gate,
-        "router_score": score,
-        "router_normalises": not unscaled,
-        "router_scale": experts.moe_router_topk_scaling_factor or 1.0,
-        "router_bias": experts.moe_router_enable_expert_bias,
-        "router_groups": experts.moe_router_num_groups or 0,
-        "router_groups_per_token": experts.moe_router_group_topk or 0,
-    }
+    return MoESpec(
+        num_experts=num_experts,
+        experts_per_token=experts_per_token(experts),
+        residual_experts=experts.mlp_type == "residual",
+        expert_ffn_hidden_size=experts.moe_ffn_hidden_size or 0,
+        shared_expert_ffn_hidden_size=experts.moe_shared_expert_intermediate_size or 0,
+        shared_expert_gate=experts.moe_shared_expert_gate,
+        router_score=score,
+        router_normalises=not unscaled,
+        router_scale=experts.moe_router_topk_scaling_factor or 1.0,
+        router_bias=experts.moe_router_enable_expert_bias,
+        router_groups=experts.moe_router_num_groups or 0,
+        router_groups_per_token=experts.moe_router_group_topk or 0,
+    )
 
 
 def plan_experts(experts: ExpertConfig) -> ExpertPlan:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from megatron.config.network.model_spec import LoraSpec
 from megatron.config.parsing.declaration import range_problems, setting
 
 
@@ -51,6 +52,18 @@ def lora_targets(names: Sequence[str] | None) -> tuple[str, ...]:
         own
         for own in LINEAR
         if given & {own, _ALL} or any(given.issuperset(theirs) for theirs in _FUSED[own])
+    )
+
+
+def lora_spec(lora: LoraConfig) -> LoraSpec | None:
+    """Return the adapters of a network; None without."""
+    if not lora.lora_rank:
+        return None
+    return LoraSpec(
+        lora_rank=lora.lora_rank,
+        lora_alpha=float(lora.lora_alpha or lora.lora_rank),
+        lora_dropout=lora.lora_dropout,
+        lora_target_modules=lora_targets(lora.lora_target_modules),
     )
 
 

@@ -1,15 +1,22 @@
 """The network: its flags, and the ModelSpec that they resolve to."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.experts import ExpertConfig, expert_fields, experts_of_layers
+from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
 from megatron.config.network.layer_pattern import window_of, windowless_layers
-from megatron.config.network.lora import LoraConfig, lora_targets
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.lora import LoraConfig, lora_spec
+from megatron.config.network.model_spec import (
+    AttentionSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    PositionSpec,
+    VocabularySpec,
+)
 from megatron.config.parsing.declaration import resolved, setting
 
 
@@ -243,60 +250,50 @@ def resolve_model(
         ModelSpec,
         "model",
         model,
-        ffn_hidden_size=ffn_hidden_size_of(model),
-        num_query_groups=num_query_groups_of(model),
-        head_dim=head_dim_of(model),
-        max_position_embeddings=model.max_position_embeddings or model.seq_length,
-        **_vocab_fields(tokenizer, vocab_size, tensor),
-        **_position_fields(model),
-        **_attention_fields(model),
-        embed_layernorm=model.embed_layernorm or norms_embedding,
-        activation=activation_of(model),
+        vocabulary=_vocabulary_spec(model, tokenizer, vocab_size, tensor),
+        positions=_position_spec(model),
+        attention=_attention_spec(model),
+        norm=resolved(
+            NormSpec,
+            "model",
+            model,
+            embed_layernorm=model.embed_layernorm or norms_embedding,
+        ),
+        mlp=resolved(
+            MLPSpec,
+            "model",
+            model,
+            ffn_hidden_size=ffn_hidden_size_of(model),
+            activation=activation_of(model),
+            left_at_default=["mlp_layout"],
+        ),
+        moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
+        lora=lora_spec(lora),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
-        **expert_fields(experts, experts_of_layers(experts, model.num_layers)),
-        **_lora_fields(lora),
-        left_at_default=(*_OF_EXPERTS, *_OF_NETWORKS),
+        left_at_default=("architecture", "own_flags", "own", "head"),
     )
 
 
-_OF_EXPERTS = (
-    *("num_experts", "experts_per_token", "residual_experts", "expert_ffn_hidden_size"),
-    *("shared_expert_ffn_hidden_size", "shared_expert_gate", "router_score"),
-    *("router_normalises", "router_scale", "router_bias", "router_groups"),
-    "router_groups_per_token",
-)
-"""Decisions of a network with experts."""
-
-_OF_NETWORKS = (
-    *("architecture", "own_flags", "attention", "qkv_layout", "mlp_layout", "final_norm"),
-    *("num_decoder_layers", "decoder_seq_length", "relative_buckets", "relative_max_distance"),
-    *("num_token_types", "binary_head", "head_activation", "num_outputs", "num_choices"),
-    *("head_layers", "first_token_head", "head_dropout", "labels", "retro_layers"),
-    *("retro_encoder_layers", "retro_encoder_hidden_dropout", "retro_encoder_attention_dropout"),
-    *("retro_chunk_length", "retro_num_neighbors", "retro_retrieved_length"),
-    *("retro_attention_gate", "retro_normed_residual"),
-)
-"""Decisions of a network that is more than a GPT."""
-
-
-def _attention_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the attention settings as fields of ModelSpec."""
+def _attention_spec(model: ModelConfig) -> AttentionSpec:
     scalar = model.query_pre_attn_scalar
-    return {
-        "window": window_of(model.window_size),
-        "full_attention_layers": full_attention_layers_of(model),
-        "query_key_layer_scaling": model.apply_query_key_layer_scaling,
-        "query_scalar": 0.0 if scalar in (None, head_dim_of(model)) else scalar,
-        "attention_softcap": model.attn_logit_softcapping or 0.0,
-        "attention_dropout": model.attention_dropout,
-        "qk_layernorm": model.qk_layernorm,
-        "qkv_bias": _attention_bias(model) or model.add_qkv_bias,
-        "attention_bias_apart": _attention_bias(model) != model.add_bias_linear,
-    }
+    return resolved(
+        AttentionSpec,
+        "model",
+        model,
+        num_query_groups=num_query_groups_of(model),
+        head_dim=head_dim_of(model),
+        window=window_of(model.window_size),
+        full_attention_layers=full_attention_layers_of(model),
+        query_scalar=0.0 if scalar in (None, head_dim_of(model)) else scalar,
+        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
+        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
+        left_at_default=("attention", "qkv_layout"),
+    )
 
 
-def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> dict[str, Any]:
-    """Return the rows of the token table, as fields of ModelSpec."""
+def _vocabulary_spec(
+    model: ModelConfig, tokenizer: TokenizerConfig, vocab_size: int, tensor: int
+) -> VocabularySpec:
     rows = true_vocab_size(tokenizer, vocab_size)
     padded = padded_vocab_size(
         rows,
@@ -304,55 +301,33 @@ def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> d
         tensor=tensor,
         pad_to=tokenizer.pad_vocab_size_to,
     )
-    return {
-        "vocab_size": rows,
-        "padded_vocab_size": padded,
-        "padded_vocab_in_softmax": bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
-    }
+    return resolved(
+        VocabularySpec,
+        "model",
+        model,
+        vocab_size=rows,
+        padded_vocab_size=padded,
+        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
+    )
 
 
-def _lora_fields(lora: LoraConfig) -> dict[str, Any]:
-    """Return the LoRA adapters of the network, as fields of ModelSpec."""
-    rank = lora.lora_rank
-    return {
-        "lora_rank": rank,
-        "lora_alpha": float((lora.lora_alpha or rank) if rank else 0),
-        "lora_dropout": lora.lora_dropout,
-        "lora_target_modules": lora_targets(lora.lora_target_modules) if rank else (),
-    }
-
-
-def _position_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the position embedding of the network, as fields of ModelSpec."""
+def _position_spec(model: ModelConfig) -> PositionSpec:
+    """Return the position embedding of the network."""
     kind = position_of(model)
-    unscaled = {
-        "position_embedding": kind,
-        "rotary_dim": 0,
-        "rotary_base": 0.0,
-        "rotary_interpolation": 1.0,
-        "rope_scaling": 1.0,
-        **_UNSCALED,
-    }
-    if kind != "rotary":
-        return unscaled
-    return {
-        **unscaled,
-        "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
-        "rotary_base": model.rotary_base,
-        "rotary_local_base": model.rotary_local_base or 0.0,
-        "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
-        **_stretching(model),
-    }
-
-
-_UNSCALED = {
-    each.name: each.default
-    for each in fields(ModelSpec)
-    if each.name == "rotary_local_base"
-    or each.name.startswith("rope_")
-    and each.name != "rope_scaling"
-}
-"""Values of fields that mean nothing without rotary positions, or without their scaling."""
+    turning: dict[str, Any] = {"rotary_dim": 0, "rotary_base": 0.0, "rotary_interpolation": 1.0}
+    if kind == "rotary":
+        turning = {
+            "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
+            "rotary_base": model.rotary_base,
+            "rotary_local_base": model.rotary_local_base or 0.0,
+            "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
+            **_stretching(model),
+        }
+    return PositionSpec(
+        position_embedding=kind,
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
+        **{"rope_scaling": 1.0} | turning,
+    )
 
 
 def _attention_bias(model: ModelConfig) -> bool:
@@ -360,7 +335,7 @@ def _attention_bias(model: ModelConfig) -> bool:
 
 
 def _stretching(model: ModelConfig) -> dict[str, Any]:
-    """Return the RoPE scaling of the network, as fields of ModelSpec."""
+    """Return the RoPE scaling of the network, as fields of PositionSpec."""
     if not model.use_rope_scaling or model.rope_scaling_factor == 1:
         return {}
     factor, rule = model.rope_scaling_factor, model.rope_scaling_type

@@ -272,12 +272,13 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
     """
     if precision.fp8_format is None:
         return
-    heads, groups, width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
+    own = spec.attention
+    heads, groups, width = own.num_attention_heads, own.num_query_groups, own.head_dim
     sizes = {
         "--hidden-size": spec.hidden_size,
         "features of queries, keys and values": (heads + 2 * groups) * width // tensor,
         "features of heads": heads * width // tensor,
-        "--ffn-hidden-size": spec.ffn_hidden_size // tensor,
+        "--ffn-hidden-size": spec.mlp.ffn_hidden_size // tensor,
     }
     for name, size in sizes.items():
         if size % _FP8_MULTIPLE:

@@ -101,6 +101,9 @@ class Architecture:
     usage: str = ""
     """A line with a command for the checkpoint in {directory}, trained by {script}; "": none."""
 
+    part: type | None = None
+    """Dataclass of what only its specs have; its defaults stand for its absence. See `ModelSpec.part`."""
+
     layers_in: str = ""
     """Dotted name of the function of its layers; see `layers`."""
 
@@ -153,7 +156,7 @@ class Architecture:
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the most tokens of a sequence in generation; None for no limit."""
-        return spec.max_position_embeddings
+        return spec.positions.max_position_embeddings
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return what `layers` returns, with the weights of one rank.
@@ -175,7 +178,7 @@ class Architecture:
             Entry(name="to_sequence_first"),
             *(self.block(spec, number, tensor=tensor, expert=expert) for number in numbers),
             Entry(name="to_batch_first"),
-            Entry(name=spec.normalization, kind="norm", weights=norm_weights(spec)),
+            Entry(name=spec.norm.normalization, kind="norm", weights=norm_weights(spec)),
         ]
 
     def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:
@@ -185,7 +188,7 @@ class Architecture:
             kind="embedding",
             weights=embedding_weights(spec, tensor=tensor),
             row=spec.hidden_size,
-            tie="embed" if spec.tied_embeddings else "",
+            tie="embed" if spec.vocabulary.tied_embeddings else "",
         )
 
     def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
@@ -201,9 +204,16 @@ class Architecture:
         """Return the entries behind the final norm."""
         return [logits_entry("OutputEmbeddingPipe", spec, tensor=tensor)]
 
+    def attended_pairs(self, spec: ModelSpec) -> int:
+        """Return the pairs of a query and a key in all layers for one sample, masked ones too."""
+        windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
+        return spec.seq_length * sum(
+            min(spec.seq_length, each or spec.seq_length) for each in windows
+        )
+
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample: see `stack_flops`."""
-        head = spec.padded_vocab_size * spec.hidden_size
+        head = spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
 
     # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
@@ -229,6 +239,22 @@ class Architecture:
 
     def scored(self, spec: ModelSpec) -> ModelSpec:
         """Return the network with the samples whose logits are computed."""
+        return spec
+
+    def rows(self, spec: ModelSpec) -> int:
+        """Return the sequences of a sample."""
+        return 1
+
+    def num_logits(self, spec: ModelSpec) -> int:
+        """Return the columns of the logits that are no padding."""
+        return spec.vocabulary.vocab_size
+
+    def predicts(self, spec: ModelSpec) -> str:
+        """Return what the greatest logit stands for; "" where only their values count."""
+        return "token"
+
+    def with_labels(self, spec: ModelSpec, labels: tuple[str, ...]) -> ModelSpec:
+        """Return the network with the names of the classes that its head predicts, if it has one."""
         return spec
 
     def scores_tokens(self, spec: ModelSpec) -> bool:
@@ -289,10 +315,12 @@ def logits_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
         kind="logits",
         weights=Weights(table_weights(spec, tensor=tensor)),
         row=spec.hidden_size,
-        tie="embed" if spec.tied_embeddings else "",
+        tie="embed" if spec.vocabulary.tied_embeddings else "",
     )
 
 
 def bias_entry(name: str, spec: ModelSpec, *, tensor: int) -> Entry:
     """Return the entry of a bias of the logits."""
-    return Entry(name=name, kind="bias", weights=Weights(spec.padded_vocab_size // tensor), row=1)
+    return Entry(
+        name=name, kind="bias", weights=Weights(spec.vocabulary.padded_vocab_size // tensor), row=1
+    )

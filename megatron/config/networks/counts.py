@@ -1,8 +1,8 @@
 """Weights and floating-point operations of the parts that networks are made of."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 
@@ -32,47 +32,52 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
         expert: replicas that share the experts of a layer.
     """
     width, mlp = spec.hidden_size, mlp_weights(spec, tensor)
-    dense = attention_weights(spec, tensor) + spec.norms_per_layer * norm_width(spec, width)
-    experts = spec.experts_of(number)
+    dense = attention_weights(spec, tensor) + spec.norm.per_layer * norm_width(spec, width)
+    experts, moe = spec.experts_of(number), spec.part(MoESpec)
     if experts == 1:
         return Weights(dense + mlp)
     routing = experts * width
-    if spec.residual_experts:
+    if moe.residual_experts:
         routing += mlp + 2 * width + 2
-    if shared := spec.shared_expert_ffn_hidden_size:
-        routing += mlp_weights(replace(spec, ffn_hidden_size=shared), tensor)
-        routing += width if spec.shared_expert_gate else 0
-    own = mlp_weights(replace(spec, ffn_hidden_size=spec.expert_width), tensor)
+    if shared := moe.shared_expert_ffn_hidden_size:
+        routing += mlp_weights(spec, tensor, features=shared)
+        routing += width if moe.shared_expert_gate else 0
+    own = mlp_weights(spec, tensor, features=spec.expert_width)
     return Weights(dense + routing, experts // expert * own)
 
 
 def attention_weights(spec: ModelSpec, tensor: int) -> int:
     """Return the weights of attention on one of `tensor` ranks, with the norms of queries and keys."""
-    width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
-    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
-    divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
-    norms = 2 * norm_width(spec, spec.head_dim) if spec.qk_layernorm else 0
+    width, heads = spec.hidden_size, spec.attention.query_features
+    qkv = heads + 2 * spec.attention.key_features
+    divided = width * (qkv + heads) + (qkv if spec.attention.qkv_bias else 0)
+    norms = 2 * norm_width(spec, spec.attention.head_dim) if spec.norm.qk_layernorm else 0
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
 
 
-def mlp_weights(spec: ModelSpec, tensor: int) -> int:
-    """Return the weights of an MLP on one of `tensor` ranks."""
-    width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-    divided = width * (inner + spec.ffn_hidden_size) + (inner if spec.linear_bias else 0)
-    return divided // tensor + (width if spec.linear_bias else 0)
+def mlp_weights(spec: ModelSpec, tensor: int, *, features: int = 0) -> int:
+    """Return the weights of an MLP on one of `tensor` ranks.
+
+    Args:
+        features: inner ones, if they are not as many as usual.
+    """
+    width, features = spec.hidden_size, features or spec.mlp.ffn_hidden_size
+    inner = features * (2 if spec.mlp.is_gated else 1)
+    divided = width * (inner + features) + (inner if spec.mlp.linear_bias else 0)
+    return divided // tensor + (width if spec.mlp.linear_bias else 0)
 
 
 def embedding_weights(spec: ModelSpec, *, tensor: int) -> Weights:
     """Return the weights of an embedding on one of `tensor` ranks."""
-    positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
-    norm = norm_width(spec, spec.hidden_size) if spec.embed_layernorm else 0
-    rows = positions + spec.num_token_types
-    return Weights(table_weights(spec, tensor=tensor) + rows * spec.hidden_size + norm)
+    own, width = spec.positions, spec.hidden_size
+    rows = own.max_position_embeddings if own.position_embedding == "learned" else 0
+    norm = norm_width(spec, width) if spec.norm.embed_layernorm else 0
+    return Weights(table_weights(spec, tensor=tensor) + rows * width + norm)
 
 
 def table_weights(spec: ModelSpec, *, tensor: int) -> int:
     """Return the weights of a token table on one of `tensor` ranks."""
-    return spec.padded_vocab_size // tensor * spec.hidden_size
+    return spec.vocabulary.padded_vocab_size // tensor * spec.hidden_size
 
 
 def norm_weights(spec: ModelSpec) -> Weights:
@@ -82,7 +87,7 @@ def norm_weights(spec: ModelSpec) -> Weights:
 
 def norm_width(spec: ModelSpec, width: int) -> int:
     """Return the weights of a norm of `width` features."""
-    return (2 if spec.normalization == "LayerNorm" else 1) * width
+    return (2 if spec.norm.normalization == "LayerNorm" else 1) * width
 
 
 def dense_weights(spec: ModelSpec) -> int:
@@ -101,9 +106,9 @@ def stack_flops(spec: ModelSpec, recompute: RecomputePlan) -> float:
     four times as wide it is their formula (3).
     """
     s = spec.seq_length
-    windows = [spec.window_of(number + 1) for number in range(spec.num_layers)]
+    windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
     visible = sum(min(s, window or s) for window in windows)
-    attention = 2 * spec.num_attention_heads * spec.head_dim * visible
+    attention = 2 * spec.attention.query_features * visible
     forward = (
         spec.num_layers * attention_matrices(spec)
         + attention
@@ -118,25 +123,26 @@ def _mlp_products(spec: ModelSpec, number: int) -> int:
     experts, mlp = spec.experts_of(number), mlp_matrices(spec)
     if experts == 1:
         return mlp
-    one = mlp // spec.ffn_hidden_size
-    residual = mlp + 2 * spec.hidden_size if spec.residual_experts else 0
-    shared = one * spec.shared_expert_ffn_hidden_size
-    gate = spec.hidden_size if spec.shared_expert_gate else 0
+    moe = spec.part(MoESpec)
+    one = mlp // spec.mlp.ffn_hidden_size
+    residual = mlp + 2 * spec.hidden_size if moe.residual_experts else 0
+    shared = one * moe.shared_expert_ffn_hidden_size
+    gate = spec.hidden_size if moe.shared_expert_gate else 0
     routing = experts * spec.hidden_size + residual + shared + gate
-    return spec.experts_per_token * one * spec.expert_width + routing
+    return moe.experts_per_token * one * spec.expert_width + routing
 
 
 def attention_matrices(spec: ModelSpec) -> int:
     """Return the weights of the two matrices of attention."""
-    heads = spec.num_attention_heads * spec.head_dim
-    return spec.hidden_size * (2 * heads + 2 * spec.num_query_groups * spec.head_dim)
+    heads = spec.attention.query_features
+    return spec.hidden_size * (2 * heads + 2 * spec.attention.key_features)
 
 
 def key_matrices(spec: ModelSpec) -> int:
     """Return the weights of them that make keys and values."""
-    return 2 * spec.num_query_groups * spec.head_dim * spec.hidden_size
+    return 2 * spec.attention.key_features * spec.hidden_size
 
 
 def mlp_matrices(spec: ModelSpec) -> int:
     """Return the weights of the two matrices of an MLP."""
-    return spec.hidden_size * spec.ffn_hidden_size * (3 if spec.is_gated else 2)
+    return spec.hidden_size * spec.mlp.ffn_hidden_size * (3 if spec.mlp.is_gated else 2)

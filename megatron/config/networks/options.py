@@ -1,8 +1,6 @@
 """Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
 
-from dataclasses import fields
-
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import LoraSpec, ModelSpec, MoESpec, flat, names_of
 
 COMMON = frozenset(
     (
@@ -29,13 +27,7 @@ EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings")
 """Of `EmbeddingPipe`, and of logits with a table of their own."""
 STREAM = frozenset(("parallel_residual", "sandwich_norm"))
 _WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
-_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
-_EXPERTS = (
-    *("num_experts", "experts_per_token", "residual_experts", "expert_ffn_hidden_size"),
-    *("shared_expert_ffn_hidden_size", "shared_expert_gate", "router_score", "router_normalises"),
-    *("router_scale", "router_bias", "router_groups", "router_groups_per_token"),
-)
-_GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, _LORA, _EXPERTS)
+_GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, names_of(LoraSpec), names_of(MoESpec))
 """The first option of each decides whether the others mean anything."""
 WINDOWS, LORA, EXPERTS = map(frozenset, _GROUPS)
 
@@ -53,8 +45,9 @@ def ignored_options(spec: ModelSpec, plain: ModelSpec, options: frozenset[str]) 
         plain: the same without any option.
         options: those that it has.
     """
-    names = [each.name for each in fields(spec) if each.name not in options]
-    given = {name for name in names if getattr(spec, name) != getattr(plain, name)}
+    now, without = flat(spec), flat(plain)
+    names = [name for name in now if name not in options]
+    given = {name for name in names if now[name] != without[name]}
     for first, *others in _GROUPS:
         if first in given:
             given -= {*others}

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +17,8 @@ from megatron.checkpointing.hugging_face.families.family import (
 from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
 from megatron.checkpointing.megatron_lm.networks import Form
 from megatron.common.registry import FAMILIES
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.extensions.bert.flags import BertSpec
 
 
 def encoder_flags(config: HuggingFaceConfig) -> Iterator[str]:
@@ -43,13 +43,14 @@ def encoder_needs(_: ModelSpec) -> Allowed:
 
 def _one_activation(spec: ModelSpec) -> ModelSpec:
     """Return the network with the activation of the MLP in front of the logits too."""
-    return replace(
-        spec, head_activation="gelu_erf" if spec.activation == "gelu_erf" else "gelu_tanh"
-    )
+    activation: Any = "gelu_erf" if spec.mlp.activation == "gelu_erf" else "gelu_tanh"
+    return replace(spec, own=replace(spec.part(BertSpec), head_activation=activation))
 
 
 def _qkv(spec: ModelSpec) -> QueriesKeysValues:
-    return QueriesKeysValues(groups=spec.num_attention_heads, queries=1, head_dim=spec.head_dim)
+    return QueriesKeysValues(
+        groups=spec.attention.num_attention_heads, queries=1, head_dim=spec.attention.head_dim
+    )
 
 
 ENCODER = {
@@ -70,7 +71,7 @@ MEGATRON_BERT = Family(
         "intermediate_size": "ffn_hidden_size",
         "num_attention_heads": "num_attention_heads",
         "max_position_embeddings": "max_position_embeddings",
-        "type_vocab_size": attrgetter("num_token_types"),
+        "type_vocab_size": lambda spec: spec.part(BertSpec).num_token_types,
         "hidden_act": activation_name,
         # The default of transformers is 1e-12.
         "layer_norm_eps": "norm_epsilon",
@@ -133,7 +134,7 @@ def berts() -> tuple[Family, ...]:
 class BERTForm(Form):
     """BERT's heads."""
 
-    expresses = ("num_token_types", "binary_head", "head_activation")
+    expresses = names_of(BertSpec)
 
     def recognises(self, names: Collection[str]) -> bool:
         """Whether there is a masked-LM head, or that of a task."""

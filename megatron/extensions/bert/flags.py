@@ -1,8 +1,20 @@
 """Flags of BERT, those of masked sentences, and what they decide of its samples."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 from megatron.extensions.masked_lm.flags import MaskedLMConfig, MaskedLMPlan, SentencePlan
 
 SECTIONS = {"masked_lm": MaskedLMConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSpec:
+    """Segments of a sample, and heads of pretraining."""
+
+    num_token_types: int = 0  # rows of the table of segments; 0: there is none
+    binary_head: bool = False  # pooler and classifier of the order of two segments
+    head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of the logits
 
 
 def bert_samples(masked: MaskedLMConfig, *, seq_length: int) -> MaskedLMPlan:

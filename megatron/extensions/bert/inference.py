@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.inference.generation import DecodingConfig
+from megatron.extensions.bert.flags import BertSpec
 from megatron.extensions.bert.layers import BertOutput, bert_layers
 from megatron.extensions.bert.objective import bert_batch
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
@@ -113,7 +114,7 @@ class MaskedLM:
         None without a binary head, or for a text of one segment.
         """
         batch = self._batch(text)
-        if not self.runner.spec.binary_head or not bool(batch["token_types"].any()):
+        if not self.runner.spec.part(BertSpec).binary_head or not bool(batch["token_types"].any()):
             return None
         output: BertOutput = self.runner.model(batch)
         assert output.order_logits is not None  # there is a binary head
@@ -197,7 +198,7 @@ class MaskedLM:
         if len(segments) > 1:
             tokens += [*segments[1], self._sep]
             types += [1] * (len(tokens) - len(types))
-        most = self.runner.spec.max_position_embeddings
+        most = self.runner.spec.positions.max_position_embeddings
         if len(tokens) > most:
             raise DataError(
                 f"the text {text[:40]!r} has {len(tokens)} tokens with [CLS] and [SEP]; the network "

@@ -1,7 +1,6 @@
 """BERT as a list of layers: bidirectional blocks, masked-LM head, pooler and sentence-order head."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -9,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_sequence_first
+from megatron.extensions.bert.flags import BertSpec
+from megatron.model.gpt import end_of, logits_layer, take_tokens, to_batch_first, to_sequence_first
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
-    OutputEmbeddingPipe,
+    OutputTable,
     TokenTable,
     add_output_bias,
     tied_logits,
@@ -50,12 +50,12 @@ def bert_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms in front of sublayers, and
         arXiv:1909.11942, section 3.1, for the order of segments.
     """
-    bias = {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}
+    bias = {"padded_vocab_size": spec.vocabulary.padded_vocab_size, "group": parts.group}
     return [
         take_tokens,
         *encoder_layers(spec, parts),
         Layer(BertHeadPipe, {"spec": spec, "parts": parts}),
-        _logits(spec, parts),
+        logits_layer(spec, parts, MaskedLMLogitsPipe, masked_lm_logits),
         Layer(MaskedLMBiasPipe, bias),
         *end_of(to_float32, parts),
     ]
@@ -67,11 +67,11 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
     own: dict[str, Any] = {"spec": spec, "parts": parts}
-    positions = ["positions"] if spec.layers_read_positions else []
+    positions = ["positions"] if spec.positions.reach_attention else []
     embedding = Layer(
         EmbeddingPipe,
-        own,
-        tie=Tie("embed", _WORDS) if spec.tied_embeddings else None,
+        own | {"num_token_types": spec.part(BertSpec).num_token_types},
+        tie=Tie("embed", _WORDS) if spec.vocabulary.tied_embeddings else None,
         carried=("hidden", *positions, "attention_span"),
     )
     blocks = [
@@ -80,18 +80,6 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     ]
     norm = norm_layer(spec, kernels=parts.kernels)
     return [embedding, to_sequence_first, *blocks, to_batch_first, norm]
-
-
-def _logits(spec: ModelSpec, parts: LayerParts) -> Layer:
-    """Return the layer of the token logits, with the embedding's weight if they are tied."""
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
-    logits = partial(masked_lm_logits, **form)
-    return Layer(
-        MaskedLMLogitsPipe,
-        {**sizes, **form, **parts.division},
-        tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
-    )
 
 
 class ReplicatedLinear(nn.Linear):
@@ -119,12 +107,13 @@ class BertHeadPipe(nn.Module):
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         width = spec.hidden_size
-        self.approximate = "tanh" if spec.head_activation == "gelu_tanh" else "none"
+        own = spec.part(BertSpec)
+        self.approximate = "tanh" if own.head_activation == "gelu_tanh" else "none"
         self.division = parts.division
         self.dense = ReplicatedLinear(width, width)
         self.layernorm = norm_layer(spec, kernels=parts.kernels).build()
-        self.has_binary_head = spec.binary_head
-        if spec.binary_head:
+        self.has_binary_head = own.binary_head
+        if own.binary_head:
             self.pooler = ReplicatedLinear(width, width)
             self.binary_head = ReplicatedLinear(width, 2)
 
@@ -167,11 +156,11 @@ def on_first_token(
     return output if is_first else output.detach() + 0 * output
 
 
-class MaskedLMLogitsPipe(OutputEmbeddingPipe):
-    """Token table of the masked-LM head: replaces features by logits."""
+class MaskedLMLogitsPipe(OutputTable):
+    """Token table of the masked-LM head, like `OutputEmbeddingPipe`: replaces features by logits."""
 
-    def forward(self, output: BertOutput) -> BertOutput:  # type: ignore[override]
-        return output._replace(logits=super().forward(output.logits))
+    def forward(self, output: BertOutput) -> BertOutput:
+        return masked_lm_logits(self, output, softcap=self.softcap, chunk_tokens=self.chunk_tokens)
 
 
 class MaskedLMBiasPipe(nn.Module):

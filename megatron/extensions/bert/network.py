@@ -7,12 +7,13 @@ from typing import ClassVar
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
 from megatron.config.network.model_problems import encoder_problems
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry, bias_entry, logits_entry
 from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
 from megatron.config.networks.options import DECODER, WINDOWS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.extensions.bert.flags import BertSpec
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 
 
@@ -28,7 +29,8 @@ class BertNetwork(Network):
     served_in = "megatron.extensions.bert.routes.masked_lm_backend"
     use = "tools/fill_mask.py fills masks and scores sentences with it"
     usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
-    options = (DECODER - WINDOWS) | {"num_token_types", "binary_head", "head_activation"}
+    part = BertSpec
+    options = (DECODER - WINDOWS) | {*names_of(BertSpec)}
     lacks = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     layers_in = "megatron.extensions.bert.layers.bert_layers"
     megatron_in = "megatron.extensions.bert.checkpoints.BERTForm"
@@ -44,18 +46,27 @@ class BertNetwork(Network):
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder, with the binary head unless a flag leaves it out."""
         has_order = config.section(MaskedLMConfig).bert_binary_head
-        return replace(
-            plain,
-            architecture=self.name,
+        own = BertSpec(
             num_token_types=2 if has_order else 0,
             binary_head=has_order,
             head_activation="gelu_tanh" if config.model.openai_gelu else "gelu_erf",
         )
+        return replace(plain, architecture=self.name, own=own)
+
+    def without_head(self, spec: ModelSpec) -> ModelSpec:
+        """Return the network without the binary head."""
+        return replace(spec, own=replace(spec.part(BertSpec), binary_head=False))
+
+    def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:
+        """Return the embedding, with the table of segments."""
+        plain = super().embedding(spec, tensor=tensor)
+        rows = Weights(spec.part(BertSpec).num_token_types * spec.hidden_size)
+        return replace(plain, weights=plain.weights + rows)
 
     def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
         """Return the masked-LM head, with pooler and binary head if there are."""
         dense = dense_weights(spec)
-        order = dense + 2 * spec.hidden_size + 2 if spec.binary_head else 0
+        order = dense + 2 * spec.hidden_size + 2 if spec.part(BertSpec).binary_head else 0
         features = Weights(dense + norm_width(spec, spec.hidden_size) + order)
         return [
             Entry(name="BertHeadPipe", kind="features", weights=features),
@@ -65,7 +76,7 @@ class BertNetwork(Network):
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
-        head = (spec.padded_vocab_size + spec.hidden_size) * spec.hidden_size
+        head = (spec.vocabulary.padded_vocab_size + spec.hidden_size) * spec.hidden_size
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
 
     def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:

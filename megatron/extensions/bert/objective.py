@@ -12,6 +12,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS, UNMASKED, ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.bert.flags import BertSpec
 from megatron.extensions.bert.layers import BertOutput
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.loss import Loss, Losses, next_token_loss
@@ -44,7 +45,7 @@ class BERT(Objective):
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return the names of both losses, and of the share of micro-batches without a target."""
-        return (LM_LOSS, *([SOP_LOSS] if spec.binary_head else []), UNMASKED)
+        return (LM_LOSS, *([SOP_LOSS] if spec.part(BertSpec).binary_head else []), UNMASKED)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the builder of the sum of both losses."""

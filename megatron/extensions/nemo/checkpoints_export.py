@@ -17,7 +17,7 @@ from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabul
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.extensions.nemo.checkpoints import (
     CONFIG,
     ENCODER,
@@ -29,6 +29,7 @@ from megatron.extensions.nemo.checkpoints import (
     VOCABULARY,
     WEIGHTS,
 )
+from megatron.extensions.tasks.flags import HeadSpec
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _RANK = "mp_rank_00"
@@ -60,7 +61,7 @@ def export_to_nemo(job: Export, folder: Path) -> str:
         VOCABULARY: "".join(f"{token}\n" for token in vocabulary),
     }
     if task == "text-classification":
-        files[_CLASS_LABELS] = "".join(f"{label}\n" for label in spec.labels)
+        files[_CLASS_LABELS] = "".join(f"{label}\n" for label in spec.part(HeadSpec).labels)
     archive = folder / f"{task}.nemo"
     with tarfile.open(archive, "w:gz") as tar:
         directory = tarfile.TarInfo(_RANK)  # which NeMo counts
@@ -113,19 +114,20 @@ def _task_of(spec: ModelSpec) -> str:
     Raises:
         WrongCheckpointError: NeMo has no such head.
     """
-    if not spec.head_layers:
+    head = spec.part(HeadSpec)
+    if not head.head_layers:
         classifier = (
             "; train with --head-layers 2 in place of the pooler, which NeMo's head does not have"
-            if spec.labels
+            if head.labels
             else ""
         )
         raise WrongCheckpointError(
             "NeMo's files hold networks of token classification, text classification and question "
             f"answering; this one has another head, or those of pretraining{classifier}"
         )
-    if spec.first_token_head:
+    if head.first_token_head:
         return "text-classification"
-    return "token-classification" if spec.labels else "question-answering"
+    return "token-classification" if head.labels else "question-answering"
 
 
 def _require_expressed(spec: ModelSpec) -> None:
@@ -136,8 +138,10 @@ def _require_expressed(spec: ModelSpec) -> None:
     """
     allowed = {
         **plain_values(spec),
-        **dict.fromkeys(("num_token_types", "num_outputs", "labels", "head_layers")),
-        **dict.fromkeys(("head_dropout", "first_token_head", "head_activation")),
+        **dict.fromkeys(("num_token_types", "head_activation")),
+        **dict.fromkeys(
+            ("num_outputs", "labels", "head_layers", "head_dropout", "first_token_head")
+        ),
         "architecture": ("bert",),
         "ffn_hidden_size": (4 * spec.hidden_size,),
         "norm_epsilon": (1e-5,),
@@ -155,7 +159,7 @@ def _weights(job: Export) -> dict[str, Tensor]:
     dtype = TORCH_DTYPES[job.dtype]
     return {
         _name_in_nemo(names.module(name)): (
-            weight[: job.spec.vocab_size] if is_of_vocabulary(name) else weight
+            weight[: job.spec.vocabulary.vocab_size] if is_of_vocabulary(name) else weight
         )
         .to(dtype)
         .contiguous()
@@ -178,7 +182,7 @@ def _pretrained_name(job: Export) -> str:
 
 def _notice(spec: ModelSpec) -> str:
     """Return what differs in NeMo, for the user."""
-    if spec.activation == "gelu_erf":
+    if spec.mlp.activation == "gelu_erf":
         return ""
     return "; NeMo computes GELU in its exact form, and this network in the other"
 
@@ -186,18 +190,18 @@ def _notice(spec: ModelSpec) -> str:
 def _sizes(spec: ModelSpec) -> dict[str, int]:
     return {
         "hidden_size": spec.hidden_size,
-        "num_attention_heads": spec.num_attention_heads,
+        "num_attention_heads": spec.attention.num_attention_heads,
         "num_layers": spec.num_layers,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "num_tokentypes": spec.num_token_types,
+        "max_position_embeddings": spec.positions.max_position_embeddings,
+        "num_tokentypes": flat(spec)["num_token_types"],
     }
 
 
 def _model_config(spec: ModelSpec, name: str) -> dict[str, Any]:
     """Return model_config.yaml."""
-    task = _task_of(spec)
-    layers, dropout = spec.head_layers, spec.head_dropout
-    labels = {label: i for i, label in enumerate(spec.labels)}
+    task, head = _task_of(spec), spec.part(HeadSpec)
+    layers, dropout = head.head_layers, head.head_dropout
+    labels = {label: i for i, label in enumerate(head.labels)}
     heads: dict[str, dict[str, Any]] = {
         "token-classification": {
             "head": {"num_fc_layers": layers, "fc_dropout": dropout, "activation": "relu"},
@@ -205,7 +209,7 @@ def _model_config(spec: ModelSpec, name: str) -> dict[str, Any]:
         },
         "text-classification": {
             "classifier_head": {"num_output_layers": layers, "fc_dropout": dropout},
-            "dataset": {"num_classes": spec.num_outputs, "max_seq_length": spec.seq_length},
+            "dataset": {"num_classes": head.num_outputs, "max_seq_length": spec.seq_length},
             "class_labels": {"class_labels_file": f"nemo:{_CLASS_LABELS}"},
             "label_ids": labels,
         },

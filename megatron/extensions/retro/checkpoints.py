@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed
+from megatron.config.network.model_spec import names_of
+from megatron.extensions.retro.flags import RetroSpec
 
 _CROSS_ATTENTION = ".cross_attention.attn."
 """Part of the names of chunked cross-attention, which no other network of Megatron-LM has."""
@@ -51,12 +53,7 @@ class RetroForm(Form):
     )
     """From parameter names of Megatron core to ours, in front of the names that a GPT has too."""
 
-    expresses = (
-        *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
-        *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
-        # Of which `problems` allows one value each.
-        *("retro_retrieved_length", "retro_attention_gate", "retro_normed_residual", "final_norm"),
-    )
+    expresses = names_of(RetroSpec)  # of some fields `problems` allows one value each
 
     def recognises(self, names: Collection[str]) -> bool:
         """Whether there is chunked cross-attention."""

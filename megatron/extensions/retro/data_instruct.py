@@ -21,6 +21,7 @@ from megatron.extensions.retro.data_questions import (
     encoder_contexts,
     read_qa_items,
 )
+from megatron.extensions.retro.flags import RetroSpec
 from megatron.extensions.retro.instruct_flags import InstructPlan
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -102,7 +103,8 @@ def instruct_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
         WrongDataError: a file is missing or malformed, or has no question with an answer.
     """
     retrieves = network_of(request.model).retrieves
-    sizes = request.model.retro_num_neighbors, request.model.retro_retrieved_length
+    retro = request.model.part(RetroSpec)
+    sizes = retro.retro_num_neighbors, retro.retro_retrieved_length
     own: InstructPlan = request.objective.own
 
     def read(name: str, file: Path) -> InstructDataset:

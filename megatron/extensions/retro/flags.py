@@ -10,7 +10,7 @@ from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
-from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.parsing.declaration import range_problems, resolved, setting
 from megatron.config.parsing.flags import given_options
 from megatron.config.parsing.parser import value_in
 from megatron.extensions.retro.instruct_flags import InstructConfig
@@ -88,23 +88,35 @@ def retro_layer_numbers(num_layers: int) -> tuple[int, ...]:
     return tuple(range(6 if num_layers <= 15 else 9, num_layers + 1, 3))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetroSpec:
+    """Chunked cross-attention to retrieved neighbors, and their encoder."""
+
+    retro_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those with cross-attention
+    retro_encoder_layers: int = 0
+    retro_encoder_hidden_dropout: float = 0.0
+    retro_encoder_attention_dropout: float = 0.0
+    retro_chunk_length: int = 0  # tokens
+    retro_num_neighbors: int = 0  # of a chunk
+    retro_retrieved_length: int = 0  # tokens of a neighbor
+    retro_attention_gate: float = 1.0  # factor of what cross-attention to neighbors adds
+    retro_normed_residual: bool = False  # in the encoder's cross-attention; False: the stream
+    final_norm: bool = True  # in front of the logits
+
+
 def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:
     """Return `spec`, that of a GPT, with chunked cross-attention to neighbors."""
     retrieved = config.retro_chunk_length * config.retro_num_retrieved_chunks
-    return replace(
-        spec,
-        max_position_embeddings=model.max_position_embeddings or max(model.seq_length, retrieved),
+    own = resolved(
+        RetroSpec,
+        "model",
+        config,
         retro_layers=retro_layer_numbers(model.num_layers),
-        retro_encoder_layers=config.retro_encoder_layers,
-        retro_encoder_hidden_dropout=config.retro_encoder_hidden_dropout,
-        retro_encoder_attention_dropout=config.retro_encoder_attention_dropout,
-        retro_chunk_length=config.retro_chunk_length,
-        retro_num_neighbors=config.retro_num_neighbors,
         retro_retrieved_length=retrieved,
-        retro_attention_gate=config.retro_attention_gate,
-        retro_normed_residual=config.retro_normed_residual,
-        final_norm=config.retro_final_norm,
     )
+    longest = model.max_position_embeddings or max(model.seq_length, retrieved)
+    positions = replace(spec.positions, max_position_embeddings=longest)
+    return replace(spec, positions=positions, own=own)
 
 
 def plan_retro(config: RetroConfig, *, seq_length: int) -> RetroPlan:

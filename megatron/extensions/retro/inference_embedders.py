@@ -53,7 +53,7 @@ class BertEmbedder:
         self._model, self._batches = model, batches
         spec = model.runner.spec
         self.width = spec.hidden_size
-        self._most = min(batches.max_length, spec.max_position_embeddings) - 2
+        self._most = min(batches.max_length, spec.positions.max_position_embeddings) - 2
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors of texts. Shapes: -> [texts, width] float32."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.retro.flags import RetroSpec
 from megatron.model.gpt import gpt_batch, gpt_layers
 from megatron.model.layers.attention import ParallelCrossAttention, Regrouping, keep
 from megatron.model.layers.embedding import EmbeddingPipe
@@ -50,16 +51,17 @@ def retro_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     if PROMPT_LENGTHS in parts.batch_fields:
         fields.append(PROMPT_LENGTHS)
     steps[1] = replace(embedding, cls=RetroEmbeddingPipe, carried=tuple(fields))
-    for number in spec.retro_layers:
+    own = spec.part(RetroSpec)
+    for number in own.retro_layers:
         index = FIRST_LAYER + number - 1
         layer = _layer_of(steps[index])
-        ends = number == spec.retro_layers[-1]
+        ends = number == own.retro_layers[-1]
         steps[index] = replace(
             layer,
             cls=ParallelTransformerRetroLayerPipe,
             carried=plain if ends else None,
         )
-    if not spec.final_norm:
+    if not own.final_norm:
         steps[FIRST_LAYER + spec.num_layers + 1] = no_final_norm
     return steps
 
@@ -70,7 +72,7 @@ def retro_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
     if tokens.contexts is None or tokens.context_lengths is None or tokens.prompt_lengths is None:
         # Every token of a decode step is behind its prompt.
         return {**batch, PROMPT_LENGTHS: tokens.tokens.new_zeros(len(tokens.tokens))}
-    length = spec.retro_retrieved_length
+    length = spec.part(RetroSpec).retro_retrieved_length
     neighbors_bkr = tokens.contexts[..., :length]
     padded_bkr = F.pad(neighbors_bkr, (0, length - neighbors_bkr.size(2)))
     return {
@@ -105,7 +107,8 @@ class RetroEmbeddingPipe(EmbeddingPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__(spec, parts)
-        self.lengths = parts.state(spec.retro_num_neighbors, dtype=torch.int64)
+        count = spec.part(RetroSpec).retro_num_neighbors
+        self.lengths = parts.state(count, dtype=torch.int64)
 
     def forward(self, batch: Batch) -> LayerInput:
         lengths_bk = once_per_sequence(self.lengths, lambda: batch["neighbor_lengths"].flatten(1))
@@ -132,7 +135,8 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__(spec, parts, number=number)
-        contexts = spec.retro_num_neighbors, spec.retro_retrieved_length
+        self.own = spec.part(RetroSpec)
+        contexts = self.own.retro_num_neighbors, self.own.retro_retrieved_length
         self.inter_attention = ParallelCrossAttention(spec, parts, number=number, contexts=contexts)
         self.pre_inter_attention_layernorm = norm_layer(spec, kernels=parts.kernels).build()
         mark_added(self.inter_attention)
@@ -183,11 +187,11 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int):
         super().__init__(spec, parts, number=number)
         self.encoder = None
-        if number == spec.retro_layers[0]:
+        if number == self.own.retro_layers[0]:
             self.encoder = RetroEncoder(spec, parts.without_states)
             mark_added(self.encoder)
             self.replaces = ("hidden", "encoder_hidden")
-        if number == spec.retro_layers[-1]:
+        if number == self.own.retro_layers[-1]:
             self.drops = ("encoder_hidden", "encoder_span", "batch")
 
     def forward(self, inputs: LayerInput) -> LayerInput:
@@ -208,7 +212,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     ) -> Tensor:
         """Return what chunked cross-attention adds to the residual stream, [s, b, h]."""
         shared: Shared = {} if inputs.shared is None else inputs.shared
-        s, b, k = normed_sbh.size(0) * self.parts, normed_sbh.size(1), self.spec.retro_num_neighbors
+        s, b, k = normed_sbh.size(0) * self.parts, normed_sbh.size(1), self.own.retro_num_neighbors
         n = context.size(1) // k
         span_n12 = once(shared, "Retro context span", lambda: _span_of_chunks(span_e12, n))
 
@@ -220,7 +224,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
 
         prompts_b = _prompts_of(inputs)
         if prompts_b is None:
-            chunks = Chunks(s, n // b, self.spec.retro_chunk_length)
+            chunks = Chunks(s, n // b, self.own.retro_chunk_length)
             regrouping = Regrouping(chunks.of_queries, rows, chunks.to_tokens)
             attends_sb = once(shared, "Retro tokens", lambda: chunks.attending(span_n12))
         else:
@@ -233,7 +237,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
             normed_sbh, context, span_n12, shared=shared, regrouping=regrouping
         )
         own_sb = attends_sb.chunk(self.parts)[self.part]
-        gate_sb1 = self.spec.retro_attention_gate * own_sb.to(y.dtype)[..., None]
+        gate_sb1 = self.own.retro_attention_gate * own_sb.to(y.dtype)[..., None]
         return (y if bias is None else y + bias) * gate_sb1
 
 
@@ -301,13 +305,16 @@ class RetroEncoder(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.spec = spec
+        self.spec, self.own = spec, spec.part(RetroSpec)
         own = replace(
             spec,
-            hidden_dropout=spec.retro_encoder_hidden_dropout,
-            attention_dropout=spec.retro_encoder_attention_dropout,
-            window=0,
-            full_attention_layers=(),
+            hidden_dropout=self.own.retro_encoder_hidden_dropout,
+            attention=replace(
+                spec.attention,
+                attention_dropout=self.own.retro_encoder_attention_dropout,
+                window=0,
+                full_attention_layers=(),
+            ),
         )
         # Into which ranks divide sequences.
         self.parts = parts.group.size() if parts.sequence_parallel else 1
@@ -315,7 +322,7 @@ class RetroEncoder(nn.Module):
             (RetroEncoderLayer if number == 1 else ParallelTransformerLayerPipe)(
                 own, parts, number=number
             )
-            for number in range(1, spec.retro_encoder_layers + 1)
+            for number in range(1, self.own.retro_encoder_layers + 1)
         )
 
     def forward(
@@ -324,12 +331,12 @@ class RetroEncoder(nn.Module):
         (r, e), s = neighbors_reh.shape[:2], len(states_sbh)
         r, s = r * self.parts, s * self.parts
         positions_er = None
-        if self.spec.layers_read_positions:
+        if self.spec.positions.reach_attention:
             positions_er = torch.arange(r, device=neighbors_reh.device).expand(e, r)
-        n, b = e // self.spec.retro_num_neighbors, states_sbh.size(1)
+        n, b = e // self.own.retro_num_neighbors, states_sbh.size(1)
         lengths_n = _prompts_of(inputs)
         if lengths_n is None:
-            chunks = Chunks(s, n // b, self.spec.retro_chunk_length)
+            chunks = Chunks(s, n // b, self.own.retro_chunk_length)
             lengths_n = chunks.lengths(n, states_sbh.device)
         neighbors = LayerInput(
             neighbors_reh,
@@ -361,16 +368,16 @@ class RetroEncoderLayer(CrossAttentionLayer):
         if states_sbh is None:
             raise ValueError("the first layer of the encoder needs the states of chunks")
         x, normed = self.self_attended(inputs)
-        k, b, s = self.spec.retro_num_neighbors, states_sbh.size(1), len(states_sbh) * self.parts
+        k, b, s = self.own.retro_num_neighbors, states_sbh.size(1), len(states_sbh) * self.parts
         context: Callable[[Tensor], Tensor] = keep
         if _prompts_of(inputs) is None:
             c = normed.size(1) // k // b
-            context = Chunks(s, c, self.spec.retro_chunk_length).of_keys
+            context = Chunks(s, c, self.own.retro_chunk_length).of_keys
         regrouping = Regrouping(lambda q: to_rows(q, k), context, lambda y: from_rows(y, k))
         y, bias = self.inter_attention(
             normed, states_sbh, inputs.encoder_span, regrouping=regrouping
         )
-        residual = normed if self.spec.retro_normed_residual else x
+        residual = normed if self.own.retro_normed_residual else x
         return inputs._replace(hidden=self.to_mlp(y, bias, residual))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry
 from megatron.config.networks.counts import (
@@ -22,6 +22,7 @@ from megatron.config.networks.options import COMMON, EMBEDDING, LORA, ROTARY
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.retro.flags import (
     RetroConfig,
+    RetroSpec,
     retro_flag_problems,
     retro_problems,
     with_retriever,
@@ -38,22 +39,8 @@ class RetroNetwork(Network):
     service = "neighbors"
     use = "tools/retro/text_generation/retro_text_generation.py answers questions with it"
     usage = "evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ..."
-    options = (
-        COMMON
-        | ROTARY
-        | EMBEDDING
-        | LORA
-        | {
-            *("retro_layers", "retro_encoder_layers", "retro_encoder_hidden_dropout"),
-            *("retro_encoder_attention_dropout", "retro_chunk_length", "retro_num_neighbors"),
-            *(
-                "retro_retrieved_length",
-                "retro_attention_gate",
-                "retro_normed_residual",
-                "final_norm",
-            ),
-        }
-    )
+    part = RetroSpec
+    options = COMMON | ROTARY | EMBEDDING | LORA | {*names_of(RetroSpec)}
     lacks = "is not built for networks with retrieval: leave it out"
     layers_in = "megatron.extensions.retro.layers.retro_layers"
     batch_in = "megatron.extensions.retro.layers.retro_batch"
@@ -87,12 +74,13 @@ class RetroNetwork(Network):
 
     def num_contexts(self, spec: ModelSpec) -> int:
         """Return the number of neighbors of a prompt."""
-        return spec.retro_num_neighbors
+        return spec.part(RetroSpec).retro_num_neighbors
 
     def body(self, spec: ModelSpec, *, tensor: int, expert: int) -> list[Entry]:
         """Return the entries of a GPT with others in some of its places."""
         *others, norm = super().body(spec, tensor=tensor, expert=expert)
-        return [*others, norm if spec.final_norm else Entry(name="no_final_norm", kind="norm")]
+        has_norm = spec.part(RetroSpec).final_norm
+        return [*others, norm if has_norm else Entry(name="no_final_norm", kind="norm")]
 
     def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:
         """Return the embedding of tokens and neighbors."""
@@ -101,61 +89,63 @@ class RetroNetwork(Network):
     def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
         """Return the layer `number`, of which the first with retrieval has the encoder of neighbors."""
         plain = super().block(spec, number, tensor=tensor, expert=expert)
-        if number not in spec.retro_layers:
+        own = spec.part(RetroSpec)
+        if number not in own.retro_layers:
             return plain
         cross = attention_weights(spec, tensor) + norm_width(spec, spec.hidden_size)
-        if number == spec.retro_layers[0]:
-            layer = block_weights(replace(spec, num_experts=()), number, tensor=tensor)
-            cross = 2 * cross + spec.retro_encoder_layers * layer.total
+        if number == own.retro_layers[0]:
+            layer = block_weights(replace(spec, moe=None), number, tensor=tensor)
+            cross = 2 * cross + own.retro_encoder_layers * layer.total
         name = "ParallelTransformerRetroLayerPipe"
         return replace(plain, name=name, weights=plain.weights + Weights(cross))
 
     def kept(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps, those of retrieval included."""
-        spec, kept = sizes.spec, super().kept(entry, sizes)
-        if entry.number not in spec.retro_layers:
+        own, kept = sizes.spec.part(RetroSpec), super().kept(entry, sizes)
+        if entry.number not in own.retro_layers:
             return kept
         neighbors = _of_neighbors(sizes)
         kept += sizes.norm() + sizes.attention() + sizes.keys_beyond(neighbors.tokens)
-        if entry.number != spec.retro_layers[0]:
+        if entry.number != own.retro_layers[0]:
             return kept
-        layers = spec.retro_encoder_layers * neighbors.layer(1)
+        layers = own.retro_encoder_layers * neighbors.layer(1)
         return int(kept + layers + neighbors.norm() + neighbors.attention() + neighbors.stream)
 
     def deferred(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
-        spec, kept = sizes.spec, super().deferred(entry, sizes)
-        if entry.number not in spec.retro_layers:
+        own, kept = sizes.spec.part(RetroSpec), super().deferred(entry, sizes)
+        if entry.number not in own.retro_layers:
             return kept
         neighbors = _of_neighbors(sizes)
         kept += sizes.attention_products(neighbors)
-        first = entry.number == spec.retro_layers[0]
-        return int(kept + (spec.retro_encoder_layers * neighbors.products(1) if first else 0))
+        first = entry.number == own.retro_layers[0]
+        return int(kept + (own.retro_encoder_layers * neighbors.products(1) if first else 0))
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
         return super().flops(spec, recompute) + self._retrieval_flops(spec, recompute)
 
     def _retrieval_flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
-        if not spec.retro_layers:
+        own = spec.part(RetroSpec)
+        if not own.retro_layers:
             return 0.0
-        r, s, m = spec.retro_retrieved_length, spec.seq_length, spec.retro_chunk_length
-        tokens = s // m * spec.retro_num_neighbors * r  # of neighbors
-        heads, keys = spec.num_attention_heads * spec.head_dim, key_matrices(spec)
+        r, s, m = own.retro_retrieved_length, spec.seq_length, own.retro_chunk_length
+        tokens = s // m * own.retro_num_neighbors * r  # of neighbors
+        heads, keys = spec.attention.query_features, key_matrices(spec)
         attention = attention_matrices(spec)
         queries = attention - keys
-        visible = spec.retro_num_neighbors * r
+        visible = own.retro_num_neighbors * r
         cross = s * queries + tokens * keys + 2 * heads * s * visible
         layer = attention + mlp_matrices(spec) + 2 * heads * r
-        encoder = spec.retro_encoder_layers * tokens * layer
+        encoder = own.retro_encoder_layers * tokens * layer
         encoder += tokens * queries + s * keys + 2 * heads * tokens * m
-        forward = len(spec.retro_layers) * cross + encoder
+        forward = len(own.retro_layers) * cross + encoder
         return 2 * (3 + recompute.share) * forward
 
 
 def _of_neighbors(sizes: Any) -> Any:
     """Return the activations of a GPT whose samples are retrieved neighbors."""
-    spec = sizes.spec
-    each = spec.seq_length // spec.retro_chunk_length * spec.retro_num_neighbors
-    model = replace(spec, seq_length=spec.retro_retrieved_length, retro_layers=())
+    spec, own = sizes.spec, sizes.spec.part(RetroSpec)
+    each = spec.seq_length // own.retro_chunk_length * own.retro_num_neighbors
+    model = replace(spec, seq_length=own.retro_retrieved_length, own=None)
     return sizes.of(model, samples=each)

@@ -9,6 +9,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.retro.flags import RetroSpec
 from megatron.objectives.gpt import CAUSAL_FIELDS, PACKED, gpt_batch
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
@@ -30,10 +31,11 @@ class Retro(Objective):
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return the chunks of a sample, the neighbors of each, and their length."""
+        own = spec.part(RetroSpec)
         return {
-            "c": spec.seq_length // spec.retro_chunk_length,
-            "k": spec.retro_num_neighbors,
-            "r": spec.retro_retrieved_length,
+            "c": spec.seq_length // own.retro_chunk_length,
+            "k": own.retro_num_neighbors,
+            "r": own.retro_retrieved_length,
         }
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:

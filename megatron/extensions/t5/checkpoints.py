@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed, first_decoder_stage
+from megatron.config.network.model_spec import names_of
+from megatron.extensions.t5.flags import DecoderSpec
 
 _CROSS_ATTENTION = re.compile(r"\.(inter|cross)_attention\.(query|key_value|dense|linear_)")
 
@@ -15,7 +17,7 @@ class T5Form(Form):
     """T5's two stacks."""
 
     renamed: ClassVar[Renamed] = ((r"^(encoder|transformer)\.", ""),)
-    expresses = ("num_decoder_layers", "decoder_seq_length")
+    expresses = names_of(DecoderSpec)
 
     def recognises(self, names: Collection[str]) -> bool:
         """Whether there is cross-attention of a decoder."""

@@ -44,6 +44,14 @@ def t5_sentences(masked: MaskedLMConfig) -> SentencePlan:
     return SentencePlan(num_special=2, short_seq_prob=masked.short_seq_prob)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec:
+    """A decoder behind an encoder of `num_layers`."""
+
+    num_decoder_layers: int = 0
+    decoder_seq_length: int = 0
+
+
 def with_decoder(
     spec: ModelSpec,
     config: EncoderDecoderConfig,
@@ -53,15 +61,18 @@ def with_decoder(
 ) -> ModelSpec:
     """Return `spec`, that of an encoder, with a decoder behind it."""
     longest = max(model.seq_length, decoder_seq_length)
-    is_relative = spec.position_embedding == "relative"
-    return replace(
-        spec,
+    is_relative = spec.positions.position_embedding == "relative"
+    positions = replace(
+        spec.positions,
         max_position_embeddings=model.max_position_embeddings or longest,
-        num_decoder_layers=num_decoder_layers(config, model),
-        decoder_seq_length=decoder_seq_length,
         relative_buckets=config.relative_attention_num_buckets if is_relative else 0,
         relative_max_distance=config.relative_attention_max_distance if is_relative else 0,
     )
+    own = DecoderSpec(
+        num_decoder_layers=num_decoder_layers(config, model),
+        decoder_seq_length=decoder_seq_length,
+    )
+    return replace(spec, positions=positions, own=own)
 
 
 def num_decoder_layers(config: EncoderDecoderConfig, model: ModelConfig) -> int:

@@ -9,6 +9,7 @@ from megatron.common.errors import DataError, raise_if_any
 from megatron.config.inference.generation import DecodingConfig, candidate_problems
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.t5.data import t5_vocabulary
+from megatron.extensions.t5.flags import DecoderSpec
 from megatron.extensions.t5.inference_flags import TextToTextConfig
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
@@ -65,7 +66,7 @@ class TextToText:
     def max_length(self) -> int | None:
         """Most tokens of a text; None if the network has no limit."""
         spec = self.spec
-        return None if spec.relative_buckets else spec.max_position_embeddings
+        return None if spec.positions.relative_buckets else spec.positions.max_position_embeddings
 
     def requests(
         self,
@@ -187,7 +188,7 @@ def generate_texts(
         ConfigError: the flags do not fit the network.
         DataError: the network cannot take a text.
     """
-    most = options.out_seq_length or model.spec.decoder_seq_length
+    most = options.out_seq_length or model.spec.part(DecoderSpec).decoder_seq_length
     raise_if_any(_problems(model, options, most))
     requests = model.requests(
         texts,

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.gpt import end_of, take_tokens, to_batch_first, to_float32
-from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
+from megatron.extensions.t5.flags import DecoderSpec
+from megatron.model.gpt import end_of, logits_layer, take_tokens, to_batch_first, to_float32
+from megatron.model.layers.embedding import OutputBiasPipe
 from megatron.model.layers.layer_input import LayerInput, PassInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.norms import norm_layer
@@ -42,11 +43,13 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     `parts.core_attention` counts layers from 1 in each stack, and no layer has experts.
     """
     own: dict[str, Any] = {"spec": spec, "parts": parts}
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    words = partial(Layer, WordEmbeddingPipe, {**sizes, "parts": parts})
+    rows = {"padded_vocab_size": spec.vocabulary.padded_vocab_size}
+    words = partial(
+        Layer, WordEmbeddingPipe, rows | {"hidden_size": spec.hidden_size, "parts": parts}
+    )
     encoder = partial(Layer, prefill_only=True)
-    table = ("relative_table",) if spec.relative_buckets else ()
-    numbers = range(1, spec.num_layers + 1), range(1, spec.num_decoder_layers + 1)
+    table = ("relative_table",) if spec.positions.relative_buckets else ()
+    numbers = range(1, spec.num_layers + 1), range(1, spec.part(DecoderSpec).num_decoder_layers + 1)
 
     return [
         take_tokens,
@@ -78,8 +81,8 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         ),
         to_batch_first,
         norm_layer(spec, kernels=parts.kernels),
-        _logits(spec, {**sizes, **parts.division}, parts.loss_chunk_tokens),
-        Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": parts.group}),
+        logits_layer(spec, parts),
+        Layer(OutputBiasPipe, rows | {"group": parts.group}),
         *end_of(to_float32, parts),
     ]
 
@@ -97,21 +100,10 @@ def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
     }
 
 
-def _logits(spec: ModelSpec, sizes: dict[str, Any], chunk_tokens: int) -> Layer:
-    """Return the layer of the logits, with the embedding's weight if they are tied."""
-    form: dict[str, Any] = {"softcap": spec.logit_softcap, "chunk_tokens": chunk_tokens}
-    logits = partial(tied_logits, **form)
-    return Layer(
-        OutputEmbeddingPipe,
-        {**sizes, **form},
-        tie=Tie("embed", _WORDS, logits) if spec.tied_embeddings else None,
-    )
-
-
 def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) -> Layer:
     """Return the positions of a stack: of a shared table, or biases of its own."""
     own = {"spec": spec, "parts": parts}
-    if spec.relative_buckets:
+    if spec.positions.relative_buckets:
         return Layer(RelativePositionsPipe, own, carried=carried)
     tie = Tie("positions", "shared_positions.weight")
     return Layer(PositionEmbeddingPipe, own, tie=tie, carried=carried)
@@ -206,7 +198,9 @@ class PositionEmbeddingPipe(PositionsPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__(spec, parts)
-        self.shared_positions = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.shared_positions = nn.Embedding(
+            spec.positions.max_position_embeddings, spec.hidden_size
+        )
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_bsh = inputs.hidden
@@ -227,9 +221,11 @@ class RelativePositionsPipe(PositionsPipe):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__(spec, parts)
-        heads = exact_quotient(spec.num_attention_heads, parts.group.size(), "num_attention_heads")
+        heads = exact_quotient(
+            spec.attention.num_attention_heads, parts.group.size(), "num_attention_heads"
+        )
         self.weight = mark_sharded(
-            nn.Parameter(torch.empty(spec.relative_buckets, heads)), 1, parts.group
+            nn.Parameter(torch.empty(spec.positions.relative_buckets, heads)), 1, parts.group
         )
 
     def forward(self, inputs: LayerInput) -> LayerInput:

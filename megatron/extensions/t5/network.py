@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from megatron.common.registry import NETWORKS
 from megatron.config.config import Config
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import (
     FIRST_LAYER,
@@ -32,6 +32,7 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
 from megatron.extensions.t5.flags import (
+    DecoderSpec,
     EncoderDecoderConfig,
     encoder_decoder_problems,
     num_decoder_layers,
@@ -51,9 +52,10 @@ class T5Network(Network):
     served_in = "megatron.extensions.t5.routes.text_to_text_backend"
     use = "tools/text_to_text.py generates text from text with it"
     usage = "generate with: tools/text_to_text.py --load {directory} --text TEXT"
+    part = DecoderSpec
     options = COMMON | {
-        *("residual_after_norm", "num_decoder_layers", "decoder_seq_length"),
-        *("relative_buckets", "relative_max_distance"),
+        *("residual_after_norm", "relative_buckets", "relative_max_distance"),
+        *names_of(DecoderSpec),
     }
     lacks = "is not built for networks with an encoder and a decoder: leave it out"
     layers_in = "megatron.extensions.t5.layers.t5_layers"
@@ -99,7 +101,8 @@ class T5Network(Network):
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the positions of the decoder, and the last token, which has none."""
-        return None if spec.relative_buckets else spec.max_position_embeddings + 1
+        own = spec.positions
+        return None if own.relative_buckets else own.max_position_embeddings + 1
 
     def num_layers(self, config: Config) -> int:
         """Return the layers of both stacks."""
@@ -110,7 +113,7 @@ class T5Network(Network):
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return both stacks, each behind its embedding, and the head."""
         norm, layers = norm_weights(spec), spec.num_layers
-        numbers = range(layers + 1, layers + spec.num_decoder_layers + 1)
+        numbers = range(layers + 1, layers + spec.part(DecoderSpec).num_decoder_layers + 1)
         decoder = self._decoder_weights(spec, tensor)
         return [
             Entry(name="take_tokens"),
@@ -128,7 +131,7 @@ class T5Network(Network):
                 for number in numbers
             ),
             Entry(name="to_batch_first"),
-            Entry(name=spec.normalization, kind="norm", weights=norm),
+            Entry(name=spec.norm.normalization, kind="norm", weights=norm),
             logits_entry("OutputEmbeddingPipe", spec, tensor=tensor),
             bias_entry("OutputBiasPipe", spec, tensor=tensor),
         ]
@@ -142,30 +145,37 @@ class T5Network(Network):
             tie="embed",
             number=number,
         )
-        if spec.relative_buckets:
-            biases = Weights(spec.relative_buckets * spec.num_attention_heads // tensor)
-            return [words, Entry(name="RelativePositionsPipe", weights=biases)]
-        table = Weights(spec.max_position_embeddings * spec.hidden_size)
+        if spec.positions.relative_buckets:
+            biases = spec.positions.relative_buckets * spec.attention.num_attention_heads
+            return [words, Entry(name="RelativePositionsPipe", weights=Weights(biases // tensor))]
+        table = Weights(spec.positions.max_position_embeddings * spec.hidden_size)
         name = "PositionEmbeddingPipe"
         return [words, Entry(name=name, kind="positions", weights=table, tie="positions")]
 
     def _decoder_weights(self, spec: ModelSpec, tensor: int) -> Weights:
-        norms = (spec.norms_per_layer + 1) * norm_width(spec, spec.hidden_size)
+        norms = (spec.norm.per_layer + 1) * norm_width(spec, spec.hidden_size)
         return Weights(2 * attention_weights(spec, tensor) + norms + mlp_weights(spec, tensor))
+
+    def attended_pairs(self, spec: ModelSpec) -> int:
+        """Return those of the encoder, and of both kinds of attention in the decoder."""
+        s, own = spec.seq_length, spec.part(DecoderSpec)
+        d = own.decoder_seq_length
+        return super().attended_pairs(spec) + own.num_decoder_layers * d * (d + s)
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
 
         The keys and values of cross-attention are those of the encoder's tokens.
         """
-        s, d = spec.seq_length, spec.decoder_seq_length
+        s, own = spec.seq_length, spec.part(DecoderSpec)
+        d = own.decoder_seq_length
         keys = key_matrices(spec)
-        attention = 2 * spec.num_attention_heads * spec.head_dim * d * (d + s)
+        attention = 2 * spec.attention.query_features * d * (d + s)
         weights = 2 * attention_matrices(spec) - keys + mlp_matrices(spec)
         forward = d * weights + s * keys + attention
         again = attention if recompute.granularity == "selective" else 0
-        decoder = 2 * spec.num_decoder_layers * ((3 + recompute.share) * forward + again)
-        head = d * spec.padded_vocab_size * spec.hidden_size
+        decoder = 2 * own.num_decoder_layers * ((3 + recompute.share) * forward + again)
+        head = d * spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * s * stack_flops(spec, recompute) + decoder + 6 * head)
 
     def kept(self, entry: Entry, sizes: Any) -> int:
@@ -189,16 +199,14 @@ class T5Network(Network):
 
         The mask of the decoder's self-attention is causal.
         """
-        spec = sizes.spec
+        spec, length = sizes.spec, sizes.spec.part(DecoderSpec).decoder_seq_length
         encodes = any(number <= spec.num_layers for number in numbers)
         decodes = any(number > spec.num_layers for number in numbers)
-        return int(
-            sizes.padding_masks(spec.seq_length * encodes + spec.decoder_seq_length * decodes)
-        )
+        return int(sizes.padding_masks(spec.seq_length * encodes + length * decodes))
 
     def scored(self, spec: ModelSpec) -> ModelSpec:
         """Return the decoder, with its samples."""
-        return replace(spec, seq_length=spec.decoder_seq_length, num_decoder_layers=0)
+        return replace(spec, seq_length=spec.part(DecoderSpec).decoder_seq_length, own=None)
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
         """Yield the names of both stacks' parameters, with those of modules."""

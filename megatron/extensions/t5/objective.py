@@ -9,6 +9,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
+from megatron.extensions.t5.flags import DecoderSpec
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 
@@ -32,7 +33,7 @@ class T5(Objective):
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return the length of the decoder's samples."""
-        return {"d": spec.decoder_seq_length}
+        return {"d": spec.part(DecoderSpec).decoder_seq_length}
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return `t5_batch`."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
 from megatron.extensions.masked_lm.routes import TextsBody, results_of
+from megatron.extensions.t5.flags import DecoderSpec
 from megatron.extensions.t5.inference import TextToText, load_text_to_text
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.sequence import Completion, Request
@@ -127,7 +128,7 @@ async def _completions(
 
 
 def _usual_new_tokens(model: TextToText, served: ServedModel) -> int:
-    return min(model.spec.decoder_seq_length, served.limits.new_tokens)
+    return min(model.spec.part(DecoderSpec).decoder_seq_length, served.limits.new_tokens)
 
 
 def _text_to_text_problems(

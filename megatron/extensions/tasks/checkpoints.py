@@ -17,6 +17,7 @@ from megatron.extensions.bert.checkpoints import (
     encoder_flags,
     encoder_needs,
 )
+from megatron.extensions.tasks.flags import HeadSpec
 
 _MOST_QUERY_TOKENS = 64  # default of --max-query-length
 
@@ -29,7 +30,7 @@ _LABEL_KEYS: Mapping[str, Callable[[ModelSpec], Any]] = {
 _CLASS_KEYS: Mapping[str, Callable[[ModelSpec], Any]] = {
     **_LABEL_KEYS,
     "problem_type": lambda spec: (
-        "regression" if spec.num_outputs == 1 else "single_label_classification"
+        "regression" if spec.part(HeadSpec).num_outputs == 1 else "single_label_classification"
     ),
 }
 """Entries of config.json about classes of texts, or about a regression."""
@@ -37,7 +38,8 @@ _CLASS_KEYS: Mapping[str, Callable[[ModelSpec], Any]] = {
 
 def _label_names(spec: ModelSpec) -> tuple[str, ...]:
     """Return the names of the outputs of a head; by default those of transformers."""
-    return spec.labels or tuple(f"LABEL_{i}" for i in range(spec.num_outputs))
+    head = spec.part(HeadSpec)
+    return head.labels or tuple(f"LABEL_{i}" for i in range(head.num_outputs))
 
 
 def _label_flags(config: HuggingFaceConfig) -> list[str]:
@@ -74,7 +76,7 @@ def _decoder_classifier(family: Family) -> Family:
         flags_of=lambda config: [*family.flags_of(config), *_class_flags(config)],
         needs=lambda spec: {
             **family.needs(spec),
-            "num_outputs": (spec.num_outputs or 1,),
+            "num_outputs": (spec.part(HeadSpec).num_outputs or 1,),
             "labels": None,
         },
         network={**decoder, "classification_head": "score"},
@@ -113,7 +115,7 @@ def _downstream(
             **encoder_needs(spec),
             "binary_head": (False,),
             "num_token_types": (2,),
-            "num_outputs": (spec.num_outputs or 1,),
+            "num_outputs": (spec.part(HeadSpec).num_outputs or 1,),
             "num_choices": (1,),
             "labels": None,
             "head_dropout": None,
@@ -134,7 +136,7 @@ _BERTS = (
             *("--task", "token-classification", "--head-layers", "1"),
             *_label_flags(config),
         ],
-        needs=lambda spec: {"head_layers": (1,), "labels": (spec.labels or ("O",),)},
+        needs=lambda spec: {"head_layers": (1,), "labels": (spec.part(HeadSpec).labels or ("O",),)},
         network={"classification_head.0": "classifier"},
         keys=_LABEL_KEYS,
     ),
@@ -162,7 +164,7 @@ _BERTS = (
         needs=lambda spec: {
             "head_layers": (0,),
             "num_outputs": (1,),
-            "num_choices": (max(2, spec.num_choices),),
+            "num_choices": (max(2, spec.part(HeadSpec).num_choices),),
         },
         network={**POOLER, "classification_head": "classifier"},
     ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from megatron.config.config import Config
 from megatron.config.parsing.declaration import range_problems, resolved, setting
@@ -106,23 +106,30 @@ def plan_downstream(downstream: DownstreamConfig, text_task: TextTaskConfig) -> 
     return resolved(DownstreamPlan, "objective.own", downstream, text=text)
 
 
-def head_of(downstream: DownstreamPlan) -> dict[str, Any]:
-    """Return the fields of a ModelSpec that give a network the head of a task, in place of its own."""
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """Head of a downstream task, in place of those of pretraining."""
+
+    num_outputs: int = 0
+    num_choices: int = 1  # rows of a sample, which have a sequence each
+    head_layers: int = 0  # of a head on each token; 0: a pooler and one, of a GPT the last token
+    first_token_head: bool = False  # whether these are on the first token, not on each
+    head_dropout: float = 0.0  # in front of these layers
+    labels: tuple[str, ...] = ()  # names of the classes; (): the task knows them
+
+
+def head_of(downstream: DownstreamPlan) -> HeadSpec:
+    """Return the head of a task."""
     task, text_task = downstream.task, downstream.text
     if task in TEXT_TASKS:
-        return {
-            "binary_head": False,
-            "num_outputs": num_outputs_of(text_task, task),
-            "head_layers": text_task.head_layers,
-            "first_token_head": task == "text-classification" and text_task.head_layers > 0,
-            "head_dropout": text_task.head_dropout,
-            "labels": text_task.labels,
-        }
-    return {
-        "binary_head": False,
-        "num_outputs": _OUTPUTS.get(task, 2),
-        "num_choices": _CHOICES.get(task, 1),
-    }
+        return HeadSpec(
+            num_outputs=num_outputs_of(text_task, task),
+            head_layers=text_task.head_layers,
+            first_token_head=task == "text-classification" and text_task.head_layers > 0,
+            head_dropout=text_task.head_dropout,
+            labels=text_task.labels,
+        )
+    return HeadSpec(num_outputs=_OUTPUTS.get(task, 2), num_choices=_CHOICES.get(task, 1))
 
 
 def is_finetuned(task: str | None) -> bool:

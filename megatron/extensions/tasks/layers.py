@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.bert.layers import ReplicatedLinear, encoder_layers, on_first_token
+from megatron.extensions.tasks.flags import HeadSpec
 from megatron.model.gpt import decoder_layers, take_tokens, to_float32
 from megatron.model.layers.layer_list import Layer, Step
 from megatron.model.layers.parts import LayerParts
@@ -23,7 +24,7 @@ def classification_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """
     body = decoder_layers if spec.architecture == "gpt" else encoder_layers
     return [
-        take_tokens if spec.num_choices == 1 else rows_of_choices,
+        take_tokens if spec.part(HeadSpec).num_choices == 1 else rows_of_choices,
         *body(spec, parts),
         Layer(_head_of(spec), {"spec": spec, "parts": parts}),
         *([to_float32] if parts.mixed else []),
@@ -33,7 +34,7 @@ def classification_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
 def _head_of(spec: ModelSpec) -> type[nn.Module]:
     if spec.architecture == "gpt":
         return ScorePipe
-    return LayersHeadPipe if spec.head_layers else ClassificationHeadPipe
+    return LayersHeadPipe if spec.part(HeadSpec).head_layers else ClassificationHeadPipe
 
 
 def rows_of_choices(batch: Batch) -> Batch:
@@ -65,7 +66,9 @@ class ClassificationHeadPipe(nn.Module):
         super().__init__()
         self.dropout, self.division = spec.hidden_dropout, parts.division
         self.pooler = ReplicatedLinear(spec.hidden_size, spec.hidden_size)
-        self.classification_head = ReplicatedLinear(spec.hidden_size, spec.num_outputs)
+        self.classification_head = ReplicatedLinear(
+            spec.hidden_size, spec.part(HeadSpec).num_outputs
+        )
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         return on_first_token(self._logits, x_bsh, **self.division)
@@ -93,12 +96,12 @@ class LayersHeadPipe(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        self.dropout, self.parts = spec.head_dropout, parts
-        self.on_first_token = spec.first_token_head
-        width = spec.hidden_size
-        hidden = (ReplicatedLinear(width, width) for _ in range(spec.head_layers - 1))
+        own, width = spec.part(HeadSpec), spec.hidden_size
+        self.dropout, self.parts = own.head_dropout, parts
+        self.on_first_token = own.first_token_head
+        hidden = (ReplicatedLinear(width, width) for _ in range(own.head_layers - 1))
         self.classification_head = nn.ModuleList(
-            [*hidden, ReplicatedLinear(width, spec.num_outputs)]
+            [*hidden, ReplicatedLinear(width, own.num_outputs)]
         )
 
     def forward(self, x_bsh: Tensor) -> Tensor:
@@ -130,7 +133,9 @@ class ScorePipe(nn.Module):
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         self.parts = parts
-        self.classification_head = ReplicatedLinear(spec.hidden_size, spec.num_outputs, bias=False)
+        self.classification_head = ReplicatedLinear(
+            spec.hidden_size, spec.part(HeadSpec).num_outputs, bias=False
+        )
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         return _of_all_tokens(self.classification_head(x_bsh), self.parts)

@@ -6,14 +6,14 @@ from typing import Any
 
 from megatron.common.registry import HEADS
 from megatron.config.config import Config
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry, Stacks
 from megatron.config.networks.counts import Weights, dense_weights, stack_flops
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.tasks.data.text_flags import TEXT_TASKS, TextTaskConfig
-from megatron.extensions.tasks.flags import DownstreamConfig, downstream_in, head_of
+from megatron.extensions.tasks.flags import DownstreamConfig, HeadSpec, downstream_in, head_of
 
 
 @HEADS.register("classes")
@@ -24,6 +24,7 @@ class Classifier(Network):
         under: the network that the head is on.
     """
 
+    part = HeadSpec
     layers_in = "megatron.extensions.tasks.layers.classification_layers"
     use = "tasks/ evaluates it, with --epochs 0"
     usage = "evaluate with: {script} --epochs 0 --use-checkpoint-args --load {directory} ..."
@@ -36,10 +37,7 @@ class Classifier(Network):
         self.masks_padding = under.masks_padding
         self.megatron_in = under.megatron_in
         self.lacks = under.lacks
-        self.options = under.options | {
-            *("num_outputs", "num_choices", "head_layers", "first_token_head", "head_dropout"),
-            "labels",
-        }
+        self.options = under.options | {*names_of(HeadSpec)}
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield those of the network below the head, and flags of other heads."""
@@ -61,29 +59,30 @@ class Classifier(Network):
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return the network below with the head of --task."""
-        return replace(self.under.spec(plain, config), **head_of(downstream_in(config)))
+        under = self.under.without_head(self.under.spec(plain, config))
+        return replace(under, head=head_of(downstream_in(config)))
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return the entries of the network below with another head; choices are rows."""
-        name = "take_tokens" if spec.num_choices == 1 else "rows_of_choices"
+        name = "take_tokens" if self.rows(spec) == 1 else "rows_of_choices"
         body = self.under.body(spec, tensor=tensor, expert=expert)
         return [Entry(name=name), *body, *self.head(spec, tensor=tensor)]
 
     def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
         """Return the head, which all ranks have."""
-        width, dense = spec.hidden_size, dense_weights(spec)
-        last = spec.num_outputs * (width + 1)
+        own, width, dense = spec.part(HeadSpec), spec.hidden_size, dense_weights(spec)
+        last = own.num_outputs * (width + 1)
         if self.is_causal:
-            name, count = "ScorePipe", spec.num_outputs * width
-        elif spec.head_layers:
-            name, count = "LayersHeadPipe", (spec.head_layers - 1) * dense + last
+            name, count = "ScorePipe", own.num_outputs * width
+        elif own.head_layers:
+            name, count = "LayersHeadPipe", (own.head_layers - 1) * dense + last
         else:
             name, count = "ClassificationHeadPipe", dense + last
         return [Entry(name=name, kind="task", weights=Weights(count))]
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample, without the head."""
-        return float(2 * spec.seq_length * stack_flops(spec, recompute) * spec.num_choices)
+        return float(2 * spec.seq_length * stack_flops(spec, recompute) * self.rows(spec))
 
     def kept(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry of the network below keeps; the head's are not counted."""
@@ -92,11 +91,29 @@ class Classifier(Network):
     def kept_logits(self, sizes: Any, tokens: int) -> int:
         """Return the bytes of the logits of `tokens`, or of their sequences."""
         spec = sizes.spec
-        return int(4 * spec.num_outputs * (tokens if self.scores_tokens(spec) else sizes.rows))
+        return int(4 * self.num_logits(spec) * (tokens if self.scores_tokens(spec) else sizes.rows))
+
+    def rows(self, spec: ModelSpec) -> int:
+        """Return the choices of a sample."""
+        return spec.part(HeadSpec).num_choices
+
+    def num_logits(self, spec: ModelSpec) -> int:
+        """Return the classes, or 1 for a score."""
+        return spec.part(HeadSpec).num_outputs
+
+    def predicts(self, spec: ModelSpec) -> str:
+        """Return that it predicts labels, if they have names."""
+        return "label" if spec.part(HeadSpec).labels else ""
+
+    def with_labels(self, spec: ModelSpec, labels: tuple[str, ...]) -> ModelSpec:
+        """Return the network with names of its classes; choices have none."""
+        own = replace(spec.part(HeadSpec), labels=labels)
+        return spec if own.num_choices > 1 else replace(spec, head=own)
 
     def scores_tokens(self, spec: ModelSpec) -> bool:
         """Whether the head is on each token; the loss of a decoder takes the last one's logits."""
-        return self.is_causal or bool(spec.head_layers and not spec.first_token_head)
+        own = spec.part(HeadSpec)
+        return self.is_causal or bool(own.head_layers and not own.first_token_head)
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
         """Yield those of the network below, which has names for a head."""

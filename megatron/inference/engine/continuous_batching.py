@@ -174,7 +174,7 @@ class InferenceEngine:
 
     def problems(self, request: Request) -> Iterator[str]:
         """Yield every reason to refuse a request."""
-        length, vocab_size = len(request.prompt), self.runner.spec.vocab_size
+        length, vocab_size = len(request.prompt), self.runner.spec.vocabulary.vocab_size
         room = self.max_length - (1 if request.max_new_tokens else 0)
         if not 0 < length <= room:
             yield (

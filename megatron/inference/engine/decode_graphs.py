@@ -162,6 +162,6 @@ def _obstacle(spec: ModelSpec, groups: Groups) -> str | None:
         return "pipeline stages exchange activations"
     if groups.topology.tensor > 1 and "nccl" not in dist.get_backend(groups.tensor):
         return "tensor-parallel ranks communicate over gloo"
-    if spec.attention:
-        return f"the core attention {spec.attention} is a plugin's"
+    if spec.attention.attention:
+        return f"the core attention {spec.attention.attention} is a plugin's"
     return None

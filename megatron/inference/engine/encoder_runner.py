@@ -50,9 +50,8 @@ class EncoderRunner:
     ):
         self.groups, self.dtype, self.device = groups, dtype, device
         # Ranks get equal shards of the vocabulary; the padding has no token.
-        tensor = groups.topology.tensor
-        padded = -(-spec.padded_vocab_size // tensor) * tensor
-        self.spec = replace(spec, padded_vocab_size=padded)
+        vocabulary = spec.vocabulary.in_equal_shards(groups.topology.tensor)
+        self.spec = replace(spec, vocabulary=vocabulary)
         parts = LayerParts(
             group=groups.tensor,
             core_attention=core_attention_of(spec),
@@ -69,7 +68,7 @@ class EncoderRunner:
         """
         if self.groups.topology.tensor > 1:
             logits = all_gather(logits.contiguous(), logits.dim() - 1, self.groups.tensor)
-        return logits[..., : self.spec.vocab_size].float()
+        return logits[..., : self.spec.vocabulary.vocab_size].float()
 
     def broadcast(self, value: Value) -> Value:
         """Return the `value` of the first rank on every rank.
@@ -120,7 +119,8 @@ class SerialEngine:
     is_busy = False
 
     def __init__(self, runner: EncoderRunner, model: Any = None):
-        self.runner, self.rows, self.max_length = runner, 1, runner.spec.max_position_embeddings
+        self.runner, self.rows = runner, 1
+        self.max_length = runner.spec.positions.max_position_embeddings
         self._model: Any = runner if model is None else model
         self._is_open = True
 

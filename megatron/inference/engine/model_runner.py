@@ -93,7 +93,7 @@ class ModelRunner:
         self._control = control or groups.model
         default = _KEY_ROUNDING if device.type == "cuda" else 1
         # A plugin's attention gets the keys of each row, without padding.
-        self._rounding = 1 if spec.attention else key_rounding or default
+        self._rounding = 1 if spec.attention.attention else key_rounding or default
         self.network = network_of(spec)
         limit = max_length or self.network.max_length(spec)
         self.max_length = limit or _NO_LIMIT
@@ -204,14 +204,14 @@ class ModelRunner:
             rounding=self._rounding,
             rows=self.rows,
             max_length=self.states.capacity,
-            has_windows=bool(self.spec.window),
+            has_windows=bool(self.spec.attention.window),
         )
         # Rows of padding have the position 0, which every prefill overwrites.
         padding = [0] * (shape.rows - len(tokens))
         inputs_2b = to_device([[*tokens, *padding], [*positions, *padding]], self.device)
         if self._graphs:
             return self._graphs(inputs_2b, shape)[: len(tokens)]
-        lengths = [position + 1 for position in positions] if self.spec.attention else ()
+        lengths = [position + 1 for position in positions] if self.spec.attention.attention else ()
         return self._decode(inputs_2b, shape, lengths)[: len(tokens)]
 
     def _decode(self, inputs_2b: Tensor, shape: StepShape, lengths: Sequence[int] = ()) -> Tensor:
@@ -233,7 +233,7 @@ class ModelRunner:
         logits = in_turn(self._head, features[:, None])[:, 0]
         if self.groups.topology.tensor > 1:
             logits = all_gather(logits, 1, self.groups.tensor)
-        return logits[:, : self.spec.vocab_size].float()
+        return logits[:, : self.spec.vocabulary.vocab_size].float()
 
     def nonfinite_logits_error(self) -> MegatronError:
         """Return the error for logits that are NaN or infinite."""
@@ -311,7 +311,7 @@ class ModelRunner:
                 (length, batch, self.spec.hidden_size), dtype=wide, device=self.device
             )
             dist.recv(x_sbh, self._neighbour(-1))
-            read = self.spec.layers_read_positions
+            read = self.spec.positions.reach_attention
             inputs = LayerInput(x_sbh, tokens.positions if read else None, tokens.attention_span)
         x_sbh = in_turn(self._decode_body if tokens.is_decode else self._body, inputs).hidden
         if not self.has_logits:

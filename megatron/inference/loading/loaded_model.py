@@ -1,7 +1,7 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from megatron.config.inference.generation import (
     vocabulary_problems,
 )
 from megatron.config.model_plan import plan_model
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network_contract import with_network
 from megatron.config.networks.architecture import (
     Architecture,
@@ -110,7 +110,7 @@ def load_model(
     problems = [
         *layout_problems(parallel, spec, world_size=launch.world_size, replicas=replicas),
         *room_problems(options, spec, rows=rows),
-        *vocabulary_problems(options, vocab_size=spec.vocab_size),
+        *vocabulary_problems(options, vocab_size=spec.vocabulary.vocab_size),
         *dtype_problems(dtype, device=device.type),
         *_stage_problems(parallel, spec),
     ]
@@ -143,7 +143,7 @@ def load_model(
 def _with_equal_shards(spec: ModelSpec, groups: Groups) -> ModelSpec:
     """Return `spec` with as many rows of the word embeddings on each rank; the padding has no token."""
     tensor = groups.topology.tensor
-    return replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
+    return replace(spec, vocabulary=spec.vocabulary.in_equal_shards(tensor))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ def prepare_encoder(
     problems: list[str] = []
     if options is not None:
         dtype = inference_dtype(options, source.config.precision, device=device.type)
-        problems += candidate_problems(options, vocab_size=spec.vocab_size)
+        problems += candidate_problems(options, vocab_size=spec.vocabulary.vocab_size)
     problems += [
         *layout_problems(parallel, spec, world_size=launch.world_size),
         *batch_problems(source.config.training.micro_batch_size),
@@ -245,7 +245,7 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
         tensor=manifest.plan["parallel"]["tensor"],
         objective=objective,
     )
-    require_same_model(manifest.plan, {"model": asdict(spec)}, str(source.folder))
+    require_same_model(manifest.plan, {"model": flat(spec)}, str(source.folder))
     return tokenizer, spec
 
 
@@ -260,7 +260,7 @@ def require_service(source: ModelSource, spec: ModelSpec, *services: Service) ->
     Raises:
         WrongCheckpointError: its network has none of `services`, or the head of a downstream task.
     """
-    if spec.num_outputs:
+    if spec.head:
         task = task_in(source.manifest.plan)
         raise WrongCheckpointError(
             f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "

@@ -47,47 +47,48 @@ class ParallelAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
-        heads, groups, head_dim = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
+        own = spec.attention
+        heads, groups = own.num_attention_heads, own.num_query_groups
         self.spec, self.parts, self.kernels = spec, parts, parts.kernels
         self.group, self.rng = parts.group, parts.rng
         self.local_groups = exact_quotient(groups, parts.group.size(), "num_query_groups")
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
-        self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
-        self.window = spec.window_of(number)
+        self.layer_scaling = float(number) if own.query_key_layer_scaling else 1.0
+        self.window = own.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = self.build_core(number)
         self.build_inputs()
         self.dense = RowParallelLinear(
-            heads * head_dim,
+            own.query_features,
             spec.hidden_size,
             has_bias=spec.attention_output_bias,
             adapter=adapter_of(spec, "dense", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
         )
-        if spec.qk_layernorm:
+        if spec.norm.qk_layernorm:
             # Every rank norms heads of its own with the same weight.
-            norm = norm_layer(spec, width=head_dim, group=parts.group, kernels=parts.kernels)
+            norm = norm_layer(spec, width=own.head_dim, group=parts.group, kernels=parts.kernels)
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
 
     def build_core(self, number: int) -> Attend:
         """Return what computes core attention."""
         return self.parts.self_attention(
-            number, groups=self.local_groups, head_dim=self.spec.head_dim
+            number, groups=self.local_groups, head_dim=self.spec.attention.head_dim
         )
 
     def build_inputs(self) -> None:
         """Build the linear layer in front of the core."""
-        heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
-        self.query_key_value = self.input_layer(heads + 2 * groups)
+        own = self.spec.attention
+        self.query_key_value = self.input_layer(own.query_features + 2 * own.key_features)
 
-    def input_layer(self, num_heads: int) -> nn.Module:
-        """Build a column-parallel layer that projects its input to `num_heads` heads."""
+    def input_layer(self, features: int) -> nn.Module:
+        """Build a column-parallel layer that projects its input to `features` of heads."""
         return ColumnParallelLinear(
             self.spec.hidden_size,
-            num_heads * self.spec.head_dim,
-            has_bias=self.spec.qkv_bias,
+            features,
+            has_bias=self.spec.attention.qkv_bias,
             adapter=adapter_of(self.spec, "query_key_value", self.rng),
             product=self.kernels.linear,
             **self.parts.division,
@@ -107,7 +108,7 @@ class ParallelAttention(nn.Module):
         if positions_bs is not None and not self.own_positions:
             tables = once(
                 shared,
-                ("rotary tables", self.positions is self.spec),  # local layers have their own
+                ("rotary tables", self.positions is self.spec.positions),  # or of local layers
                 lambda: rotary_tables(positions_bs, self.positions),
             )
         query, key, value = self.project(x_sbh, tables)
@@ -121,7 +122,7 @@ class ParallelAttention(nn.Module):
         window = self.window
         mask = once(shared, ("mask", window), lambda: Mask(spans_bs2=spans_bs2, window=window))
         slopes_a = None
-        if self.spec.position_embedding == "alibi":
+        if self.spec.positions.position_embedding == "alibi":
             slopes_a = once(shared, "ALiBi slopes", lambda: self._slopes(query.device))
         return self.output(
             self.core(query, key, value, mask, bias=bias, slopes_a=slopes_a, relative=relative)
@@ -141,8 +142,8 @@ class ParallelAttention(nn.Module):
         """
         queries = self.queries_per_group
         qkv = self.query_key_value(x_sbh)
-        qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.head_dim))
-        if tables and not self.spec.qk_layernorm:
+        qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.attention.head_dim))
+        if tables and not self.spec.norm.qk_layernorm:
             return self.kernels.split_rotary(qkv, *tables)
         query, key, value = self.in_heads(*qkv.split([queries, 1, 1], dim=3))
         if tables:
@@ -152,7 +153,7 @@ class ParallelAttention(nn.Module):
     def in_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Transpose projections [s, b, groups, heads of each, d] to [b, heads, s, d]; norm them."""
         query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (query, key, value))
-        if self.spec.qk_layernorm:
+        if self.spec.norm.qk_layernorm:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         return query, key, value
 
@@ -168,7 +169,7 @@ class ParallelAttention(nn.Module):
         relative: RelativePositions | None = None,
     ) -> Tensor:
         """Compute core attention, between the linear layers: the mixed values [b, a, s, d]."""
-        drop = self.spec.attention_dropout if self.training else 0.0
+        drop = self.spec.attention.attention_dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
             return self.core_attention(
                 query,
@@ -176,8 +177,8 @@ class ParallelAttention(nn.Module):
                 value,
                 Weighing(
                     mask=mask,
-                    scale=self.spec.attention_scale,
-                    softcap=self.spec.attention_softcap,
+                    scale=self.spec.attention.scale,
+                    softcap=self.spec.attention.attention_softcap,
                     slopes_a=slopes_a,
                     bias=bias,
                     relative=relative,
@@ -189,15 +190,15 @@ class ParallelAttention(nn.Module):
 
     def _slopes(self, device: torch.device) -> Tensor:
         """Return the ALiBi slopes of this rank's heads."""
-        slopes_a = alibi_slopes(self.spec.num_attention_heads, device)
+        slopes_a = alibi_slopes(self.spec.attention.num_attention_heads, device)
         return slopes_a.chunk(self.group.size())[self.group.rank()]
 
     def extra_repr(self) -> str:
         """Return the heads over all ranks, and how they are divided."""
-        spec, ranks = self.spec, self.group.size()
-        heads = f"heads={spec.num_attention_heads}, query_groups={spec.num_query_groups}"
+        own, ranks = self.spec.attention, self.group.size()
+        heads = f"heads={own.num_attention_heads}, query_groups={own.num_query_groups}"
         window = f", window={self.window}" if self.window else ""
-        return f"{heads}, head_dim={spec.head_dim}{window}, tensor_parallel={ranks}"
+        return f"{heads}, head_dim={own.head_dim}{window}, tensor_parallel={ranks}"
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class ParallelCrossAttention(ParallelAttention):
     ):
         super().__init__(spec, parts, number=number)
         self.num_contexts = contexts[0]
-        self.projected = parts.state(*contexts, 2 * self.local_groups * spec.head_dim)
+        self.projected = parts.state(*contexts, 2 * self.local_groups * spec.attention.head_dim)
 
     def build_core(self, number: int) -> Attend:
         """Return what computes core attention."""
@@ -259,9 +260,8 @@ class ParallelCrossAttention(ParallelAttention):
 
     def build_inputs(self) -> None:
         """Build the linear layers in front of the core."""
-        heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
-        self.query = self.input_layer(heads)
-        self.key_value = self.input_layer(2 * groups)
+        self.query = self.input_layer(self.spec.attention.query_features)
+        self.key_value = self.input_layer(2 * self.spec.attention.key_features)
 
     def project_context(self, encoder_tbh: Tensor) -> Tensor:
         """Return keys and values [t, b, 2 * g * d] of an encoder's output; in decode steps kept ones."""
@@ -283,7 +283,7 @@ class ParallelCrossAttention(ParallelAttention):
         shared: Shared | None = None,
         regrouping: Regrouping = _AS_IT_IS,
     ) -> tuple[Tensor, Tensor | None]:
-        head_dim, groups = self.spec.head_dim, self.local_groups
+        head_dim, groups = self.spec.attention.head_dim, self.local_groups
         query = regrouping.queries(self.query(x_sbh))
         query = query.unflatten(2, (groups, self.queries_per_group, head_dim))
         key_value = regrouping.context(self.project_context(encoder_tbh))

@@ -285,7 +285,7 @@ CoreAttention = Callable[[int], Attend]
 
 def attention_of(spec: ModelSpec, kernels: Kernels) -> Attend:
     """Return the core attention of a network: a plugin's, or the one that `kernels` name."""
-    attend: Attend = ATTENTIONS.get(spec.attention or kernels.attention, spec.own_flags)
+    attend: Attend = ATTENTIONS.get(spec.attention.attention or kernels.attention, spec.own_flags)
     return attend
 
 

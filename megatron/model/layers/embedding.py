@@ -37,33 +37,35 @@ class EmbeddingPipe(nn.Module):
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(self, spec: ModelSpec, parts: LayerParts):
+    def __init__(self, spec: ModelSpec, parts: LayerParts, *, num_token_types: int = 0):
         super().__init__()
-        self.spec = spec
+        self.spec, self.num_token_types = spec, num_token_types
         self.word_embeddings = VocabParallelEmbedding(
-            spec.padded_vocab_size, spec.hidden_size, **parts.division
+            spec.vocabulary.padded_vocab_size, spec.hidden_size, **parts.division
         )
-        if spec.embed_layernorm:
+        if spec.norm.embed_layernorm:
             # A part of the table by name, as in BLOOM's checkpoints.
             self.word_embeddings.add_module("norm", norm_layer(spec, kernels=parts.kernels).build())
-        if spec.position_embedding == "learned":
-            self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
-        if spec.num_token_types:
-            self.tokentype_embeddings = nn.Embedding(spec.num_token_types, spec.hidden_size)
+        if spec.positions.position_embedding == "learned":
+            self.position_embeddings = nn.Embedding(
+                spec.positions.max_position_embeddings, spec.hidden_size
+            )
+        if num_token_types:
+            self.tokentype_embeddings = nn.Embedding(num_token_types, spec.hidden_size)
         self.own_positions = own_position_embedding(spec, number=0)
 
     def forward(self, batch: Batch) -> LayerInput:
         tokens_bs, positions_bs = batch["tokens"], batch["positions"]
         x_bsh = self.word_embeddings(tokens_bs)
-        if self.spec.scaled_embedding:
+        if self.spec.vocabulary.scaled_embedding:
             # The factor is rounded to the dtype of the activations, as published weights expect.
             x_bsh = x_bsh * x_bsh.new_full((), self.spec.hidden_size**0.5)
-        if self.spec.embed_layernorm:
+        if self.spec.norm.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
-        if self.spec.position_embedding == "learned":
+        if self.spec.positions.position_embedding == "learned":
             own_bs = self.word_embeddings.own_tokens(positions_bs)
             x_bsh = x_bsh + self.position_embeddings(own_bs)
-        if self.spec.num_token_types:
+        if self.num_token_types:
             own_bs = self.word_embeddings.own_tokens(batch["token_types"])
             x_bsh = x_bsh + self.tokentype_embeddings(own_bs)
         if self.own_positions:
@@ -74,20 +76,17 @@ class EmbeddingPipe(nn.Module):
         if torch.is_grad_enabled() and not x_bsh.requires_grad:
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
-        carried_bs = positions_bs if self.spec.layers_read_positions else None
+        carried_bs = positions_bs if self.spec.positions.reach_attention else None
         return LayerInput(x_bsh, carried_bs, batch.get("attention_span"))
 
 
-class OutputEmbeddingPipe(nn.Module):
+class OutputTable(nn.Module):
     """A token table for the head: what the last stage holds of the embedding, or one of its own.
 
     Args:
         softcap: bound of the logits; 0 for none.
-        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+        sequence_parallel: whether the ranks of `group` divide the sequence.
         chunk_tokens: see `tied_logits`.
-
-    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
-    Communication: none forward; one all-reduce of [b, s, h] backward.
     """
 
     def __init__(
@@ -105,6 +104,14 @@ class OutputEmbeddingPipe(nn.Module):
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
         )
+
+
+class OutputEmbeddingPipe(OutputTable):
+    """Logits by a token table.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
+    Communication: none forward; one all-reduce of [b, s, h] backward.
+    """
 
     def forward(self, x_bsh: Tensor) -> Tensor | DeferredLogits:
         return tied_logits(self, x_bsh, softcap=self.softcap, chunk_tokens=self.chunk_tokens)

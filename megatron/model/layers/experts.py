@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
@@ -49,15 +49,15 @@ class Experts(nn.Module):
     ):
         super().__init__()
         ranks = expert_group.size() if expert_group else 1
-        self.activate = activation_of(spec.activation, parts.kernels, spec.own_flags)
+        self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
         width = spec.expert_width
         form: dict[str, Any] = {
             "group": parts.group,
             "num_experts": exact_quotient(spec.experts_of(number), ranks, "num_experts"),
             "share": ExpertShare(expert_group.rank(), ranks) if expert_group else None,
-            "has_bias": spec.linear_bias,
+            "has_bias": spec.mlp.linear_bias,
         }
-        gates = 2 if spec.is_gated else 1
+        gates = 2 if spec.mlp.is_gated else 1
         self.dense_h_to_4h = GroupedLinear(spec.hidden_size, gates * width, narrows=False, **form)
         self.dense_4h_to_h = GroupedLinear(spec.hidden_size, width, narrows=True, **form)
 
@@ -107,7 +107,8 @@ class MixtureOfExperts(nn.Module):
         auxiliary: AuxiliaryLoss | None = None,
     ):
         super().__init__()
-        self.spec, self.number, self.plan = spec, number, plan
+        self.number, self.plan = number, plan
+        self.moe = moe = spec.part(MoESpec)
         self.num_experts = spec.experts_of(number)  # also read by DeepSpeed
         self.group, self.sequence_parallel = parts.group, parts.sequence_parallel
         self._expert_group, self._auxiliary = expert_group, auxiliary
@@ -124,12 +125,12 @@ class MixtureOfExperts(nn.Module):
             auxiliary=auxiliary,
         )
         self.experts = Experts(spec, parts, number=number, expert_group=expert_group)
-        if spec.shared_expert_ffn_hidden_size:
-            shared = replace(spec, ffn_hidden_size=spec.shared_expert_ffn_hidden_size)
-            self.shared_experts = ParallelMLP(shared, parts)
-        if spec.shared_expert_gate:
+        if moe.shared_expert_ffn_hidden_size:
+            shared = replace(spec.mlp, ffn_hidden_size=moe.shared_expert_ffn_hidden_size)
+            self.shared_experts = ParallelMLP(replace(spec, mlp=shared), parts)
+        if moe.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(spec.hidden_size, 1, bias=False)
-        if spec.residual_experts:
+        if moe.residual_experts:
             self.residual_mlp = ParallelMLP(spec, parts)
             self.coefficient = nn.Linear(spec.hidden_size, 2)
             nn.init.zeros_(self.coefficient.bias)
@@ -137,12 +138,12 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_sbh: Tensor) -> tuple[Tensor, None]:
         """Return the output; no bias is left to the caller."""
         y_sbh = self._routed(x_sbh)
-        if self.spec.shared_expert_ffn_hidden_size:
+        if self.moe.shared_expert_ffn_hidden_size:
             shared_sbh = _with_bias(self.shared_experts, x_sbh)
-            if self.spec.shared_expert_gate:
+            if self.moe.shared_expert_gate:
                 shared_sbh = self.shared_expert_gate(x_sbh).sigmoid() * shared_sbh
             y_sbh = y_sbh + shared_sbh
-        if self.spec.residual_experts:
+        if self.moe.residual_experts:
             mix_sb2 = self.coefficient(x_sbh).softmax(-1)
             all_sbh = _with_bias(self.residual_mlp, x_sbh)
             y_sbh = y_sbh * mix_sb2[..., :1] + all_sbh * mix_sb2[..., 1:]
@@ -205,15 +206,15 @@ class MixtureOfExperts(nn.Module):
 
     def _capacity(self, plan: ExpertPlan, tokens: int) -> int:
         factor = plan.train_capacity if self.training else plan.eval_capacity
-        share = tokens * self.spec.experts_per_token / self.num_experts
+        share = tokens * self.moe.experts_per_token / self.num_experts
         return max(math.ceil(share * factor), plan.min_capacity)
 
     def _rescaled(self, weights: Tensor, is_kept: Tensor) -> Tensor:
         """Scale the weights of a token to the sum that they had before others were dropped."""
-        if not self.spec.router_normalises:
+        if not self.moe.router_normalises:
             return weights
         left = weights * is_kept.view_as(weights)
-        return left / left.sum(-1, keepdim=True).clamp(min=1e-9) * self.spec.router_scale
+        return left / left.sum(-1, keepdim=True).clamp(min=1e-9) * self.moe.router_scale
 
     def _computed(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the experts' outputs for rows sorted by expert, wherever the experts are."""

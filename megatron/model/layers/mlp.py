@@ -25,21 +25,21 @@ class ParallelMLP(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-        self.activate = activation_of(spec.activation, parts.kernels, spec.own_flags)
+        inner = spec.mlp.inner_features
+        self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
         self.dense_h_to_4h = ColumnParallelLinear(
             spec.hidden_size,
             inner,
-            has_bias=spec.linear_bias,
+            has_bias=spec.mlp.linear_bias,
             adds_bias=not parts.kernels.activation_adds_bias,
             adapter=adapter_of(spec, "dense_h_to_4h", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
         )
         self.dense_4h_to_h = RowParallelLinear(
-            spec.ffn_hidden_size,
+            spec.mlp.ffn_hidden_size,
             spec.hidden_size,
-            has_bias=spec.linear_bias,
+            has_bias=spec.mlp.linear_bias,
             adapter=adapter_of(spec, "dense_4h_to_h", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
@@ -59,6 +59,7 @@ def adapter_of(spec: ModelSpec, name: str, rng: RngTracker) -> Adapter | None:
     Args:
         rng: the stream that differs between tensor-parallel ranks.
     """
-    if name not in spec.lora_target_modules:
+    lora = spec.lora
+    if lora is None or name not in lora.lora_target_modules:
         return None
-    return Adapter(spec.lora_rank, spec.lora_scale, spec.lora_dropout, rng)
+    return Adapter(lora.lora_rank, lora.scale, lora.lora_dropout, rng)

@@ -123,11 +123,11 @@ def norm_layer(
 ) -> Layer:
     """Return the norm of a network, of `width` features or of the residual stream."""
     return Layer(
-        NORMS.get(spec.normalization, spec.own_flags),
+        NORMS.get(spec.norm.normalization, spec.own_flags),
         {
             "width": width or spec.hidden_size,
-            "eps": spec.norm_epsilon,
-            "around_one": spec.layernorm_1p,
+            "eps": spec.norm.norm_epsilon,
+            "around_one": spec.norm.layernorm_1p,
             "group": group,
             "kernels": kernels,
         },

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.common.registry import POSITION_EMBEDDINGS
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, PositionSpec
 
 
 class PositionEmbedding(nn.Module):
@@ -40,13 +40,15 @@ class PositionEmbedding(nn.Module):
 
 def own_position_embedding(spec: ModelSpec, *, number: int) -> PositionEmbedding | None:
     """Build the plugin's position embedding of a layer; None if the network has a built-in one."""
-    POSITION_EMBEDDINGS.require(spec.position_embedding)
-    if not POSITION_EMBEDDINGS.is_own(spec.position_embedding):
+    POSITION_EMBEDDINGS.require(spec.positions.position_embedding)
+    if not POSITION_EMBEDDINGS.is_own(spec.positions.position_embedding):
         return None
-    return POSITION_EMBEDDINGS.get(spec.position_embedding, spec.own_flags)(spec, number=number)
+    return POSITION_EMBEDDINGS.get(spec.positions.position_embedding, spec.own_flags)(
+        spec, number=number
+    )
 
 
-def rotary_tables(positions_bs: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+def rotary_tables(positions_bs: Tensor, spec: PositionSpec) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every angle, in 32 bits.
 
     Shapes: positions_bs [b, s] int64 -> two of [b, 1, s, rotary_dim / 2].
@@ -59,7 +61,7 @@ def rotary_tables(positions_bs: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor
     return angles.cos() * factor, angles.sin() * factor
 
 
-def rotary_frequencies(spec: ModelSpec, device: torch.device) -> Tensor:
+def rotary_frequencies(spec: PositionSpec, device: torch.device) -> Tensor:
     """Return the angle per position of every pair of features: [rotary_dim / 2] float32.
 
     Dynamic NTK changes nothing up to the trained length, which is the longest one here.
@@ -75,14 +77,14 @@ def rotary_frequencies(spec: ModelSpec, device: torch.device) -> Tensor:
     return frequencies * (kept + (1 - kept) / spec.rope_scaling)
 
 
-def _kept_by_llama(spec: ModelSpec, frequencies: Tensor) -> Tensor:
+def _kept_by_llama(spec: PositionSpec, frequencies: Tensor) -> Tensor:
     """Return how much of every frequency stays: a share that grows with its turns."""
     turns = spec.rope_original_length * frequencies / (2 * math.pi)
     low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
     return ((turns - low) / (high - low)).clamp(0, 1)
 
 
-def _kept_by_yarn(spec: ModelSpec, frequencies: Tensor) -> Tensor:
+def _kept_by_yarn(spec: PositionSpec, frequencies: Tensor) -> Tensor:
     """Return how much of every frequency stays: a share that falls evenly from pair to pair.
 
     The paper has it grow with the turns; published networks were trained with its code.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 
 _TINY = 1e-20
@@ -77,11 +77,11 @@ class Router(nn.Module):
         auxiliary: AuxiliaryLoss | None = None,
     ):
         super().__init__()
-        self.spec, self.number, self.plan = spec, number, plan
+        self.moe, self.number, self.plan = spec.part(MoESpec), number, plan
         self.num_experts = spec.experts_of(number)
         self._token_groups, self._copies, self._auxiliary = token_groups, copies, auxiliary
         self.weight = nn.Parameter(torch.empty(self.num_experts, spec.hidden_size))
-        if spec.router_bias:
+        if self.moe.router_bias:
             self.register_buffer("expert_bias", torch.zeros(self.num_experts))
 
     def forward(self, x_sbh: Tensor) -> Routing:
@@ -109,20 +109,20 @@ class Router(nn.Module):
     @torch.no_grad()
     def update_bias(self, assigned: Tensor) -> None:
         """Change the bias by the loads of a step: [experts], the same on all ranks."""
-        if self.spec.router_bias and self.plan:
+        if self.moe.router_bias and self.plan:
             loads = assigned[: self.num_experts].to(self.expert_bias)
             self.expert_bias += self.plan.bias_rate * (loads.mean() - loads).sign()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         """Keep the bias in 32 bits in a network of 16: its steps are small."""
-        bias = self.expert_bias if self.spec.router_bias else None
+        bias = self.expert_bias if self.moe.router_bias else None
         super()._apply(fn, recurse)
         if bias is not None:
             self.expert_bias = bias.to(self.expert_bias.device)
         return self
 
     def _choose(self, logits: Tensor) -> Tensor:
-        k, plan = self.spec.experts_per_token, self.plan
+        k, plan = self.moe.experts_per_token, self.plan
         if self.training and plan:
             if plan.balancing == "sinkhorn":
                 return self._sinkhorn(logits).topk(k).indices
@@ -133,34 +133,34 @@ class Router(nn.Module):
                 others = (logits + _gumbel(logits)).scatter(1, first, -torch.inf)
                 return torch.cat([first, others.argmax(-1, keepdim=True)], 1)
         scores = self._scores(logits)
-        if self.spec.router_bias:
+        if self.moe.router_bias:
             scores = scores + self.expert_bias
-        if self.spec.router_groups:
+        if self.moe.router_groups:
             scores = self._in_best_groups(scores)
         return scores.topk(k).indices
 
     def _in_best_groups(self, scores: Tensor) -> Tensor:
         """Exclude the experts of all groups but those with the best experts."""
-        spec = self.spec
-        by_group = scores.unflatten(1, (spec.router_groups, -1))
-        counted = spec.experts_per_token // spec.router_groups_per_token
+        moe = self.moe
+        by_group = scores.unflatten(1, (moe.router_groups, -1))
+        counted = moe.experts_per_token // moe.router_groups_per_token
         of_groups = by_group.topk(counted).values.sum(-1)
-        best = of_groups.topk(spec.router_groups_per_token).indices
+        best = of_groups.topk(moe.router_groups_per_token).indices
         kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, best, True)
         return by_group.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 
     def _scores(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if self.spec.router_score == "sigmoid" else logits.softmax(-1)
+        return logits.sigmoid() if self.moe.router_score == "sigmoid" else logits.softmax(-1)
 
     def _weights(self, logits: Tensor, experts: Tensor) -> Tensor:
-        spec = self.spec
-        if spec.router_normalises and spec.router_score == "softmax":
+        moe = self.moe
+        if moe.router_normalises and moe.router_score == "softmax":
             weights = logits.gather(1, experts).softmax(-1)
         else:
             weights = self._scores(logits).gather(1, experts)
-            if spec.router_normalises:
+            if moe.router_normalises:
                 weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
-        return weights if spec.router_scale == 1 else weights * spec.router_scale
+        return weights if moe.router_scale == 1 else weights * moe.router_scale
 
     def _priority(self, weights: Tensor) -> Tensor:
         policy = self.plan.drop_policy if self.plan else "position"
@@ -189,7 +189,7 @@ class Router(nn.Module):
         """Return experts * sum of (share of choices * mean probability), 1 where all are equal."""
         s, b, count = logits_sbe.shape
         scores = self._scores(logits_sbe)
-        if self.spec.router_score == "sigmoid":
+        if self.moe.router_score == "sigmoid":
             scores = scores / (scores.sum(-1, keepdim=True) + _TINY)
         k = experts.size(1)
         if self.plan and self.plan.balancing == "seq_aux_loss":
@@ -233,7 +233,7 @@ class Router(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        k = self.spec.experts_per_token
+        k = self.moe.experts_per_token
         return f"num_experts={self.num_experts}, experts_per_token={k}"
 
 

@@ -42,14 +42,14 @@ class ParallelTransformerLayerPipe(Block):
         self.self_attention = ParallelAttention(spec, parts, number=number)
         self.post_attention_layernorm = norm.build()
         self.mlp = build_mlp(spec, parts, number=number)
-        if spec.sandwich_norm:
+        if spec.norm.sandwich_norm:
             self.attention_output_layernorm = norm.build()
             self.mlp_output_layernorm = norm.build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
         y_sbh, bias = self.attend(inputs, normed_sbh)
-        if self.spec.sandwich_norm:
+        if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normed(self.attention_output_layernorm, y_sbh, bias)
         norm = self.post_attention_layernorm
         if self.spec.parallel_residual:
@@ -58,7 +58,7 @@ class ParallelTransformerLayerPipe(Block):
         else:
             attended_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
-        if self.spec.sandwich_norm:
+        if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normed(self.mlp_output_layernorm, y_sbh, bias)
         return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
@@ -68,7 +68,7 @@ class ParallelTransformerLayerPipe(Block):
         if inputs.relative_table is not None:
             relative = RelativePositions(
                 inputs.relative_table,
-                max_distance=self.spec.relative_max_distance,
+                max_distance=self.spec.positions.relative_max_distance,
                 bidirectional=inputs.attention_span is not None,
             )
         return self.self_attention(
@@ -85,7 +85,7 @@ class ParallelTransformerLayerPipe(Block):
         return self.kernels.bias_dropout_add(y_sbh, bias, residual, dropout, self.training)
 
     def _residual(self, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
-        return normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
+        return normed_sbh.to(x_sbh.dtype) if self.spec.norm.residual_after_norm else x_sbh
 
     def _add_norm(
         self,

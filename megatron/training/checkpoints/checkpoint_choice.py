@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
         )
     if not _goes_on(plan):
         return
-    if found := [*other_changes(then, as_json(asdict(going_on(plan, chosen))))]:
+    if found := [*other_changes(then, as_json(going_on(plan, chosen).to_dict()))]:
         log.warning("resuming from %s with other settings:\n%s", folder, table(found))
 
 
@@ -190,8 +190,8 @@ def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
     That is whether padded vocabulary columns take part in it, where there are any.
     """
     model, saved = plan.model, manifest.plan["model"]["padded_vocab_in_softmax"]
-    counts = bool(saved) and model.padded_vocab_size > model.vocab_size
-    return replace(plan, model=replace(model, padded_vocab_in_softmax=counts))
+    vocabulary = model.vocabulary.with_softmax(counts_padding=bool(saved))
+    return replace(plan, model=replace(model, vocabulary=vocabulary))
 
 
 def as_json(tree: Any) -> Any:
@@ -315,7 +315,7 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
     lost = [*missing_plugins(chosen.manifest.config, plan.plugins.modules, only=sections)]
     if lost:
         raise WrongCheckpointError(f"{chosen.folder}: " + "\n".join(lost))
-    then, now, folder = chosen.manifest.plan, as_json(asdict(plan)), str(chosen.folder)
+    then, now, folder = chosen.manifest.plan, as_json(plan.to_dict()), str(chosen.folder)
     require_same(
         then,
         now,

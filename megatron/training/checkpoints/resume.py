@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     Communication: every rank must call this, in step.
     """
     folder, manifest = chosen.folder, chosen.manifest
-    requested, now = plan.checkpoint, as_json(asdict(plan))
+    requested, now = plan.checkpoint, as_json(plan.to_dict())
     changes, universal = layout_changes(manifest.plan, now), chosen.is_universal
     require_reshapable(
         manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer
@@ -129,7 +129,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     new_head = replaces_head(manifest.plan, now)
     other = task_in(manifest.plan) if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:
-        raise WrongCheckpointError(_other_head(folder, manifest.plan["model"], plan, other))
+        raise WrongCheckpointError(
+            _other_head(folder, manifest.plan["model"], now["model"], task_in(now), other)
+        )
     # DeepSpeed would load the experts of the first replica on all.
     by_name = universal or any(adds) or new_head or plan.parallel.expert > 1
     if not (changes or by_name):
@@ -175,17 +177,18 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
 
 
-def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan, other: str) -> str:
-    """Return the message about a checkpoint without the head that is evaluated.
+def _other_head(
+    folder: Path, saved: Mapping[str, Any], model: Mapping[str, Any], task: str, other: str
+) -> str:
+    """Return the message about a checkpoint without the head of a task that is evaluated.
 
     Args:
         other: the task whose head it has, if it is another.
     """
-    task = plan.objective.own.task
-    if not other and plan.model.labels and saved.get("labels"):
+    if not other and model["labels"] and saved.get("labels"):
         return (
             f"{folder} has a head for the {len(saved['labels'])} labels {' '.join(saved['labels'])}, and "
-            f"this command line has {len(plan.model.labels)}: {' '.join(plan.model.labels)}; leave out "
+            f"this command line has {len(model['labels'])}: {' '.join(model['labels'])}; leave out "
             "--labels and --num-labels"
         )
     found = f"the head of --task {other} and " if other else ""
@@ -198,8 +201,8 @@ def _other_head(folder: Path, saved: Mapping[str, Any], plan: Plan, other: str) 
 def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, new_head: bool) -> None:
     """Load the full weights and optimizer state of `chosen`, this rank's shards of them."""
     folder, manifest, requested = chosen.folder, chosen.manifest, plan.checkpoint
-    rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
-    if counts and rows != plan.model.padded_vocab_size:
+    rows, own = manifest.plan["model"]["padded_vocab_size"], plan.model.vocabulary
+    if own.padded_vocab_in_softmax and rows != own.padded_vocab_size:
         log.warning(
             "the token table gets other padding, which takes part in the softmax "
             "(--padded-vocab-in-softmax): the loss will differ a little; --pad-vocab-size-to %d "
@@ -219,7 +222,7 @@ def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, new_head: boo
         index.checkpoint(folder),
         optimizer=optimizer,
         buffer_bytes=requested.reshape_buffer_bytes,
-        copies_padding=counts,
+        copies_padding=own.padded_vocab_in_softmax,
         new_head=new_head,
     )
 

@@ -489,7 +489,7 @@ class Checkpoints(Hook):
         """
         return Manifest(
             state=asdict(state),
-            plan=asdict(self._plan),
+            plan=self._plan.to_dict(),
             config=asdict(self._config),
             versions=dict(self.system_info),
             partition_dims=self._engine.partition_dims(),

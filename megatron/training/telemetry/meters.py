@@ -35,7 +35,7 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     meters: list[Meter] = [_at_log_lines(worst_memory, plan.logging.interval)]
     if engine.has_loss_terms:
         meters.append(lambda state: engine.pop_loss_terms())
-    if plan.model.num_experts:
+    if plan.model.moe:
         meters.append(lambda state: _expert_measures(engine.expert_load))
     if plan.logging.num_zeros:
         meters.append(lambda state: {NUM_ZEROS: engine.num_zeros or 0.0})

@@ -261,7 +261,7 @@ class Report(Hook):
 
         Adapters cannot: what they do not train has no gradient, which the formula counts.
         """
-        if not self._peak_flops or self._plan.model.lora_rank:
+        if not self._peak_flops or self._plan.model.lora:
             return {}
         return {MFU: model_flops / self._peak_flops, HFU: hardware_flops / self._peak_flops}
 

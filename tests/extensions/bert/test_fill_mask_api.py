@@ -9,7 +9,7 @@ from servers import serving
 
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.extensions.bert.network import BERT
+from megatron.extensions.bert.network import BertNetwork
 from megatron.extensions.bert.routes import fill_mask_interface
 from megatron.inference.engine.encoder_runner import SerialEngine
 from megatron.inference.server.web.pages import FILL_MASK_PAGE
@@ -83,5 +83,7 @@ def test_masks_are_filled_on_the_page(served_bert, bert, tmp_path):
 
 def test_flags_without_effect_are_refused():
     generation, serving_flags = GenerationConfig(recompute=True, top_k=3), ServingConfig()
-    assert "--recompute, --top_k" in str([*encoder_problems(serving_flags, generation, BERT)])
-    assert [*encoder_problems(serving_flags, GenerationConfig(), BERT)] == []
+    assert "--recompute, --top_k" in str(
+        [*encoder_problems(serving_flags, generation, BertNetwork)]
+    )
+    assert [*encoder_problems(serving_flags, GenerationConfig(), BertNetwork)] == []

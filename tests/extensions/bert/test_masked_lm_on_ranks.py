@@ -1,6 +1,5 @@
 """Ranks that share a BERT fill what one process fills."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 from encoders import tokenizer_in
 from masked_lms import BERT_SPEC, bert_runner
 from ranks import run_on_ranks
+from tiny import with_changes
 
 from megatron.extensions.bert.inference import MaskedLM, MaskedLMRequest
 from megatron.inference.engine.encoder_runner import SerialEngine
@@ -18,7 +18,7 @@ from megatron.tensor_parallel.topology import Topology
 
 def inferred(folder: Path, groups: Groups) -> tuple[list[Any], list[float]]:
     """Return texts and numbers that one process, or all of `groups` in step, infer."""
-    odd = replace(BERT_SPEC, padded_vocab_size=11)
+    odd = with_changes(BERT_SPEC, padded_vocab_size=11)
     model = MaskedLM(bert_runner(odd, groups), tokenizer_in(folder))
     (filled,) = model.fill("a b [MASK] c", 3)
     numbers = [each.probability for each in filled]

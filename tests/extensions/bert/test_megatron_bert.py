@@ -17,12 +17,13 @@ from transformers import (
     pipeline,
 )
 
-from megatron.checkpointing.conversion.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.inference.generation import GenerationConfig
+from megatron.config.network.model_spec import spec_of
 from megatron.config.plan import plan
 from megatron.extensions.bert.inference import load_masked_lm
 from megatron.inference.loading.model_source import read_model_source

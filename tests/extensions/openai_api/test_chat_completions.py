@@ -115,7 +115,7 @@ def test_an_answer_without_a_limit_may_fill_the_room(running):
     assert reply["usage"]["completion_tokens"] == 48, "the most that the server allows"
     request["messages"] = [{"role": "user", "content": "x" * 90}]
     reply = running.chat(**request).json
-    assert reply["usage"]["total_tokens"] == SPEC.max_position_embeddings
+    assert reply["usage"]["total_tokens"] == SPEC.positions.max_position_embeddings
 
 
 @pytest.mark.parametrize(

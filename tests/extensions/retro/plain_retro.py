@@ -16,18 +16,18 @@ class PlainRetro:
 
     def __init__(self, weights, spec):
         self.weights, self.spec = weights, spec
-        self.heads = spec.num_attention_heads
+        self.heads = spec.attention.num_attention_heads
 
     def logits(self, tokens, neighbors, lengths):
         """Return [s, V] of one sample with neighbors [c][k][r], of which `lengths` [c][k] are real."""
-        spec, s, m = self.spec, len(tokens), self.spec.retro_chunk_length
+        spec, s, m = self.spec, len(tokens), self.spec.own.retro_chunk_length
         first = s - (len(neighbors) - 1) * m
         x = self._embedded(tokens)
         contexts = None
         for number in range(1, spec.num_layers + 1):
             name = str(number + 2)
             x = x + self._self_attention(name, x, torch.ones(s, s).tril().bool())
-            if number in spec.retro_layers:
+            if number in spec.own.retro_layers:
                 h = self._norm(f"{name}.pre_inter_attention_layernorm", x)
                 if contexts is None:
                     contexts = [
@@ -47,10 +47,10 @@ class PlainRetro:
     def _chunked(self, name, h, contexts, first):
         added = torch.zeros_like(h)
         for t in range(first - 1, len(h)):
-            context = contexts[(t - first + 1) // self.spec.retro_chunk_length]
+            context = contexts[(t - first + 1) // self.spec.own.retro_chunk_length]
             if len(context):
                 added[t] = self._cross_attention(name, h[t : t + 1], context)[0]
-        return added * self.spec.retro_attention_gate
+        return added * self.spec.own.retro_attention_gate
 
     def _context(self, prefix, chunk, neighbors, lengths):
         """Return the encoded real tokens of the neighbors of one chunk."""
@@ -59,7 +59,7 @@ class PlainRetro:
             if length == 0:
                 continue
             x = self._embedded(neighbor[:length])
-            for layer in range(self.spec.retro_encoder_layers):
+            for layer in range(self.spec.own.retro_encoder_layers):
                 name = f"{prefix}.{layer}"
                 x = x + self._self_attention(name, x, torch.ones(len(x), len(x)).bool())
                 if layer == 0:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from plain_retro import PlainRetro
 from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 from torch.testing import assert_close
 
 from megatron.extensions.retro.layers import retro_layers
@@ -39,7 +39,7 @@ SPEC = tiny_spec(
     retro_num_neighbors=2,
     retro_retrieved_length=8,
 )
-CORE = replace(SPEC, retro_normed_residual=True, final_norm=False)
+CORE = with_changes(SPEC, retro_normed_residual=True, final_norm=False)
 
 
 def model_of(
@@ -119,7 +119,7 @@ def golden_weights(*, retrieves=True, final_norm=True):
 def golden_model(spec, group, **how):
     retrieves = how.get("layers", retro_layers) is retro_layers
     model = model_of(spec, group, **how).double()
-    model.load_state_dict(golden_weights(retrieves=retrieves, final_norm=spec.final_norm))
+    model.load_state_dict(golden_weights(retrieves=retrieves, final_norm=spec.own.final_norm))
     return model
 
 
@@ -143,7 +143,7 @@ GOLDEN = {
         CORE_LOSS,
     ),
     "normed residual": (
-        replace(SPEC, retro_normed_residual=True),
+        with_changes(SPEC, retro_normed_residual=True),
         [
             [1.309435, -1.903894, -2.082434, 1.058405],
             [1.535333, -1.746017, -2.244233, 0.834836],
@@ -193,8 +193,8 @@ def test_other_neighbors_of_a_chunk_change_the_loss_as_golden(group):
 
 def test_a_gate_of_zero_leaves_the_gpt(group):
     batch = golden_batch()
-    gated = golden_model(replace(SPEC, retro_attention_gate=0.0), group)(batch)
-    plain = golden_model(replace(SPEC, retro_layers=()), group, layers=gpt_layers)(batch)
+    gated = golden_model(with_changes(SPEC, retro_attention_gate=0.0), group)(batch)
+    plain = golden_model(with_changes(SPEC, retro_layers=()), group, layers=gpt_layers)(batch)
     assert_close(gated, plain, rtol=0, atol=0)
     assert loss_of(gated, batch).item() == pytest.approx(4.73143305, abs=1e-8)
     expected = torch.tensor([1.455079, -1.892941, -2.223632, 0.990125], dtype=torch.float64)
@@ -235,7 +235,7 @@ LENGTHS = torch.tensor(
 @pytest.mark.parametrize("s", [16, 13])
 @pytest.mark.parametrize("attention", ["sdpa", "fused-softmax", "reference"])
 def test_logits_and_gradients_are_those_of_plain_pytorch(attention, s, group):
-    spec = replace(SPEC, retro_attention_gate=0.7)
+    spec = with_changes(SPEC, retro_attention_gate=0.7)
     model = golden_model(spec, group, kernels=replace(REFERENCE, attention=attention))
     batch = golden_batch() | {"neighbor_lengths": LENGTHS}
     batch |= {name: batch[name][:, :s] for name in ("tokens", "positions", "labels")}
@@ -265,7 +265,7 @@ def test_padding_of_neighbors_has_no_effect(group):
 @pytest.mark.parametrize("retro", [(6, 9), (6,)])
 def test_recomputed_layers_have_the_same_gradients(retro, group):
     """Layers that replace the neighbors, or drop them, are recomputed with others or alone."""
-    spec = replace(SPEC, retro_layers=retro)
+    spec = with_changes(SPEC, retro_layers=retro)
     state = {
         k: v
         for k, v in golden_weights().items()
@@ -294,7 +294,7 @@ def test_recomputed_layers_have_the_same_gradients(retro, group):
 
 def test_the_encoder_has_dropouts_of_its_own(group):
     for change in ({"retro_encoder_hidden_dropout": 0.5}, {"retro_encoder_attention_dropout": 0.5}):
-        model, batch = golden_model(replace(SPEC, **change), group), golden_batch()
+        model, batch = golden_model(with_changes(SPEC, **change), group), golden_batch()
         changed = (model(batch) - golden_model(SPEC, group)(batch)).abs().amax(-1)
         assert (changed[:, 3:] > 1e-9).all()
         assert not changed[:, :3].any()
@@ -314,12 +314,12 @@ def test_a_prompt_is_the_short_first_chunk_of_its_own_sample(group):
         own = {name: x[row : row + 1] for name, x in golden.items()}
         own["neighbor_tokens"] = own["neighbor_tokens"][:, :2]
         own["neighbor_lengths"] = torch.cat([own["neighbor_lengths"]] * 2, 1)
-        spec = replace(SPEC, retro_chunk_length=16 - prompt)
+        spec = with_changes(SPEC, retro_chunk_length=16 - prompt)
         expected = golden_model(spec, group)(own)[0]
         # The last token of all sees the neighbors of the second chunk.
         assert_close(logits[row, :-1], expected[:-1], rtol=0, atol=1e-12)
     batch["neighbor_lengths"] = torch.zeros_like(lengths)
-    plain = golden_model(replace(SPEC, retro_layers=()), group, layers=gpt_layers)(golden)
+    plain = golden_model(with_changes(SPEC, retro_layers=()), group, layers=gpt_layers)(golden)
     assert_close(model(batch), plain, rtol=0, atol=0)
 
 
@@ -332,7 +332,7 @@ def test_sequences_that_are_not_the_chunks_are_refused(group):
 
 
 def test_rotary_positions_count_from_0_in_each_neighbor(group):
-    spec = replace(SPEC, position_embedding="rotary", rotary_dim=4)
+    spec = with_changes(SPEC, position_embedding="rotary", rotary_dim=4)
     model = model_of(spec, group)
     initialise(model, seed=1, std=0.3, num_layers=9)
     batch = golden_batch()

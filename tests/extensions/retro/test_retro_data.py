@@ -314,7 +314,7 @@ def test_settings_of_the_project_are_those_of_the_run(tmp_path):
     assert planned.data.train.sources[0].prefix == str(folder / "data" / "corpus")
     assert planned.data.split == "80,20,0"
     assert (planned.objective.own.chunk_length, planned.objective.own.num_chunks) == (4, 4)
-    assert planned.model.retro_retrieved_length == 8
+    assert planned.model.own.retro_retrieved_length == 8
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
 from tiny import tiny_config
 from torch.testing import assert_close
 
-from megatron.checkpointing.conversion.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import ConfigError
+from megatron.config.network.model_spec import spec_of
 from megatron.config.plan import plan
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"

@@ -1,7 +1,5 @@
 """Generation by a Retro with retrieved neighbors, against the network itself."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from encoders import random_weights
@@ -13,7 +11,7 @@ from retro_engines import (
     retro_engine,
 )
 from stages import engine_of, random_model
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 
 from megatron.extensions.retro.layers import retro_layers
 from megatron.inference.engine.sequence import Request
@@ -54,14 +52,14 @@ def plainly_continued(network, prompt, neighbors, *, count):
             "prompt_lengths": torch.tensor([len(prompt)]),
         }
         with torch.no_grad():
-            best = network(batch)[0, -1, : RETRO_SPEC.vocab_size].log_softmax(-1).max(-1)
+            best = network(batch)[0, -1, : RETRO_SPEC.vocabulary.vocab_size].log_softmax(-1).max(-1)
         tokens.append(int(best.indices))
         logprobs.append(float(best.values))
     return tokens[len(prompt) :], pytest.approx(logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    "spec", [RETRO_SPEC, replace(RETRO_SPEC, position_embedding="rotary", rotary_dim=4)]
+    "spec", [RETRO_SPEC, with_changes(RETRO_SPEC, position_embedding="rotary", rotary_dim=4)]
 )
 def test_texts_are_those_of_the_network(spec):
     """Sequences join, leave and move to other rows of the cache, and keep their own neighbors."""

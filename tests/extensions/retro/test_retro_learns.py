@@ -44,7 +44,7 @@ def last_loss(group, how: str) -> float:
     """Train, and return the mean loss of the last ten steps."""
     objective, spec, fields = Retro(), SPEC, RETRO_FIELDS
     if how == "gpt":
-        spec = replace(SPEC, architecture="gpt", retro_layers=())
+        spec = replace(SPEC, architecture="gpt", own=None)
         objective, fields = GPT(), CAUSAL_FIELDS
     model = SequentialModel(
         objective.layers(

@@ -38,12 +38,15 @@ def test_every_third_layer_attends_to_neighbors(layers, numbers):
 
 def test_the_network_of_default_flags():
     spec = retro_plan().model
-    assert (spec.architecture, spec.retro_layers) == ("retro", (6, 9))
-    assert (spec.retro_chunk_length, spec.retro_num_neighbors) == (3, 2)
-    assert (spec.retro_retrieved_length, spec.max_position_embeddings) == (6, 6)
-    assert (spec.retro_encoder_layers, spec.retro_attention_gate) == (2, 1.0)
-    assert (spec.retro_encoder_hidden_dropout, spec.retro_encoder_attention_dropout) == (0.1, 0.1)
-    assert (spec.final_norm, spec.retro_normed_residual) == (True, False)
+    assert (spec.architecture, spec.own.retro_layers) == ("retro", (6, 9))
+    assert (spec.own.retro_chunk_length, spec.own.retro_num_neighbors) == (3, 2)
+    assert (spec.own.retro_retrieved_length, spec.positions.max_position_embeddings) == (6, 6)
+    assert (spec.own.retro_encoder_layers, spec.own.retro_attention_gate) == (2, 1.0)
+    assert (spec.own.retro_encoder_hidden_dropout, spec.own.retro_encoder_attention_dropout) == (
+        0.1,
+        0.1,
+    )
+    assert (spec.own.final_norm, spec.own.retro_normed_residual) == (True, False)
 
 
 def test_every_flag_reaches_the_network():
@@ -53,11 +56,14 @@ def test_every_flag_reaches_the_network():
         *("--retro-encoder-hidden-dropout", "0", "--retro-encoder-attention-dropout", "0.2"),
         *("--retro-normed-residual", "--retro-no-final-norm"),
     ).model
-    assert (spec.retro_num_neighbors, spec.retro_retrieved_length) == (3, 12)
-    assert spec.max_position_embeddings == 12
-    assert (spec.retro_encoder_layers, spec.retro_attention_gate) == (1, 0.5)
-    assert (spec.retro_encoder_hidden_dropout, spec.retro_encoder_attention_dropout) == (0.0, 0.2)
-    assert (spec.final_norm, spec.retro_normed_residual) == (False, True)
+    assert (spec.own.retro_num_neighbors, spec.own.retro_retrieved_length) == (3, 12)
+    assert spec.positions.max_position_embeddings == 12
+    assert (spec.own.retro_encoder_layers, spec.own.retro_attention_gate) == (1, 0.5)
+    assert (spec.own.retro_encoder_hidden_dropout, spec.own.retro_encoder_attention_dropout) == (
+        0.0,
+        0.2,
+    )
+    assert (spec.own.final_norm, spec.own.retro_normed_residual) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -56,4 +56,4 @@ def test_the_spelling_of_the_encoder_is_that_of_the_network():
         without=("--num-layers",),
         objective="t5",
     )
-    assert (plan.model.num_layers, plan.model.num_decoder_layers) == (3, 3)
+    assert (plan.model.num_layers, plan.model.own.num_decoder_layers) == (3, 3)

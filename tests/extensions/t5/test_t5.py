@@ -7,7 +7,7 @@ import torch
 from compiled_networks import graphs_of
 from loss_memory import largest_tensor
 from plain_t5 import PlainT5
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 from torch.testing import assert_close
 
 from megatron.extensions.t5.layers import t5_layers
@@ -187,7 +187,9 @@ def test_buckets_of_relative_positions(bidirectional, buckets):
     assert found.tolist() == buckets
 
 
-RELATIVE = replace(SPEC, position_embedding="relative", relative_buckets=8, relative_max_distance=9)
+RELATIVE = with_changes(
+    SPEC, position_embedding="relative", relative_buckets=8, relative_max_distance=9
+)
 
 
 def relative_model(group, spec=RELATIVE, attention="sdpa"):

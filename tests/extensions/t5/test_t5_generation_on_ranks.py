@@ -1,11 +1,11 @@
 """Ranks that share a T5 write what one process writes."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from encoders import BOS, EOS, SENTINEL, A, B, C, D
 from ranks import run_on_ranks
 from t5_engines import T5_SPEC, t5_engine
+from tiny import with_changes
 
 from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
@@ -14,7 +14,7 @@ from megatron.inference.engine.sequence import Request
 from megatron.tensor_parallel.process_groups import build_groups
 from megatron.tensor_parallel.topology import Topology
 
-RELATIVE = replace(
+RELATIVE = with_changes(
     T5_SPEC,
     **{"position_embedding": "relative", "relative_buckets": 4, "relative_max_distance": 5},
     **{"padded_vocab_size": 14, "num_query_groups": 2},

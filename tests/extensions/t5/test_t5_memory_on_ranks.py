@@ -24,7 +24,7 @@ def batches(plan: Plan, groups: Groups) -> Iterator[Batch]:
     """Yield micro-batches of full samples."""
     spec, samples = plan.model, plan.batch.micro_batch_size
     ones = partial(torch.ones, dtype=torch.int64)
-    row, width = ones(samples, spec.seq_length), spec.decoder_seq_length
+    row, width = ones(samples, spec.seq_length), spec.own.decoder_seq_length
     lengths = {"enc_length": spec.seq_length * row[:, 0], "dec_length": width * row[:, 0]}
     own = dict.fromkeys(("text_dec", "labels", "loss_mask"), ones(samples, width))
     return iter(lambda: t5_batch(text_enc=row, truncated=row[:, 0], **own, **lengths), None)

@@ -30,5 +30,5 @@ def test_a_batch_has_lengths_in_place_of_masks():
 def test_the_length_of_the_decoder_is_its_own():
     plan = tiny_plan("--decoder-seq-length", "4", objective="t5")
     assert T5().letters(plan.model) == {"d": 4}
-    assert plan.model.max_position_embeddings == 6
-    assert plan.model.num_decoder_layers == plan.model.num_layers
+    assert plan.model.positions.max_position_embeddings == 6
+    assert plan.model.own.num_decoder_layers == plan.model.num_layers

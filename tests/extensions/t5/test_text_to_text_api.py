@@ -8,7 +8,7 @@ from t5_engines import t5_engine, text_to_text
 
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.extensions.t5.network import T5
+from megatron.extensions.t5.network import T5Network
 from megatron.extensions.t5.routes import text_to_text_interface
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.web.pages import TEXT_TO_TEXT_PAGE
@@ -100,4 +100,4 @@ def test_the_page_has_the_form_of_its_path():
 
 def test_flags_without_effect_are_refused():
     generation, serving_flags = GenerationConfig(recompute=True, top_k=3), ServingConfig()
-    assert "--top_k" not in str([*encoder_problems(serving_flags, generation, T5)])
+    assert "--top_k" not in str([*encoder_problems(serving_flags, generation, T5Network)])

@@ -65,7 +65,10 @@ def test_the_tasks_of_flags_and_of_readers_are_the_same():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_has_the_outputs_of_the_task(name, architecture, group):
     task, spec = TASKS[name], spec_of(name, architecture=architecture)
-    assert (spec.num_outputs, spec.num_choices) == (task.num_outputs, task.num_choices or 1)
+    assert (spec.head.num_outputs, spec.head.num_choices) == (
+        task.num_outputs,
+        task.num_choices or 1,
+    )
     model = model_of(group, name, architecture=architecture)
     assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
 

@@ -12,10 +12,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import default_collate
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-from megatron.checkpointing.conversion.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, WrongCheckpointError
+from megatron.config.network.model_spec import spec_of
 from megatron.config.plan import plan
 from megatron.extensions.tasks.data.tasks import task_of
 from megatron.extensions.tasks.data.text_flags import TextTaskPlan

@@ -14,11 +14,12 @@ from torch.utils.data import default_collate
 from transformers import AutoTokenizer, pipeline
 
 from megatron.checkpointing.conversion.adapters import without_adapters
-from megatron.checkpointing.conversion.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import spec_of
 from megatron.config.plan import plan
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.tasks import task_of

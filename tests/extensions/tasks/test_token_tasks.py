@@ -70,7 +70,7 @@ def test_the_head_has_logits_for_each_token(task, fields, outputs, group):
 
 
 def test_layers_and_dropout_of_the_heads():
-    heads = [(m.head_layers, m.head_dropout) for m in (plan_of(t).model for t in OBJECTIVES)]
+    heads = [(m.head_layers, m.head_dropout) for m in (plan_of(t).model.head for t in OBJECTIVES)]
     assert heads == [(2, 0.5), (1, 0.0)]
 
 

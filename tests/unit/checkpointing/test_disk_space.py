@@ -1,7 +1,6 @@
 """Whether a checkpoint fits on its disk."""
 
 import os
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +60,7 @@ def test_the_next_checkpoint_is_as_large_as_the_last_of_its_kind(tmp_path):
     write_manifest(
         folder,
         Manifest(
-            state={}, plan=asdict(plan), config={}, versions={}, partition_dims={}, files=files
+            state={}, plan=plan.to_dict(), config={}, versions={}, partition_dims={}, files=files
         ),
     )
     assert expected_size(tmp_path, plan) == Size(1500, 4)

@@ -9,6 +9,7 @@ from megatron.checkpointing.manifest import Manifest, write_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, read_saved_run
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
+from megatron.config.network.model_spec import flat
 
 FLAGS = ["--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"]
 USES = ["--micro-batch-size", "2", "--lr", "0.1", "--train-iters", "10", "--data-path", "corpus"]
@@ -82,7 +83,7 @@ def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path):
 
     folder = tmp_path / "global_step1"
     folder.mkdir()
-    plan = asdict(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))
+    plan = flat(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))
     empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
     write_manifest(folder, Manifest(state={"iteration": 1}, plan={"model": plan}, **empty))
     network = checkpoint_flags(["--use-checkpoint-args", "--load", str(tmp_path)])
@@ -107,7 +108,7 @@ def test_the_world_size_of_a_run_counts_all_its_axes(saved):
     plan = tiny_plan("--ds-sequence-parallel-size", "2", world_size=4)
     state = {"iteration": 6}
     empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
-    write_manifest(folder, Manifest(state=state, plan=asdict(plan), **empty))
+    write_manifest(folder, Manifest(state=state, plan=plan.to_dict(), **empty))
     assert read_saved_run(str(saved)).world_size == plan.parallel.world_size == 4
 
 

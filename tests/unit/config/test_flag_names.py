@@ -1,6 +1,6 @@
 """Messages name the flags that a decision comes from."""
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import get_type_hints
 
 import pytest
@@ -13,7 +13,7 @@ from megatron.config.flag_names import flag_and_value
 from megatron.config.objectives import declaration_of
 from megatron.config.parsing.declaration import flags_of
 
-PLAN = asdict(tiny_plan())
+PLAN = tiny_plan().to_dict()
 FIELDS = [
     f"{part}.{name}" for part in ("model", "parallel", *_COMPARED_SECTIONS) for name in PLAN[part]
 ]

@@ -191,10 +191,10 @@ def of(decisions, path):
         ("--skip-train", "evaluation.only", True),
         ("--kill-switch-file F", "training.kill_switch", "F"),
         ("--optimizer-cpu-offload", "optimizer.on_cpu", True),
-        ("--group-query-attention --num-key-value-heads 4", "model.num_query_groups", 4),
+        ("--group-query-attention --num-key-value-heads 4", "model.attention.num_query_groups", 4),
         (
             "--use-rotary-position-embeddings --rotary-position-embeddings-theta 5e5",
-            "model.rotary_base",
+            "model.positions.rotary_base",
             5e5,
         ),
     ],
@@ -230,4 +230,4 @@ def test_the_optimizer_of_bitsandbytes_comes_with_a_norm_of_the_embedding(tmp_pa
     monkeypatch.setattr("megatron.config.optimization.optimizer.find_spec", lambda module: module)
     decisions, _ = decided(f"{CODEPARROT} --use-bnb-optimizer", {}, 8, tmp_path)
     assert decisions.optimizer.impl == "bitsandbytes"
-    assert decisions.model.embed_layernorm
+    assert decisions.model.norm.embed_layernorm

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from megatron.config.data.tokenizer import (
     padded_vocab_size,
     tokenizer_arguments,
 )
+from megatron.config.network.model_spec import flat
 from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
 
 ALL = RecomputePlan(granularity="full", method="uniform", num_layers=1, share=1.0)
@@ -28,12 +29,13 @@ def nones(decided, name="plan"):
 
 
 def test_nothing_stays_undecided_but_parts_that_a_gpt_lacks():
-    assert [*nones(tiny_plan())] == ["plan.data.cut", "plan.objective.own"]
+    own = ["plan.model.moe", "plan.model.lora", "plan.model.own", "plan.model.head"]
+    assert [*nones(tiny_plan())] == [*own, "plan.data.cut", "plan.objective.own"]
 
 
 def test_json_holds_every_decision():
     plan = tiny_plan("--bf16")
-    assert json.loads(json.dumps(asdict(plan)))["model"] == asdict(plan.model) | {
+    assert json.loads(json.dumps(plan.to_dict()))["model"] == flat(plan.model) | {
         "num_experts": [],  # JSON has no tuples
         "lora_target_modules": [],
         "own_flags": [],
@@ -41,13 +43,13 @@ def test_json_holds_every_decision():
         "labels": [],
         "retro_layers": [],
     }
-    assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
+    assert set(json.loads(json.dumps(plan.to_dict()))) == {field.name for field in fields(plan)}
 
 
 def test_sizes_that_are_not_said_follow_from_the_others():
     model = tiny_plan().model
-    assert (model.ffn_hidden_size, model.head_dim) == (32, 4)
-    assert model.max_position_embeddings == 6
+    assert (model.mlp.ffn_hidden_size, model.attention.head_dim) == (32, 4)
+    assert model.positions.max_position_embeddings == 6
 
 
 @pytest.mark.parametrize(
@@ -155,14 +157,27 @@ def test_sizes_that_are_not_said_follow_from_the_others():
     ],
 )
 def test_every_option_reaches_the_network(flags, decided):
-    model = tiny_plan(*flags.split()).model
-    assert {name: getattr(model, name) for name in decided} == decided
+    spec = tiny_plan(*flags.split()).model
+    model = flat(spec) | {
+        "is_gated": spec.mlp.is_gated,
+        "attention_output_bias": spec.attention_output_bias,
+        "attention_scale": spec.attention.scale,
+    }
+    assert {name: model[name] for name in decided} == decided
 
 
 def test_sizes_that_are_said_are_kept():
     flags = "--ffn-hidden-size 12 --kv-channels 5 --max-position-embeddings 9 --hidden-size 7"
     model = tiny_plan(*flags.split()).model
-    assert (model.ffn_hidden_size, model.head_dim, model.max_position_embeddings) == (12, 5, 9)
+    assert (
+        model.mlp.ffn_hidden_size,
+        model.attention.head_dim,
+        model.positions.max_position_embeddings,
+    ) == (
+        12,
+        5,
+        9,
+    )
 
 
 @given(st.integers(1, 300_000), st.integers(1, 256), st.integers(1, 16))
@@ -180,15 +195,18 @@ def test_the_padded_sizes_of_gpt_2(vocab_size, tensor, padded):
 
 
 def test_the_padded_size_can_be_said():
-    assert tiny_plan("--pad-vocab-size-to", "20").model.padded_vocab_size == 20
-    assert tiny_plan().model.padded_vocab_size == 12
+    assert tiny_plan("--pad-vocab-size-to", "20").model.vocabulary.padded_vocab_size == 20
+    assert tiny_plan().model.vocabulary.padded_vocab_size == 12
 
 
 def test_a_padded_size_that_ranks_do_not_divide_is_rounded_up():
     flags = ["--pad-vocab-size-to", "13", "--make-vocab-size-divisible-by", "1"]
     alone = tiny_plan(*flags)
     divided = tiny_plan(*flags, "--tensor-model-parallel-size", "2", world_size=2)
-    assert (alone.model.padded_vocab_size, divided.model.padded_vocab_size) == (13, 14)
+    assert (
+        alone.model.vocabulary.padded_vocab_size,
+        divided.model.vocabulary.padded_vocab_size,
+    ) == (13, 14)
     output = "--pad-vocab-size-to 13 is rounded up to 14, which the tensor-parallel ranks divide"
     assert any(notice.startswith(output) for notice in divided.notices)
     assert not any("rounded" in notice for notice in alone.notices)
@@ -196,7 +214,7 @@ def test_a_padded_size_that_ranks_do_not_divide_is_rounded_up():
 
 def test_rows_without_a_token_are_weights_when_the_flag_counts_them():
     model = tiny_plan("--true-vocab-size", "14").model
-    assert (model.vocab_size, model.padded_vocab_size) == (14, 16)
+    assert (model.vocabulary.vocab_size, model.vocabulary.padded_vocab_size) == (14, 16)
 
 
 def test_padding_takes_part_in_the_softmax_where_there_is_some_and_the_flag_is_given():
@@ -208,7 +226,7 @@ def test_padding_takes_part_in_the_softmax_where_there_is_some_and_the_flag_is_g
         ([flag, "False"], False),
         ([flag, *even], False),
     ):
-        assert tiny_plan(*flags).model.padded_vocab_in_softmax is counts, flags
+        assert tiny_plan(*flags).model.vocabulary.padded_vocab_in_softmax is counts, flags
 
 
 def test_flops_of_a_plain_gpt_are_those_of_the_paper():

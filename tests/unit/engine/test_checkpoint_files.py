@@ -34,7 +34,7 @@ def saved(build, micro_batch, tmp_path):
         named = engine.module.named_parameters()
         manifest = Manifest(
             state={"iteration": 1, "samples": 2, "tokens": 12, "valid_samples": 5, "skipped": 0},
-            plan=json.loads(json.dumps(asdict(tiny_plan(*NETWORK, *flags)))),
+            plan=json.loads(json.dumps(tiny_plan(*NETWORK, *flags).to_dict())),
             config=asdict(tiny_config(*NETWORK, *flags)),
             versions={"torch": "2"},
             partition_dims={name: shard.dim for name, p in named if (shard := shard_of(p))},

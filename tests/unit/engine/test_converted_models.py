@@ -34,7 +34,7 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
     named = engine.module.named_parameters()
     manifest = Manifest(
         state=dict.fromkeys(("iteration", "samples", "tokens", "valid_samples", "skipped"), 1),
-        plan=json.loads(json.dumps(asdict(tiny_plan(*flags)))),
+        plan=json.loads(json.dumps(tiny_plan(*flags).to_dict())),
         config=asdict(tiny_config(*flags)),
         versions={},
         partition_dims={name: shard.dim for name, p in named if (shard := shard_of(p))},

@@ -72,7 +72,7 @@ def saved(build, micro_batch, here):
             write_trap(folder / name)
         manifest = Manifest(
             state={"iteration": 1, "samples": 2, "tokens": 12, "valid_samples": 0, "skipped": 0},
-            plan=asdict(tiny_plan(*ZERO)),
+            plan=tiny_plan(*ZERO).to_dict(),
             config=asdict(tiny_config(*ZERO)),
             versions={},
             partition_dims=dims,

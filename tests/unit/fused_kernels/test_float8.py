@@ -51,7 +51,7 @@ def test_what_cannot_be_computed_in_fp8_is_refused(flags, device, why, capsys):
 
 def test_a_single_expert_is_an_ordinary_mlp():
     decided = tiny_plan(*FP8, "--num-experts", "1", device="cuda")
-    assert decided.kernels.fp8_format == "hybrid" and not decided.model.num_experts
+    assert decided.kernels.fp8_format == "hybrid" and not decided.model.moe
 
 
 def test_torchao_must_be_installed(monkeypatch):

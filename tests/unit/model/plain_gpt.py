@@ -4,27 +4,29 @@ Every head, group and feature is counted out from the rows of the weights.
 """
 
 import math
-from dataclasses import replace
 
 import torch
+from tiny import with_changes
 from torch import Tensor
 
 
 def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     """Return [b, s, V] from {name: whole float64 weight}; `seen_bss` says which keys count."""
-    embed = "tied_modules.embed" if spec.tied_embeddings else "1"
+    embed = "tied_modules.embed" if spec.vocabulary.tied_embeddings else "1"
     table = weights[f"{embed}.word_embeddings.weight"]
-    x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.scaled_embedding else 1)
-    if spec.embed_layernorm:
+    x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.vocabulary.scaled_embedding else 1)
+    if spec.norm.embed_layernorm:
         x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
-    if spec.position_embedding == "learned":
+    if spec.positions.position_embedding == "learned":
         x = x + weights[f"{embed}.position_embeddings.weight"][positions_bs]
     for layer in range(3, 3 + spec.num_layers):
         x = plain_layer(weights, spec, layer, x, positions_bs, seen_bss)
     last = 4 + spec.num_layers
     x = norm(weights, f"{last}", x, spec)
-    head = table if spec.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
-    return capped(x @ head.T, spec.logit_softcap)
+    head = (
+        table if spec.vocabulary.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
+    )
+    return capped(x @ head.T, spec.vocabulary.logit_softcap)
 
 
 def capped(x, cap):
@@ -33,20 +35,20 @@ def capped(x, cap):
 
 def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     normed = norm(weights, f"{layer}.input_layernorm", x, spec)
-    is_local = spec.window and layer - 2 not in spec.full_attention_layers
+    is_local = spec.attention.window and layer - 2 not in spec.attention.full_attention_layers
     if is_local:
         distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
-        seen_bss = seen_bss & (distances < spec.window)
-    seen_as = unstretched(spec) if is_local and spec.rotary_local_base else spec
+        seen_bss = seen_bss & (distances < spec.attention.window)
+    seen_as = unstretched(spec) if is_local and spec.positions.rotary_local_base else spec
     y = attention(weights, seen_as, f"{layer}.self_attention", normed, positions_bs, seen_bss)
     y = behind(weights, f"{layer}.attention_output_layernorm", y, spec)
     if spec.parallel_residual:
         beside = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
         return x + y + mlp_output(weights, spec, layer, beside)
-    x = (normed if spec.residual_after_norm else x) + y
+    x = (normed if spec.norm.residual_after_norm else x) + y
     normed = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
     y = mlp_output(weights, spec, layer, normed)
-    return (normed if spec.residual_after_norm else x) + y
+    return (normed if spec.norm.residual_after_norm else x) + y
 
 
 def mlp_output(weights, spec, layer, x):
@@ -55,27 +57,29 @@ def mlp_output(weights, spec, layer, x):
 
 
 def behind(weights, name, y, spec):
-    return norm(weights, name, y, spec) if spec.sandwich_norm else y
+    return norm(weights, name, y, spec) if spec.norm.sandwich_norm else y
 
 
 def unstretched(spec):
     plain = {"rotary_interpolation": 1.0, "rope_scaling": 1.0, "rope_attention_factor": 1.0}
-    return replace(spec, rotary_base=spec.rotary_local_base, rope_rule="llama3", **plain)
+    return with_changes(
+        spec, rotary_base=spec.positions.rotary_local_base, rope_rule="llama3", **plain
+    )
 
 
 def norm(weights, name, x, spec):
-    weight = weights[f"{name}.weight"] + (1 if spec.layernorm_1p else 0)
-    if spec.normalization == "RMSNorm":
-        return x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() * weight
+    weight = weights[f"{name}.weight"] + (1 if spec.norm.layernorm_1p else 0)
+    if spec.norm.normalization == "RMSNorm":
+        return x / (x.square().mean(-1, keepdim=True) + spec.norm.norm_epsilon).sqrt() * weight
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
-    return centred / (variance + spec.norm_epsilon).sqrt() * weight + weights[f"{name}.bias"]
+    return centred / (variance + spec.norm.norm_epsilon).sqrt() * weight + weights[f"{name}.bias"]
 
 
 def attention(weights, spec, name, x, positions_bs, seen_bss):
-    d, groups = spec.head_dim, spec.num_query_groups
-    per_group = spec.num_attention_heads // groups
-    slopes = paper_slopes(spec.num_attention_heads)
+    d, groups = spec.attention.head_dim, spec.attention.num_query_groups
+    per_group = spec.attention.num_attention_heads // groups
+    slopes = paper_slopes(spec.attention.num_attention_heads)
     distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
 
     def projected(row):
@@ -85,18 +89,18 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
 
     def placed(row, which):
         y = projected(row)
-        if spec.qk_layernorm:
+        if spec.norm.qk_layernorm:
             y = norm(weights, f"{name}.{which}_layernorm", y, spec)
-        return turned(y, positions_bs, spec) if spec.position_embedding == "rotary" else y
+        return turned(y, positions_bs, spec) if spec.positions.position_embedding == "rotary" else y
 
     mixed = []
-    for head in range(spec.num_attention_heads):
+    for head in range(spec.attention.num_attention_heads):
         first = head // per_group * (per_group + 2) * d
         query = placed(first + head % per_group * d, "q")
         key, value = placed(first + per_group * d, "k"), projected(first + (per_group + 1) * d)
-        scores = query @ key.mT / math.sqrt(spec.query_scalar or d)
-        scores = capped(scores, spec.attention_softcap)
-        if spec.position_embedding == "alibi":
+        scores = query @ key.mT / math.sqrt(spec.attention.query_scalar or d)
+        scores = capped(scores, spec.attention.attention_softcap)
+        if spec.positions.position_embedding == "alibi":
             scores = scores - slopes[head] * distances
         mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)
     y = torch.cat(mixed, -1) @ weights[f"{name}.dense.weight"].T
@@ -105,47 +109,51 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
 
 def turned(x, positions_bs, spec):
     """Pairs of features as complex numbers, multiplied by e^(i angle)."""
-    half = spec.rotary_dim // 2
+    half = spec.positions.rotary_dim // 2
     angles = torch.stack(
-        [positions_bs / spec.rotary_interpolation * frequency(i, spec) for i in range(half)], -1
+        [
+            positions_bs / spec.positions.rotary_interpolation * frequency(i, spec)
+            for i in range(half)
+        ],
+        -1,
     ).double()
-    factor = torch.exp(1j * angles) * spec.rope_attention_factor
+    factor = torch.exp(1j * angles) * spec.positions.rope_attention_factor
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * factor
     return torch.cat([pairs.real, pairs.imag, x[..., 2 * half :]], -1)
 
 
 def frequency(i, spec):
     """The rule of Llama 3.1, case by case; 1 for `rope_scaling` leaves all as they are."""
-    plain = spec.rotary_base ** (-2 * i / spec.rotary_dim)
-    if spec.rope_rule == "yarn":
+    plain = spec.positions.rotary_base ** (-2 * i / spec.positions.rotary_dim)
+    if spec.positions.rope_rule == "yarn":
         return yarn_frequency(i, plain, spec)
     wavelength = 2 * math.pi / plain
-    length = spec.rope_original_length
-    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    length = spec.positions.rope_original_length
+    low, high = spec.positions.rope_low_freq_factor, spec.positions.rope_high_freq_factor
     if wavelength < length / high:
         return plain
     if wavelength > length / low:
-        return plain / spec.rope_scaling
+        return plain / spec.positions.rope_scaling
     smooth = (length / wavelength - low) / (high - low)
-    return (1 - smooth) * plain / spec.rope_scaling + smooth * plain
+    return (1 - smooth) * plain / spec.positions.rope_scaling + smooth * plain
 
 
 def yarn_frequency(i, plain, spec):
     """Pairs in front of the first bound turn as they did, those behind the last one slower."""
     bounds = []
-    for turns in (spec.rope_high_freq_factor, spec.rope_low_freq_factor):
+    for turns in (spec.positions.rope_high_freq_factor, spec.positions.rope_low_freq_factor):
         # The (broken) number of the pair that makes so many turns within the trained length.
-        angle = turns * 2 * math.pi / spec.rope_original_length
-        bounds.append(-math.log(angle, spec.rotary_base) * spec.rotary_dim / 2)
-    if spec.rope_truncation:
+        angle = turns * 2 * math.pi / spec.positions.rope_original_length
+        bounds.append(-math.log(angle, spec.positions.rotary_base) * spec.positions.rotary_dim / 2)
+    if spec.positions.rope_truncation:
         bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
-    first, last = max(bounds[0], 0), min(bounds[1], spec.rotary_dim - 1)
+    first, last = max(bounds[0], 0), min(bounds[1], spec.positions.rotary_dim - 1)
     if i <= first:
         return plain
     if i >= last:
-        return plain / spec.rope_scaling
+        return plain / spec.positions.rope_scaling
     share = (i - first) / (last - first)
-    return plain * (1 - share) + plain / spec.rope_scaling * share
+    return plain * (1 - share) + plain / spec.positions.rope_scaling * share
 
 
 def paper_slopes(heads):
@@ -158,7 +166,7 @@ def paper_slopes(heads):
 def mlp(weights, spec, name, x):
     inner = x @ weights[f"{name}.dense_h_to_4h.weight"].T
     inner = inner + weights.get(f"{name}.dense_h_to_4h.bias", 0)
-    y = ACTIVATIONS[spec.activation](inner) @ weights[f"{name}.dense_4h_to_h.weight"].T
+    y = ACTIVATIONS[spec.mlp.activation](inner) @ weights[f"{name}.dense_4h_to_h.weight"].T
     return y + weights.get(f"{name}.dense_4h_to_h.bias", 0)
 
 

@@ -30,7 +30,7 @@ def of_other(group, case):
 @pytest.mark.parametrize("case", ["gpt-2", *others.CASES])
 def test_greedy_tokens_are_those_of_hugging_face(group, case):
     spec, model, reference = of_gpt2(group) if case == "gpt-2" else of_other(group, case)
-    new = min(NEW, spec.max_position_embeddings - max(map(len, PROMPTS)))
+    new = min(NEW, spec.positions.max_position_embeddings - max(map(len, PROMPTS)))
     reference.generation_config.eos_token_id = None
     expected = [
         reference.generate(
@@ -40,7 +40,8 @@ def test_greedy_tokens_are_those_of_hugging_face(group, case):
             do_sample=False,
             pad_token_id=0,
             # Rows of the padded vocabulary are tokens like others to them.
-            suppress_tokens=[*range(spec.vocab_size, spec.padded_vocab_size)] or None,
+            suppress_tokens=[*range(spec.vocabulary.vocab_size, spec.vocabulary.padded_vocab_size)]
+            or None,
         )[0, len(prompt) :].tolist()
         for prompt in PROMPTS
     ]

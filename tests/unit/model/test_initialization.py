@@ -47,7 +47,7 @@ def model_of(index=0, count=1, seed=3, **changes):
         std=spec.init_std,
         num_layers=spec.num_layers,
         xavier=spec.init == "xavier_uniform",
-        vocab_size=None if spec.padded_vocab_in_softmax else spec.vocab_size,
+        vocab_size=None if spec.vocabulary.padded_vocab_in_softmax else spec.vocabulary.vocab_size,
     )
     return model
 

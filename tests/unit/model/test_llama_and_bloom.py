@@ -118,7 +118,10 @@ def test_logits_and_gradients_are_those_of_hugging_face(group, case):
     reference = build()
     renamed = in_transformers(spec, model.state_dict())
     missing, unexpected = reference.load_state_dict(renamed, strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"] if spec.tied_embeddings else [], [])
+    assert (missing, unexpected) == (
+        ["lm_head.weight"] if spec.vocabulary.tied_embeddings else [],
+        [],
+    )
     tokens = torch.randint(VOCAB, (3, 10))
     positions = torch.arange(10).expand_as(tokens)
     logits, expected = model(batch_of(tokens, positions)), reference(tokens).logits
@@ -141,5 +144,5 @@ def test_frequencies_are_those_of_hugging_face(group, case):
     config.head_dim = 128
     rotary = type(build().model.rotary_emb)(config)
     torch.testing.assert_close(
-        rotary_frequencies(spec, torch.device("cpu")), rotary.inv_freq, atol=0, rtol=1e-5
+        rotary_frequencies(spec.positions, torch.device("cpu")), rotary.inv_freq, atol=0, rtol=1e-5
     )

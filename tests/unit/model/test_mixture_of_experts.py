@@ -34,7 +34,7 @@ def pair(group):
         changes.setdefault("router_normalises", k > 1)
         spec = tiny_spec(num_experts=(4, 4), **changes)
         plan = tiny_plan(*BOTH, *flags, "--topk", str(k)).experts
-        auxiliary, terms = AuxiliaryLoss(spec.num_experts), []
+        auxiliary, terms = AuxiliaryLoss(spec.moe.num_experts), []
         parts = LayerParts(group=group, core_attention=core_attention_of(spec))
         ours = MixtureOfExperts(spec, parts, number=1, plan=plan, auxiliary=auxiliary)
         plain = PlainMixture(spec, parts, number=1, terms=terms, capacity=capacity)
@@ -185,7 +185,7 @@ def test_training_draws_the_second_expert_and_evaluation_nothing(pair):
 def router_of(*flags, **changes):
     spec = tiny_spec(num_experts=(8, 8), **changes)
     plan = tiny_plan("--num-experts", "8", "--expert-interval", "1", *flags).experts
-    auxiliary = AuxiliaryLoss(spec.num_experts)
+    auxiliary = AuxiliaryLoss(spec.moe.num_experts)
     router = Router(spec, number=1, plan=plan, auxiliary=auxiliary)
     initialise(router, seed=2, std=1.0, num_layers=2)
     return router, auxiliary

@@ -1,14 +1,15 @@
 """Every option of the network changes each network that accepts it; the others refuse it."""
 
-import dataclasses
 import shlex
 
 import pytest
 import torch
 from options import BASE, EXPERTS, LORA, MODEL, Turned
+from tiny import with_changes
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
+from megatron.config.network.model_spec import flat
 from megatron.config.networks.architecture import network_named, network_of
 from megatron.config.networks.options import ignored_options
 from megatron.config.plan import plan
@@ -66,15 +67,16 @@ def batch_of(spec):
         return torch.randint(VOCAB, shape, generator=generator)
 
     b, s = 2, spec.seq_length
-    chunks = s // spec.retro_chunk_length if spec.retro_layers else 1
-    k, r = spec.retro_num_neighbors, spec.retro_retrieved_length
+    own = flat(spec)
+    chunks = s // own["retro_chunk_length"] if own["retro_layers"] else 1
+    k, r = own["retro_num_neighbors"], own["retro_retrieved_length"]
     return {
         "tokens": draw(b, s),
         "positions": torch.arange(s).expand(b, s),
         "token_types": torch.zeros(b, s, dtype=torch.long),
         "attention_span": torch.tensor([[[0, s - 1]]]).expand(b, 1, 2),
         "lengths": torch.full((b,), s - 1),
-        "decoder_tokens": draw(b, spec.decoder_seq_length),
+        "decoder_tokens": draw(b, own["decoder_seq_length"]),
         "neighbor_tokens": draw(b, chunks, k, r),
         "neighbor_lengths": torch.full((b, chunks, k), r),
     }
@@ -165,8 +167,8 @@ def test_an_option_that_a_network_does_not_name_is_refused(monkeypatch):
 
 def test_options_are_fields_of_networks():
     spec = model_plan("gpt", "").model
-    names = {each.name for each in dataclasses.fields(spec)}
+    names = flat(spec).keys()
     known = [network_named(name).options for name in ("gpt", "bert", "t5", "retro")]
     assert all(options <= names for options in known)
-    changed = dataclasses.replace(spec, num_experts=(2, 2), router_normalises=True)
+    changed = with_changes(spec, num_experts=(2, 2), router_normalises=True)
     assert ignored_options(changed, spec, network_named("t5").options) == ["num_experts"]

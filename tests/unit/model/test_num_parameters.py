@@ -54,4 +54,4 @@ def test_padding_is_what_the_module_has_beyond_the_vocabulary(group, objective, 
     rows = [p.numel() // 996 for p in model.parameters() if len(p) == 996]
     spec = plan.model
     assert rows
-    assert spec.num_padding_parameters == sum(rows) * (996 - spec.vocab_size)
+    assert spec.num_padding_parameters == sum(rows) * (996 - spec.vocabulary.vocab_size)

@@ -124,7 +124,7 @@ def documents(spec):
     """Return tokens whose positions start again in the middle, and who sees whom."""
     torch.manual_seed(2)
     s = spec.seq_length
-    tokens = torch.randint(spec.vocab_size, (2, s))
+    tokens = torch.randint(spec.vocabulary.vocab_size, (2, s))
     positions = torch.arange(s).expand(2, s).clone()
     starts = torch.zeros_like(positions)
     starts[0, 4:], starts[1, 7:] = 4, 7
@@ -140,7 +140,7 @@ def require_equal(group, spec, inputs, seen):
     tokens, positions = inputs["tokens"], inputs["positions"]
     names, parameters = zip(*model.named_parameters(), strict=True)
     copies = [p.detach().clone().requires_grad_() for p in parameters]
-    tolerance = ROTARY_TOLERANCE if spec.rotary_dim else TOLERANCE
+    tolerance = ROTARY_TOLERANCE if spec.positions.rotary_dim else TOLERANCE
     logits = model(inputs)
     expected = plain_logits(dict(zip(names, copies, strict=True)), spec, tokens, positions, seen)
     torch.testing.assert_close(logits, expected, **tolerance)

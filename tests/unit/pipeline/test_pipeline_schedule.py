@@ -244,7 +244,7 @@ def test_the_planner_knows_the_zero_bubble():
     # Of 8 micro-batches stage r puts the weight passes of r off: inputs and output gradients of
     # 4 layers, 24 features of 8 each for 6 tokens and 2 samples.
     spec, tokens = split.model, split.batch.micro_batch_size * split.model.seq_length
-    each = 4 * 4 * tokens * (8 * spec.hidden_size + 2 * spec.ffn_hidden_size)
+    each = 4 * 4 * tokens * (8 * spec.hidden_size + 2 * spec.mlp.ffn_hidden_size)
     found = [own.activations - other.activations for own, other in zip(memory, before, strict=True)]
     ahead = 4 * 4 * tokens * spec.hidden_size  # messages in transit
     assert found == [ahead, each + ahead, 2 * each + ahead, 3 * each + ahead]

@@ -268,7 +268,7 @@ def test_two_stages_hold_the_network_and_a_second_table(method):
     decided = tiny_plan(*flags, "--pp-partition-method", method, world_size=2)
     stages = stages_of(decided)
     assert [number for stage in stages for number in stage.layers] == [1, 2, 3, 4, 5, 6]
-    table = decided.model.padded_vocab_size * decided.model.hidden_size
+    table = decided.model.vocabulary.padded_vocab_size * decided.model.hidden_size
     held = sum(weights_of(decided, stage).total for stage in stages)
     assert held == decided.model.num_parameters + table
 

@@ -206,7 +206,12 @@ def test_a_checkpoint_supplies_the_flags(directory):
     folder = directory / "run" / "global_step5"
     folder.mkdir(parents=True)
     manifest = Manifest(
-        state={}, plan=asdict(plan), config=asdict(config), versions={}, partition_dims={}, files=()
+        state={},
+        plan=plan.to_dict(),
+        config=asdict(config),
+        versions={},
+        partition_dims={},
+        files=(),
     )
     write_manifest(folder, manifest)
     lines = output("samples_of_step.py", "--load run --steps 2 4")

@@ -62,7 +62,9 @@ def run(tmp_path):
     folder = tmp_path / "global_step4"
     folder.mkdir()
     manifest = {"versions": {}, "partition_dims": {}, "files": ()}
-    write_manifest(folder, Manifest(state={}, plan=asdict(plan), config=asdict(config), **manifest))
+    write_manifest(
+        folder, Manifest(state={}, plan=plan.to_dict(), config=asdict(config), **manifest)
+    )
     return tmp_path
 
 

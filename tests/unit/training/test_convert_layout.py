@@ -29,14 +29,14 @@ def test_how_the_run_was_to_go_on_does_not_matter(flags):
     saved, decided = tiny_config(*CHAIN, *flags), tiny_plan(*CHAIN, *flags)
     manifest = Manifest(
         state={},
-        plan=asdict(decided),
+        plan=decided.to_dict(),
         config=asdict(saved),
         versions={},
         partition_dims={},
         files=(),
     )
     options = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
-    new = plan(options, world_size=2, vocab_size=decided.model.vocab_size, device="cpu")
+    new = plan(options, world_size=2, vocab_size=decided.model.vocabulary.vocab_size, device="cpu")
     held = new.checkpoint
     assert (held.save, held.load, held.keep_last, held.in_background) == ("out", "", 0, False)
     assert held.saves_optimizer == decided.checkpoint.saves_optimizer
@@ -51,7 +51,7 @@ def test_the_first_stage_of_a_decoder_belongs_to_the_layout_that_saved_it():
     decided = plan(tiny_config(*words), world_size=2, **sizes)
     manifest = Manifest(
         state={},
-        plan=asdict(decided),
+        plan=decided.to_dict(),
         config={},
         versions={},
         partition_dims={},

@@ -25,6 +25,7 @@ from megatron.extensions.retro.data_questions import (
     question_set_of,
     read_qa_items,
 )
+from megatron.extensions.retro.flags import RetroSpec
 from megatron.extensions.retro.inference_flags import AnswerConfig, answer_problems
 from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.inference.loading.model_source import read_model_source
@@ -85,7 +86,7 @@ def _requests(
 ) -> "Iterator[Request]":
     """Yield the request to answer each question."""
     room = loaded.engine.max_length - generator.options.out_seq_length
-    spec = loaded.spec
+    own = loaded.spec.part(RetroSpec)
     for item in items:
         neighbors: list[list[int]] = []
         if prompts.retrieves:
@@ -93,8 +94,8 @@ def _requests(
                 item,
                 loaded.tokenizer,
                 first=0 if instruct.reuse_top else instruct.ft_neighbours,
-                count=spec.retro_num_neighbors,
-                length=spec.retro_retrieved_length,
+                count=own.retro_num_neighbors,
+                length=own.retro_retrieved_length,
             )
         yield generator.request_of(prompts.tokens(item, room), neighbors)
 

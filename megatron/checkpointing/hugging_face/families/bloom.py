@@ -38,7 +38,7 @@ BLOOM = Family(
         "apply_residual_connection_post_layernorm": "residual_after_norm",
         "attention_dropout": "attention_dropout",
         "hidden_dropout": "hidden_dropout",
-        "seq_length": attrgetter("max_position_embeddings"),
+        "seq_length": attrgetter("positions.max_position_embeddings"),
     },
     flags_of=_flags_of,
     needs=_needs,

@@ -1,7 +1,7 @@
 """Architecture of transformers as tables: its options, config.json, tensors, and our flags."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -17,7 +17,7 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec, flat
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
@@ -107,7 +107,11 @@ class Family:
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
-        return {key: _value(spec, entry) for key, entry in self.keys.items()}
+        own = flat(spec)
+        return {
+            key: own[entry] if isinstance(entry, str) else entry(spec) if callable(entry) else entry
+            for key, entry in self.keys.items()
+        }
 
     def flags(self, config: HuggingFaceConfig) -> Iterator[str]:
         """Yield the flags of pretraining for config.json, without those common to all families.
@@ -128,7 +132,7 @@ class Family:
         Raises:
             CheckpointError: the architecture does not have one of them.
         """
-        names = ParameterNames.of(asdict(spec))
+        names = ParameterNames.of(flat(spec))
         parts = (
             self._part(ours, spec, names)
             for ours in parameters_of(spec)
@@ -153,7 +157,7 @@ class Family:
         modules = (theirs,) if isinstance(theirs, str) else _names_of(theirs, spec)
         mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
         is_norm_weight = module.endswith("norm") and kind == "weight"
-        if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
+        if is_norm_weight and spec.norm.layernorm_1p and not self.norms_around_one:
             mapping = OffsetByOne()
         part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in modules), mapping)
         return prefix, [*table].index(module), part
@@ -162,14 +166,8 @@ class Family:
 def _names_of(modules: Modules, spec: ModelSpec) -> tuple[str, ...]:
     if "{}" not in modules.names[0]:
         return modules.names
-    numbers = range(max(spec.num_experts))
+    numbers = range(max(spec.part(MoESpec).num_experts))
     return tuple(name.format(number) for number in numbers for name in modules.names)
-
-
-def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> Any:
-    if isinstance(entry, str):
-        return getattr(spec, entry)
-    return entry(spec) if callable(entry) else entry
 
 
 ACTIVATIONS = {
@@ -193,7 +191,7 @@ _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 def activation_name(spec: ModelSpec) -> str:
     """Return transformers' name of the activation function."""
-    return ACTIVATIONS[spec.activation]
+    return ACTIVATIONS[spec.mlp.activation]
 
 
 def activation_flags(function: str, *, gated: bool) -> list[str]:

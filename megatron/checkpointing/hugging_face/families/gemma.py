@@ -40,7 +40,7 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
         "activation": common_needs(spec)["activation"],
         "window": None,
         "sandwich_norm": (True,),
-        "query_scalar": (float(int(spec.query_scalar)),),
+        "query_scalar": (float(int(spec.attention.query_scalar)),),
         "attention_softcap": None,
         "logit_softcap": None,
     }
@@ -48,14 +48,15 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
 
 
 def _gemma3_needs(spec: ModelSpec) -> Allowed:
-    is_stretched = spec.rope_scaling != 1 or spec.rotary_interpolation != 1
-    local = spec.rotary_local_base
+    rotary = spec.positions
+    is_stretched = rotary.rope_scaling != 1 or rotary.rotary_interpolation != 1
+    local = rotary.rotary_local_base
     own: Allowed = {
         "qk_layernorm": (True,),
         "attention_softcap": (0.0,),
         # Its layers with a window are never stretched.
         "rotary_local_base": (
-            local or spec.rotary_base if spec.window and is_stretched else local,
+            local or rotary.rotary_base if spec.attention.window and is_stretched else local,
         ),
     }
     return {**_gemma2_needs(spec), **own}
@@ -69,16 +70,20 @@ _GEMMA_KEYS = {
 _GEMMA2_KEYS = {
     **{key: entry for key, entry in _GEMMA_KEYS.items() if key != "hidden_act"},
     "hidden_activation": KEYS["hidden_act"],
-    "query_pre_attn_scalar": lambda spec: int(spec.query_scalar or spec.head_dim),
-    "attn_logit_softcapping": lambda spec: spec.attention_softcap or None,
-    "final_logit_softcapping": lambda spec: spec.logit_softcap or None,
+    "query_pre_attn_scalar": lambda spec: int(
+        spec.attention.query_scalar or spec.attention.head_dim
+    ),
+    "attn_logit_softcapping": lambda spec: spec.attention.attention_softcap or None,
+    "final_logit_softcapping": lambda spec: spec.vocabulary.logit_softcap or None,
     # transformers needs a window also where no layer has it.
-    "sliding_window": lambda spec: spec.window or spec.max_position_embeddings,
+    "sliding_window": lambda spec: spec.attention.window or spec.positions.max_position_embeddings,
     "layer_types": layer_types,
 }
 _GEMMA3_KEYS = {
     **_GEMMA2_KEYS,
-    "rope_local_base_freq": lambda spec: spec.rotary_local_base or spec.rotary_base,
+    "rope_local_base_freq": lambda spec: (
+        spec.positions.rotary_local_base or spec.positions.rotary_base
+    ),
 }
 
 

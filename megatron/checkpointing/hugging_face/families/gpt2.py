@@ -23,7 +23,8 @@ def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def _qkv(spec: ModelSpec) -> StackedTransposed:
-    return StackedTransposed(heads=spec.num_attention_heads, head_dim=spec.head_dim)
+    own = spec.attention
+    return StackedTransposed(heads=own.num_attention_heads, head_dim=own.head_dim)
 
 
 def _transposed(_: ModelSpec) -> Transposed:
@@ -39,7 +40,8 @@ GPT2 = Family(
         "n_inner": "ffn_hidden_size",
         "n_head": "num_attention_heads",
         "n_positions": "max_position_embeddings",
-        "n_ctx": attrgetter("max_position_embeddings"),  # read by converters of other programs
+        # Read by converters of other programs.
+        "n_ctx": attrgetter("positions.max_position_embeddings"),
         "activation_function": activation_name,
         "layer_norm_epsilon": "norm_epsilon",
         "attn_pdrop": "attention_dropout",

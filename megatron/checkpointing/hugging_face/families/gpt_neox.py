@@ -35,7 +35,7 @@ def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def _rotary_share(spec: ModelSpec) -> float:
-    return spec.rotary_dim / spec.head_dim
+    return spec.positions.rotary_dim / spec.attention.head_dim
 
 
 GPT_NEOX = Family(
@@ -48,7 +48,7 @@ GPT_NEOX = Family(
         "num_attention_heads": "num_attention_heads",
         "max_position_embeddings": "max_position_embeddings",
         "rotary_pct": _rotary_share,
-        "rotary_emb_base": attrgetter("rotary_base"),
+        "rotary_emb_base": attrgetter("positions.rotary_base"),
         "rope_scaling": rope_scaling_config,
         "hidden_act": activation_name,
         "layer_norm_eps": "norm_epsilon",

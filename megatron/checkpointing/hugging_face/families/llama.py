@@ -34,12 +34,13 @@ def common_needs(spec: ModelSpec) -> Allowed:
     return {
         **EXPRESSED,
         "position_embedding": ("rotary",),
-        "rotary_dim": (spec.head_dim,),
+        "rotary_dim": (spec.attention.head_dim,),
         "normalization": ("RMSNorm",),
         "activation": ("swiglu", "geglu", "geglu_tanh", "reglu", "liglu"),
         # transformers refuses others, whatever the width of a head.
         "hidden_size": (
-            -(-spec.hidden_size // spec.num_attention_heads) * spec.num_attention_heads,
+            -(-spec.hidden_size // spec.attention.num_attention_heads)
+            * spec.attention.num_attention_heads,
         ),
         "num_query_groups": None,
         "head_dim": None,
@@ -68,13 +69,13 @@ def _qwen3_needs(spec: ModelSpec) -> Allowed:
 
 def window_or_none(spec: ModelSpec) -> int | None:
     """Return the sliding window; None for no limit."""
-    return spec.window or None
+    return spec.attention.window or None
 
 
 def layer_types(spec: ModelSpec) -> list[str]:
     """Return the kind of attention of each layer: with the sliding window or without."""
     numbers = range(1, spec.num_layers + 1)
-    return [_WINDOW if spec.window_of(number) else _FULL for number in numbers]
+    return [_WINDOW if spec.attention.window_of(number) else _FULL for number in numbers]
 
 
 def _layers_before_windows(spec: ModelSpec) -> int:
@@ -86,10 +87,10 @@ KEYS: dict[str, Any] = {
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_hidden_size",
     "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": attrgetter("num_query_groups"),
+    "num_key_value_heads": attrgetter("attention.num_query_groups"),
     "head_dim": "head_dim",
     "max_position_embeddings": "max_position_embeddings",
-    "rope_theta": attrgetter("rotary_base"),
+    "rope_theta": attrgetter("positions.rotary_base"),
     "rope_scaling": rope_scaling_config,
     "hidden_act": activation_name,
     "rms_norm_eps": "norm_epsilon",
@@ -100,7 +101,7 @@ KEYS: dict[str, Any] = {
 _BIAS = {"attention_bias": attrgetter("attention_output_bias")}
 _QWEN_KEYS = {
     **KEYS,
-    "use_sliding_window": lambda spec: bool(spec.window),
+    "use_sliding_window": lambda spec: bool(spec.attention.window),
     # Older versions read how many layers in front have no window, newer ones the kinds.
     "max_window_layers": _layers_before_windows,
     "sliding_window": window_or_none,
@@ -166,9 +167,9 @@ def _qwen3_flags(config: HuggingFaceConfig) -> Iterator[str]:
 
 def _qkv(spec: ModelSpec) -> QueriesKeysValues:
     return QueriesKeysValues(
-        groups=spec.num_query_groups,
-        queries=spec.num_attention_heads // spec.num_query_groups,
-        head_dim=spec.head_dim,
+        groups=spec.attention.num_query_groups,
+        queries=spec.attention.num_attention_heads // spec.attention.num_query_groups,
+        head_dim=spec.attention.head_dim,
     )
 
 
@@ -205,7 +206,7 @@ NAMES: dict[str, Any] = {
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    keys={**KEYS, **_BIAS, "mlp_bias": attrgetter("linear_bias")},
+    keys={**KEYS, **_BIAS, "mlp_bias": attrgetter("mlp.linear_bias")},
     flags_of=_llama_flags,
     needs=_llama_needs,
     **NAMES,

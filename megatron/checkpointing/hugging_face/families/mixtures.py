@@ -34,19 +34,19 @@ from megatron.checkpointing.hugging_face.families.tensor_mapping import (
     GateUp,
 )
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, MoESpec
 
 _SCORED_PER_GROUP = 2  # best experts of a group whose sum is its score
 
 
 def _experts(spec: ModelSpec) -> int:
     """Return the experts of the layers that have some; 2 for a network without experts."""
-    return max((2, *spec.num_experts))
+    return max((2, *spec.part(MoESpec).num_experts))
 
 
 def _dense_layers(spec: ModelSpec) -> list[int]:
     """Return the layers with an ordinary MLP, counted from 0."""
-    return [number for number, count in enumerate(spec.num_experts) if count == 1]
+    return [number for number, count in enumerate(spec.part(MoESpec).num_experts) if count == 1]
 
 
 def _layers(spec: ModelSpec, dense: list[int]) -> tuple[int, ...]:
@@ -79,7 +79,8 @@ def _qwen3_needs(spec: ModelSpec) -> Allowed:
 
 def _deepseek_needs(spec: ModelSpec) -> Allowed:
     in_front = [*range(len(_dense_layers(spec)))]
-    per_group = spec.experts_per_token // _SCORED_PER_GROUP
+    moe = spec.part(MoESpec)
+    per_group = moe.experts_per_token // _SCORED_PER_GROUP
     return {
         **_needs(spec),
         "num_experts": (_layers(spec, in_front),),
@@ -89,7 +90,7 @@ def _deepseek_needs(spec: ModelSpec) -> Allowed:
         "router_normalises": (True,),
         "router_scale": None,
         "router_groups": None,
-        "router_groups_per_token": (per_group if spec.router_groups else 0,),
+        "router_groups_per_token": (per_group if moe.router_groups else 0,),
     }
 
 
@@ -103,7 +104,7 @@ def _glm_needs(spec: ModelSpec) -> Allowed:
 
 
 def _shared_experts(spec: ModelSpec) -> int:
-    return max(spec.shared_expert_ffn_hidden_size // spec.expert_width, 1)
+    return max(spec.part(MoESpec).shared_expert_ffn_hidden_size // spec.expert_width, 1)
 
 
 def _mixture_flags(config: HuggingFaceConfig, experts: int, dense: list[int]) -> Iterator[str]:
@@ -205,7 +206,7 @@ _KEYS: dict[str, Any] = {
     **KEYS,
     "num_experts_per_tok": "experts_per_token",
     "moe_intermediate_size": attrgetter("expert_width"),
-    "norm_topk_prob": attrgetter("router_normalises"),
+    "norm_topk_prob": lambda spec: spec.part(MoESpec).router_normalises,
 }
 _QWEN_KEYS: dict[str, Any] = {
     **_KEYS,
@@ -219,8 +220,8 @@ _DEEPSEEK_KEYS: dict[str, Any] = {
     "n_routed_experts": _experts,
     "n_shared_experts": _shared_experts,
     "routed_scaling_factor": "router_scale",
-    "n_group": lambda spec: spec.router_groups or 1,
-    "topk_group": lambda spec: spec.router_groups_per_token or 1,
+    "n_group": lambda spec: spec.part(MoESpec).router_groups or 1,
+    "topk_group": lambda spec: spec.part(MoESpec).router_groups_per_token or 1,
     "first_k_dense_replace": lambda spec: len(_dense_layers(spec)),
 }
 _DEEPSEEK_NAMES = _names(
@@ -280,9 +281,9 @@ GLM4_MOE = Family(
     architecture="Glm4MoeForCausalLM",
     keys={
         **_DEEPSEEK_KEYS,
-        "attention_bias": attrgetter("qkv_bias"),
-        "use_qk_norm": attrgetter("qk_layernorm"),
-        "partial_rotary_factor": lambda spec: spec.rotary_dim / spec.head_dim,
+        "attention_bias": attrgetter("attention.qkv_bias"),
+        "use_qk_norm": attrgetter("norm.qk_layernorm"),
+        "partial_rotary_factor": lambda spec: spec.positions.rotary_dim / spec.attention.head_dim,
         # Layers that predict later tokens are not imported.
         "num_nextn_predict_layers": lambda _: 0,
     },

@@ -21,23 +21,24 @@ _LLAMA_3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embedd
 
 def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
     """Build `rope_scaling` of config.json; None without scaling."""
-    if spec.rope_scaling == 1:
-        factor = spec.rotary_interpolation
+    own = spec.positions
+    if own.rope_scaling == 1:
+        factor = own.rotary_interpolation
         return None if factor == 1 else {"rope_type": "linear", "factor": factor}
-    rope = {"rope_type": spec.rope_rule, "factor": spec.rope_scaling}
-    if spec.rope_rule == "dynamic":
+    rope = {"rope_type": own.rope_rule, "factor": own.rope_scaling}
+    if own.rope_rule == "dynamic":
         return rope
-    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
-    if spec.rope_rule == "llama3":
+    low, high = own.rope_low_freq_factor, own.rope_high_freq_factor
+    if own.rope_rule == "llama3":
         rope |= {"low_freq_factor": low, "high_freq_factor": high}
     else:
         rope |= {
             "beta_slow": low,
             "beta_fast": high,
-            "attention_factor": spec.rope_attention_factor,
-            "truncate": spec.rope_truncation,
+            "attention_factor": own.rope_attention_factor,
+            "truncate": own.rope_truncation,
         }
-    return {**rope, "original_max_position_embeddings": spec.rope_original_length}
+    return {**rope, "original_max_position_embeddings": own.rope_original_length}
 
 
 def rotary_flags(config: HuggingFaceConfig) -> list[str]:

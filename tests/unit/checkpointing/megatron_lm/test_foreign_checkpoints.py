@@ -26,7 +26,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from megatron.checkpointing.conversion.network import load_network, spec_of
+from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import names_in, read_manifest
 from megatron.checkpointing.megatron_lm.arguments import flags_of
@@ -36,6 +36,7 @@ from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.network.model import full_attention_layers_of
+from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
 VOCAB, ROWS = 50, 56

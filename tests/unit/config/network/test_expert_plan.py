@@ -53,9 +53,9 @@ def test_flags_of_both_systems_mean_the_same():
     assert plans[0] == plans[1]
     assert plans[0].experts.loss_coefficient == 0.01
     core = tiny_plan("--num-experts", "4", "--moe-token-dispatcher-type", "alltoall")
-    assert (core.model.num_experts, core.model.experts_per_token) == ((4, 4), 2)
+    assert (core.model.moe.num_experts, core.model.moe.experts_per_token) == ((4, 4), 2)
     assert (core.experts.drops_tokens, core.experts.loss_coefficient) == (False, 0.0)
-    assert (plans[0].parallel.expert, plans[0].model.experts_per_token) == (2, 2)
+    assert (plans[0].parallel.expert, plans[0].model.moe.experts_per_token) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_fits_is_not_refused():
         "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel",
         "--num-experts 4 --zero-stage 3",
     ):
-        assert tiny_plan(*line.split(), world_size=2).model.num_experts == (1, 4)
+        assert tiny_plan(*line.split(), world_size=2).model.moe.num_experts == (1, 4)
 
 
 def test_ranks_that_divide_a_sample_may_divide_experts():
@@ -180,7 +180,7 @@ def test_the_count_is_that_of_the_module(group, changes):
     counts = {name: p.numel() for name, p in model.named_parameters()}
     assert spec.num_parameters == sum(counts.values())
     idle = sum(
-        p[spec.experts_per_token :].numel()
+        p[spec.moe.experts_per_token :].numel()
         for name, p in model.named_parameters()
         if ".experts." in name
     )

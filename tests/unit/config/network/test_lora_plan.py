@@ -42,5 +42,5 @@ def test_what_cannot_be_built_is_refused(line, message):
 
 
 def test_an_adapter_counts_once_when_nothing_is_said():
-    assert tiny_plan("--lora-rank", "4").model.lora_scale == 1
-    assert tiny_plan("--lora-rank", "4", "--lora-alpha", "8").model.lora_scale == 2
+    assert tiny_plan("--lora-rank", "4").model.lora.scale == 1
+    assert tiny_plan("--lora-rank", "4", "--lora-alpha", "8").model.lora.scale == 2

@@ -1,6 +1,6 @@
 """What a network says of itself is what its layers are; a network of a plugin is one like the others."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +11,10 @@ from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import NETWORKS
+from megatron.config.network.model_spec import flat
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import imported, network_named, network_of
+from megatron.extensions.tasks.flags import HeadSpec
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
@@ -97,7 +99,7 @@ def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, gr
     with torch.device("meta"):
         model = SequentialModel(steps_of(plan.model, group))
     assert plan.model.num_parameters == sum(p.numel() for p in model.parameters())
-    names = ParameterNames.of(asdict(plan.model))
+    names = ParameterNames.of(flat(plan.model))
     assert names.parameter(names.module("3.mlp.dense_h_to_4h.weight")).startswith("3.")
 
 
@@ -120,7 +122,8 @@ def test_the_embeddings_of_both_stacks_drop_features():
         memory_of_stages(plan_of("t5", "--hidden-dropout", p))[0].activations for p in ("0", "0.1")
     ]
     plan = plan_of("t5")
-    tokens = plan.batch.micro_batch_size * (plan.model.seq_length + plan.model.decoder_seq_length)
+    length = plan.model.seq_length + plan.model.own.decoder_seq_length
+    tokens = plan.batch.micro_batch_size * length
     masks = (kept[1] - kept[0]) / plan.model.hidden_size
     assert masks == tokens  # a byte each; kernels draw those of the layers again
 
@@ -131,7 +134,7 @@ def test_a_plugins_network_is_no_other_programs(wide):
     with pytest.raises(CheckpointError, match="transformers has no wide"):
         family_of(spec)
     with pytest.raises(ConfigError, match="no downstream task is learned by a WIDE"):
-        _ = replace(spec, num_outputs=2).network
+        _ = replace(spec, head=HeadSpec(num_outputs=2)).network
 
 
 def test_a_network_that_the_objective_does_not_train_is_refused():

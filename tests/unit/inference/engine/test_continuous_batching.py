@@ -195,7 +195,7 @@ def test_a_text_ends_at_a_token_a_string_or_where_positions_do(network):
         for prompt in prompts()
         if len({*(free := plainly_continued(model, spec, prompt, 99))[:3]}) == 3
     )
-    assert len(free) == spec.max_position_embeddings - len(prompt)
+    assert len(free) == spec.positions.max_position_embeddings - len(prompt)
     engine = engine_of(model, spec, tokenizer=Numbers())
     string = f"{free[1]}> <{free[2]}"
     by_length, by_token, by_string, by_first = completed(

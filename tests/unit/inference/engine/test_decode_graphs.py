@@ -9,7 +9,7 @@ from host_syncs import CudnnAttention, HostSyncs
 from recorded_graph import record
 from stages import completed, engine_of, random_model
 from test_continuous_batching import NETWORKS, SIZES, prompts, request_of
-from tiny import LLAMA, tiny_spec
+from tiny import LLAMA, tiny_spec, with_changes
 
 from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.decode_graphs import StepShape, decode_capture, step_shape
@@ -54,7 +54,7 @@ def test_padded_steps_compute_what_exact_ones_do(group, changes):
     texts = [[1, 2, 3, 4, 5], [6, 7], [8]]
     features = [one.prefill(texts, [5, 2, 1]) for one in (exact, padded, replayed)]
     for step in range(6):
-        tokens = [(7 * step + row) % spec.vocab_size for row in range(len(texts))]
+        tokens = [(7 * step + row) % spec.vocabulary.vocab_size for row in range(len(texts))]
         positions = [len(text) + step for text in texts]
         features = [one.decode(tokens, positions) for one in (exact, padded, replayed)]
         expected = exact.logits(features[0][:, 0])
@@ -156,7 +156,7 @@ def test_graphs_are_for_one_stage_without_plugins(group, caplog):
     alone, spec, gpu = lone_groups(), tiny_spec(**SIZES), torch.device("cuda")
     staged = replace(alone, topology=Topology(pipeline=2, data=1, tensor=1))
     divided = replace(alone, topology=Topology(pipeline=1, data=1, tensor=2))
-    plugins = replace(spec, attention="mine")
+    plugins = with_changes(spec, attention="mine")
     for network, groups, reason in (
         (spec, staged, "pipeline stages"),
         (spec, divided, "gloo"),

@@ -1,7 +1,6 @@
 """States that layers keep between decode steps, and a plugin's network that generates with one."""
 
 import importlib.util
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from recorded_graph import record
 from source import REPOSITORY
 from stages import plainly_continued, whole_weights
 from test_kv_cache import states_of
-from tiny import tiny_spec
+from tiny import tiny_spec, with_changes
 from torch.testing import assert_close
 
 from megatron.common.registry import NETWORKS
@@ -187,5 +186,5 @@ def test_the_recurrence_is_a_scan(recurrent):
 
 
 def test_a_network_that_keeps_nothing_recomputes_its_sequences(recurrent):
-    kept = replace(tiny_spec(), architecture="gpt").network.caches
+    kept = with_changes(tiny_spec(), architecture="gpt").network.caches
     assert kept and not recurrent.Network.caches

@@ -32,7 +32,7 @@ def test_the_manifest_holds_files_state_plan_config_and_versions(job):
     assert {file.name for file in folder.iterdir()} == {"more.txt", "weights.pt", MANIFEST}
     assert damage(folder, manifest.files) == []
     assert manifest.state == asdict(TrainState(iteration=5, samples=10)) | {"spikes": []}
-    assert manifest.plan == json.loads(json.dumps(asdict(job.plan)))
+    assert manifest.plan == json.loads(json.dumps(job.plan.to_dict()))
     assert manifest.config == json.loads(json.dumps(asdict(job.config)))
     assert manifest.partition_dims == {"weight": 1}
     assert manifest.versions["torch"] == version("torch")

@@ -56,7 +56,7 @@ def batches(group, dataset, consumed_samples=0, length=None):
         consumed_samples=consumed_samples,
         batch=tiny_plan().batch,
         letters={"s": 6},
-        vocab_size=tiny_spec().vocab_size,
+        vocab_size=tiny_spec().vocabulary.vocab_size,
         groups=alone,
         device=torch.device("cpu"),
         length=length,
