@@ -14,7 +14,7 @@ from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream

@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise

@@ -6,7 +6,7 @@ from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec, flat, spec_of
 from megatron.config.objectives import plan_objective
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 
 VOCAB_SIZE = 11
 

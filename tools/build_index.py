@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.training.urls import with_local_data
 

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.plan import plan
-from megatron.config.samples import fewest_processes, with_some_data
+from megatron.config.plan.plan import plan
+from megatron.config.plan.samples import fewest_processes, with_some_data
 
 NOT_NEEDED = {"schedule": {"lr": 1e-4}}
 """Values for flags of training that the JSON does not depend on."""

@@ -20,8 +20,8 @@ from megatron.config.config import SECTIONS, Config, parse_config_for_checkpoint
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
-from megatron.config.plan import Plan, plan
-from megatron.config.samples import fewest_processes, with_some_data
+from megatron.config.plan.plan import Plan, plan
+from megatron.config.plan.samples import fewest_processes, with_some_data
 from megatron.config.tools.planning import PlanningConfig
 from megatron.planner.calibration import ROOFLINE, Calibration, read_calibration
 from megatron.planner.devices import Device, device_of

@@ -21,7 +21,7 @@ from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.parser import value_in
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig
 from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.batch_sampler import Sample

@@ -17,7 +17,7 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.parsing.parser import value_in
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import described, reader

@@ -29,7 +29,7 @@ from megatron.config.config import (
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import value_in
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.provenance import lines_of_step
 from megatron.tokenizer.build import build_tokenizer

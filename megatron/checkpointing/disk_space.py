@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.common.errors import CheckpointError
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.planner.memory import checkpoint_bytes
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from megatron.config.network.model_spec import ModelSpec, MoESpec
 from megatron.config.networks.architecture import Architecture, Entry, network_of
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of a number in each dtype."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, DataError, reason
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.planner.devices import Device, known_device
 from megatron.planner.speed import speed_of
 

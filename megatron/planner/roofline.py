@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device
 from megatron.planner.memory import weights_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.layouts import Axis, Layout, layouts_of, places
 from megatron.planner.memory import memory_of_stages

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megatron.config.parallelism.recompute_plan import NOTHING
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.planner.devices import Device
 from megatron.planner.memory import schedule_of
 from megatron.planner.roofline import column_share, times_of

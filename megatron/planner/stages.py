@@ -1,6 +1,6 @@
 """Pipeline stages of a plan."""
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage, stages_of_network
 
 

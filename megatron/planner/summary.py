@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.memory import (
     Memory,

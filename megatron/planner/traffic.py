@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass
 from megatron.config.network.model_spec import MoESpec
 from megatron.config.networks.counts import table_weights
 from megatron.config.parsing.json_tree import value_at
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.memory import weights_of

@@ -11,7 +11,7 @@ from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.network.kernels import KernelsConfig
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.config.plugins import hooks_of_sections
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig

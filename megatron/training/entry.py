@@ -20,15 +20,15 @@ from megatron.common.errors import (
     near,
 )
 from megatron.common.registry import OBJECTIVES
+from megatron.config.checks.start import Start
 from megatron.config.config import SECTIONS, Config, parse_config
 from megatron.config.data.corpora import prefixes_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.files import with_file_flags
+from megatron.config.plan.validation import validate
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
-from megatron.config.start import Start
-from megatron.config.validation import validate
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
 from megatron.training.process.environment import (

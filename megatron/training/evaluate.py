@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from megatron.config.data.objective import LM_LOSS, UNMASKED
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.engine.engine import Engine
 from megatron.training.loop.batch_stream import Batches
 from megatron.training.loop.journal import Journal

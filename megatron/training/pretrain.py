@@ -19,11 +19,11 @@ from megatron.common.errors import (
     before_the_first_step,
     raise_if_any,
 )
+from megatron.config.checks.start import Start
 from megatron.config.config import Config
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.plan import Plan, resolve
-from megatron.config.start import Start
-from megatron.config.validation import validate
+from megatron.config.plan.plan import Plan, resolve
+from megatron.config.plan.validation import validate
 from megatron.data.datasets.datasets import view_of
 from megatron.data.datasets.run_datasets import Datasets
 from megatron.engine.engine import Engine

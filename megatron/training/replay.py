@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron.common.errors import TrainingError
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.batch_sampler import SampleSource
 from megatron.data.sampling.provenance import lines_of_step

@@ -13,7 +13,7 @@ from megatron.common.errors import DataError, ExitCode, TrainingError, before_th
 from megatron.common.registry import FLAG_HOOKS, HOOKS, METRICS
 from megatron.common.standard_streams import lost_output
 from megatron.config.config import Config
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.config.plugins import hooks_of_sections
 from megatron.engine.engine import Engine
 from megatron.optimizer.schedule import learning_rate, weight_decay

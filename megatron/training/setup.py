@@ -15,7 +15,7 @@ from megatron.common.logging import set_level
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.networks.architecture import network_of
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.watchdog import WatchPlan
 from megatron.data.datasets.datasets import build_datasets

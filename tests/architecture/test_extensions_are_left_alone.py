@@ -13,7 +13,7 @@ print(sorted({name.split(".")[2] for name in sys.modules if name.startswith("meg
 PLAN = """
 import sys
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 config, _ = parse_config(sys.argv[1:])
 plan(config, world_size=1, vocab_size=11, device="cpu", objective=config.plugins.objective or "gpt")
 """

@@ -47,12 +47,12 @@ def test_imports_go_down():
 @pytest.mark.parametrize(
     ("importer", "line"),
     [
-        ("config/plan.py", "from megatron.training.loop.loop import train"),
-        ("config/plan.py", "import megatron.model.gpt"),
-        ("config/plan.py", "import megatron.extensions.tasks.flags"),
+        ("config/plan/plan.py", "from megatron.training.loop.loop import train"),
+        ("config/plan/plan.py", "import megatron.model.gpt"),
+        ("config/plan/plan.py", "import megatron.extensions.tasks.flags"),
         ("tokenizer/build.py", "from megatron.data.readers.inputs import Block"),
         ("tensor_parallel/loss.py", "from megatron.fused_kernels.registry import KERNELS"),
-        ("common/errors.py", "from megatron.config.plan import plan"),
+        ("common/errors.py", "from megatron.config.plan.plan import plan"),
         ("inference/engine/engine.py", "from megatron.inference.server.app import app"),
         ("model/gpt.py", "def lazy():\n    from megatron.engine import engine"),
     ],

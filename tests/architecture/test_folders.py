@@ -99,7 +99,7 @@ def test_a_circle_of_folders_is_found_without_one_of_modules(made):
 @pytest.mark.parametrize(
     ("importer", "line"),
     [
-        ("config/plan.py", "from megatron.extensions.bert.network import Bert"),
+        ("config/plan/plan.py", "from megatron.extensions.bert.network import Bert"),
         ("api.py", "from megatron import extensions"),
         ("training/run.py", "def f():\n    import megatron.extensions.tasks"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from cluster import REPOSITORY
 
 from megatron.config.config import parse_config
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 from megatron.planner.devices import device_of
 from megatron.planner.search import obstacle
 

@@ -12,7 +12,7 @@ from example_scripts import SMALL, example
 from jobs import REPOSITORY, Corpus, clean_environment, journal
 
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 
 PROCESSES = {
     "pretrain_gpt.sh": 1,

@@ -13,7 +13,7 @@ from megatron.checkpointing.conversion.export import Export, ExportOptions, expo
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.common.errors import CheckpointError, ConfigError
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.tokenizer.build import build_tokenizer
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"

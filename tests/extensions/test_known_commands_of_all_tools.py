@@ -19,7 +19,7 @@ from scripts import tool_at
 from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
 from megatron.config.parsing.parser import value_in
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
 from megatron.extensions.tasks.flags import is_finetuned, objective_of

@@ -22,7 +22,7 @@ from megatron.checkpointing.saved_run import read_saved_run
 from megatron.config.config import parse_config
 from megatron.config.network.model_spec import spec_of
 from megatron.config.objectives import declaration_of
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.extensions.nemo.flags import nemo_flags
 from megatron.extensions.nemo.flags_tasks import NEMO_TASKS
 from megatron.extensions.tasks.epochs import with_steps_of_epochs

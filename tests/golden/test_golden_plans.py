@@ -5,7 +5,7 @@ import json
 from golden_files import require_golden
 
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 
 GPT3_175B = """
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16

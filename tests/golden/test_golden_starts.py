@@ -13,7 +13,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config, all_sections, parse_config
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 
 INTEGERS = ("-1", "0", "1", "2")
 NUMBERS = (*INTEGERS, "0.5", "1.5")

@@ -37,7 +37,7 @@ class Training:
 
     def __init__(self, device: torch.device, *flags: str, network: Sequence[str] = ()):
         from megatron.config.config import parse_config
-        from megatron.config.plan import plan
+        from megatron.config.plan.plan import plan
         from megatron.objectives.gpt import GPT
         from megatron.training import setup
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ended_groups import end_groups
 from tiny import VOCAB_SIZE, tiny_plan
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine
 from megatron.objectives.gpt import GPT, SPAN_FIELDS, gpt_batch

@@ -11,7 +11,7 @@ from scripts import tool_at
 from tiny import tiny_plan
 
 from megatron.common.registry import OBJECTIVES
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.engine.deepspeed import distributed
 from megatron.planner.memory import memory_of_stages
 from megatron.tensor_parallel.broadcast import Batch

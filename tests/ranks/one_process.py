@@ -12,7 +12,7 @@ from deepspeed.accelerator import get_accelerator
 from tiny import tiny_plan
 from torch.testing import assert_close
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.engine.deepspeed import distributed
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ended_groups import end_groups
 from engines import batches_of, engine_of
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.diagnostics.communication import (
     Collective,
     hidden_share,

@@ -35,7 +35,7 @@ from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import Config, parse_config
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine
 from megatron.objectives.gpt import GPT

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.config.config import parse_config
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 from megatron.data.token_files.index_files import IndexContent, write_mmap_index
 from megatron.engine.deepspeed import distributed
 from megatron.fused_kernels.registry import Choice

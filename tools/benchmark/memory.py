@@ -20,7 +20,7 @@ from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.process.device import prepare_process

@@ -20,7 +20,7 @@ from timed_steps import random_batches, timed
 from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT

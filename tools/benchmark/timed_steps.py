@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.objectives.gpt import gpt_batch
 from megatron.tensor_parallel.broadcast import Batch
 

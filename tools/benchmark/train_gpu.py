@@ -24,7 +24,7 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.parallelism.recompute_plan import NOTHING
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 from megatron.planner.devices import RESERVED_BYTES, known_device
 from megatron.planner.memory import memory_of_stages
 

@@ -19,7 +19,7 @@ from megatron.checkpointing.manifest import ASIDE, KEEP, LATEST, MANIFEST, PRUNE
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.version import VERSION
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.data.sampling.sample_index import build_sample_index, plan_epochs
 from megatron.planner.memory import memory_of_stages
 from megatron.tensor_parallel.topology import Topology

@@ -18,7 +18,7 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, WrongCheckpointError, near
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.parsing.parser import value_in
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.training.loop.journal import read_journal
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.step_records import STEP, number, read_step

@@ -17,7 +17,7 @@ from megatron.common.version import VERSION
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_of
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts

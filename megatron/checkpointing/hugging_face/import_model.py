@@ -39,7 +39,7 @@ from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.plan import Plan, plan
+from megatron.config.plan.plan import Plan, plan
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

@@ -34,7 +34,7 @@ from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.logging import LoggingConfig
 from megatron.tokenizer.build import build_tokenizer

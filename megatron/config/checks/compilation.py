@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from megatron.config.checks.start import Start
 from megatron.config.network.kernels import attention_of
 from megatron.config.optimization.curriculum import has_curriculum
-from megatron.config.start import Start
 
 
 def compile_problems(start: Start) -> Iterator[str]:

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 
+from megatron.config.checks.start import Start
 from megatron.config.parallelism.deepspeed_json import ABSENT
 from megatron.config.parallelism.zero import OPTIMIZER_BLOCK, WEIGHTS_BLOCK
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
-from megatron.config.start import Start
 
 
 def zero_problems(start: Start) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from megatron.config.checks.start import Start
 from megatron.config.network.experts import (
     ExpertConfig,
     balancing_of,
@@ -12,7 +13,6 @@ from megatron.config.network.experts import (
 from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
-from megatron.config.start import Start
 
 
 def expert_problems(start: Start) -> Iterator[str]:

@@ -7,6 +7,7 @@ from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.checks.compilation import compile_problems
 from megatron.config.checks.pipeline import split_backward_problems
 from megatron.config.checks.sequence import ring_problems
+from megatron.config.checks.start import Start
 from megatron.config.network.kernels import kernels_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model_problems import model_problems
@@ -14,7 +15,6 @@ from megatron.config.network_contract import decoder_stack_problems
 from megatron.config.optimization.curriculum import has_curriculum
 from megatron.config.parallelism.layout import parallel_problems
 from megatron.config.parallelism.precision import fp8_problems, precision_problems
-from megatron.config.start import Start
 
 
 def network_problems(start: Start) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from megatron.config.checks.start import Start
 from megatron.config.parallelism.layout import chunks_of
 from megatron.config.parsing.json_tree import value_at
-from megatron.config.start import Start
 
 
 def split_backward_problems(start: Start) -> Iterator[str]:

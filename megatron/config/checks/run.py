@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from megatron.config.checks.start import Start
 from megatron.config.parallelism.layout import replica_size, replicas_with_all_experts
 from megatron.config.plugins import hooks_of_sections
 from megatron.config.run.checkpoint import checkpoint_problems
@@ -9,7 +10,6 @@ from megatron.config.run.evaluation import evaluation_problems
 from megatron.config.run.guards import guards_problems
 from megatron.config.run.logging import logging_problems
 from megatron.config.run.watchdog import watch_problems
-from megatron.config.start import Start
 
 
 def run_problems(start: Start) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron.common.registry import ATTENTIONS
+from megatron.config.checks.start import Start
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.parallelism.layout import (
     ULYSSES,
@@ -13,7 +14,6 @@ from megatron.config.parallelism.layout import (
     sequence_size,
     uses_ring,
 )
-from megatron.config.start import Start
 
 
 def sequence_problems(start: Start) -> Iterator[str]:

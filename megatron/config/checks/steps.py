@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from megatron.config.checks.deepspeed import json_problems, zero_problems
 from megatron.config.checks.experts import expert_problems
 from megatron.config.checks.pipeline import interleaving_problems
+from megatron.config.checks.start import Start
 from megatron.config.optimization.batch_size import BatchPlan, plan_batch
 from megatron.config.optimization.curriculum import curriculum_problems
 from megatron.config.optimization.lr_schedule import schedule_problems, unit_problems
 from megatron.config.optimization.training import global_batch_size_of, training_problems
 from megatron.config.parallelism.layout import sequence_parts, world_size_problems
 from megatron.config.parsing.json_tree import value_at
-from megatron.config.start import Start
 
 
 def length_problems(start: Start) -> Iterator[str]:

@@ -8,8 +8,8 @@ import torch
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import Config
 from megatron.config.objectives import objective_tokenizer_arguments
-from megatron.config.plan import Plan, plan
-from megatron.config.samples import fewest_processes, with_some_data
+from megatron.config.plan.plan import Plan, plan
+from megatron.config.plan.samples import fewest_processes, with_some_data
 from megatron.diagnostics.doctor.findings import Problem, Section
 from megatron.fused_kernels.registry import package_problems
 from megatron.tokenizer.build import build_tokenizer

@@ -18,7 +18,7 @@ from megatron.checkpointing.publish import prune
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import CheckpointError, TrainingError, reason
 from megatron.config.config import Config
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.data.datasets.epoch_order import EachOnce
 from megatron.engine.engine import Engine
 from megatron.extensions.tasks.data.task import LabelledData, Predicted, Task

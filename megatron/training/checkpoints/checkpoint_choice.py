@@ -27,7 +27,7 @@ from megatron.common.errors import (
     near,
 )
 from megatron.config.optimization.lr_schedule import SchedulePlan
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import CheckpointPlan
 from megatron.data.datasets.run_datasets import CorpusUse

@@ -23,7 +23,7 @@ from megatron.checkpointing.resharding.layouts import ShardedIndex, sharded_inde
 from megatron.checkpointing.resharding.universal import UniversalIndex, universal_index
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError, WrongCheckpointError
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.engine.engine import Engine
 from megatron.tensor_parallel.rng import renewed_seed

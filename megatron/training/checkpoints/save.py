@@ -44,7 +44,7 @@ from megatron.checkpointing.remote import (
 from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor
 from megatron.common.errors import CheckpointError, MegatronError, reason
 from megatron.config.config import Config
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.engine.engine import Engine
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.system_info import system_info

@@ -8,7 +8,7 @@ from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.remote import published_at_url
 from megatron.common.errors import WrongCheckpointError
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.training.loop.collectives import from_rank_0
 
 

@@ -21,7 +21,7 @@ from megatron.checkpointing.publish import restore_replaced
 from megatron.common.atomic_files import sync_folder
 from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
 from megatron.config.config import Config
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.config.run.checkpoint import INITIAL, plan_checkpoint
 from megatron.training.loop.collectives import from_rank_0
 

@@ -12,7 +12,7 @@ from statistics import median
 from megatron.checkpointing.manifest import iteration_of, published_tags
 from megatron.checkpointing.remote import set_aside
 from megatron.common.errors import TrainingError
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.config.run.guards import SpikePlan
 from megatron.engine.engine import Engine
 from megatron.training.checkpoints.checkpoint_choice import (

@@ -5,7 +5,7 @@ import resource
 import torch
 
 from megatron.common.host_memory import available_bytes
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.planner.devices import GIB, RESERVED_BYTES, known_device
 from megatron.planner.memory import memory_of_stages
 from megatron.planner.speed import speed_of

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from megatron.config.optimization.curriculum import CurriculumPlan
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.config.run.logging import LoggingPlan
 from megatron.engine.engine import Engine
 from megatron.model.layers.moe_aux_loss import ExpertLoad

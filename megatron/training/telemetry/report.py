@@ -16,7 +16,7 @@ import torch
 from megatron.common.errors import ConfigError
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS, UNMASKED
 from megatron.config.parallelism.recompute_plan import NOTHING
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.planner.devices import known_device
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, Meter, StepResult

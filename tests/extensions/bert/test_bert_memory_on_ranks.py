@@ -11,7 +11,7 @@ import torch
 from memory_checks import BOTH, agrees
 from ranks import outcomes_on_ranks, require_passed
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.extensions.bert.objective import bert_batch
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups

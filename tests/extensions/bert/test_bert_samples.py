@@ -12,7 +12,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.objectives import objective_tokenizer_arguments
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.extensions.bert.data import BertDataset
 from megatron.extensions.bert.flags import bert_samples, bert_sentences

@@ -24,7 +24,7 @@ from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.network.model_spec import spec_of
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.extensions.bert.inference import load_masked_lm
 from megatron.inference.loading.model_source import read_model_source
 

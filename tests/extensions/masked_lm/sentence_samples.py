@@ -6,7 +6,7 @@ import numpy as np
 from sentence_corpora import thousand_documents, write_sentences, write_vocabulary
 from tiny import tiny_config
 
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.extensions.masked_lm.data import SentenceDataset
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer

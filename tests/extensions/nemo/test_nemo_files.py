@@ -18,7 +18,7 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import native_manifest, native_weights
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.config import parse_conversion
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.config.tools.checkpoint_tools import ConversionConfig
 from megatron.extensions.nemo import checkpoints as nemo
 from megatron.extensions.nemo.checkpoints import find, tokenizer_in

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from megatron.config.config import parse_config
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 

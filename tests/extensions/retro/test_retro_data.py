@@ -18,7 +18,7 @@ from retro_project import (
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.extensions.retro.data import retro_view
 from megatron.extensions.retro.retrieval import hdf5_files

@@ -17,7 +17,7 @@ from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import spec_of
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 ARGUMENTS = {

@@ -8,7 +8,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.compare import other_changes
 from megatron.common.errors import ConfigError
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.extensions.retro.flags import retro_layer_numbers
 from megatron.training.entry import require_startable
 

@@ -24,7 +24,7 @@ from retro_preprocessing import (
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter, open_token_files
 from megatron.extensions.retro.data import retro_view

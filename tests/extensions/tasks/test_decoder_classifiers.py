@@ -17,7 +17,7 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.network.model_spec import spec_of
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.data.tasks import task_of
 from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.extensions.tasks.flags import objective_of

@@ -20,7 +20,7 @@ from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import spec_of
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.tasks import task_of
 from megatron.extensions.tasks.data.text_flags import TextTaskPlan

@@ -7,7 +7,7 @@ from tiny import tiny_config
 from megatron.checkpointing.megatron_lm import convert as conversions
 from megatron.common.errors import ConfigError, WrongCheckpointError
 from megatron.config.parsing.parser import value_in
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.entry import train_text_task, with_pretrained_network
 
 VOCAB = 62

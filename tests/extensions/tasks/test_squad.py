@@ -10,7 +10,7 @@ import pytest
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError, WrongDataError
-from megatron.config.validation import validate
+from megatron.config.plan.validation import validate
 from megatron.extensions.tasks.data.squad import Question, SquadDataset, WindowSpec, read_squad
 from megatron.extensions.tasks.data.squad_answers import (
     AnswerSpec,

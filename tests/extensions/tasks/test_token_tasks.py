@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from networks import task_network
 from tiny import tiny_plan
 
-from megatron.config.plan import Plan
+from megatron.config.plan.plan import Plan
 from megatron.extensions.tasks.objective_tokens import (
     ANSWER_FIELDS,
     TAGGING_FIELDS,

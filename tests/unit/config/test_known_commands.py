@@ -9,7 +9,7 @@ from ds_json import PIPELINE_AND_ZERO_JSON
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 
 DATA = "--vocab-file V --merge-file M --data-path D"
 

@@ -5,7 +5,7 @@ from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
-from megatron.config.validation import validate
+from megatron.config.plan.validation import validate
 
 SAMPLES = "--train-samples 100"
 

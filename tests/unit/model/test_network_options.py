@@ -12,7 +12,7 @@ from megatron.config.config import parse_config
 from megatron.config.network.model_spec import flat
 from megatron.config.networks.architecture import network_named, network_of
 from megatron.config.networks.options import ignored_options
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel

@@ -16,7 +16,7 @@ from tiny import tiny_config, tiny_plan
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
 from megatron.config.networks.partition import balanced
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.planner.calibration import read_calibration
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device
 from megatron.planner.layouts import layouts_of, places

@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.training.convert_layout import config_of_layout
 
 T5 = ["--decoder-seq-length", "6", "--max-position-embeddings", "8", "--vocab-extra-ids", "1"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.config.config import parse_config
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import TracedSource
 from megatron.extensions.retro.retrieval.blocks import Arrays, Blocks, Ranks, table_blocks

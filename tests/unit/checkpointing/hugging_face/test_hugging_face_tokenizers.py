@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, DataCollatorForLanguageModeling, pipelin
 from megatron.checkpointing.manifest import read_manifest, write_manifest
 from megatron.common.errors import DataError, WrongDataError
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.gpt2 import END_OF_TEXT
 

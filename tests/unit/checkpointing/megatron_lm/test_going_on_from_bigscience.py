@@ -14,7 +14,7 @@ from transformers import BloomConfig, BloomForCausalLM
 from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.config.config import parse_config
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint

@@ -5,7 +5,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.corpora import SourcePlan
-from megatron.config.validation import validate
+from megatron.config.plan.validation import validate
 
 NO_PATH = ("--data-path",)
 TRAIN = ["--train-weighted-split-paths", "train: 1 0:0.9 a"]

@@ -4,8 +4,8 @@ import pytest
 from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.plan import plan
-from megatron.config.validation import validate
+from megatron.config.plan.plan import plan
+from megatron.config.plan.validation import validate
 
 
 @pytest.mark.parametrize(

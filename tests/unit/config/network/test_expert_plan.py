@@ -10,7 +10,7 @@ from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
 from megatron.config.network.experts import experts_of_layers
-from megatron.config.samples import fewest_processes
+from megatron.config.plan.samples import fewest_processes
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
 

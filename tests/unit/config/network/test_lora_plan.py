@@ -5,7 +5,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.network.lora import LINEAR, lora_targets
-from megatron.config.validation import validate
+from megatron.config.plan.validation import validate
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.batch_size import BatchPlan
-from megatron.config.plan import resolve
-from megatron.config.validation import validate
+from megatron.config.plan.plan import resolve
+from megatron.config.plan.validation import validate
 
 
 def ramp_plan(start, increment, samples, final, unit=1):

@@ -7,7 +7,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.curriculum import curriculum_problems, plan_curriculum
-from megatron.config.validation import validate
+from megatron.config.plan.validation import validate
 
 SLOPE = {"total_curriculum_step": 50, "difficulty_step": 8}
 

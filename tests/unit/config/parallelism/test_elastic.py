@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.validation import validate
+from megatron.config.plan.validation import validate
 from megatron.data.sampling.batch_sampler import micro_batches
 
 

@@ -8,7 +8,7 @@ import pytest
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.parsing.files import preset_file
-from megatron.config.plan import plan
+from megatron.config.plan.plan import plan
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 PRESETS = sorted(file.stem for file in MODELS.glob("*.yaml"))

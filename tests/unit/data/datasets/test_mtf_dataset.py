@@ -5,7 +5,7 @@ import pytest
 from tiny import tiny_config
 
 from megatron.common.errors import DataError
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.packed_dataset import MTFDataset
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter

@@ -8,7 +8,7 @@ import pytest
 from sentence_corpora import thousand_documents, write_sentences
 from tiny import tiny_config, tiny_plan
 
-from megatron.config.samples import plan_samples
+from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.sample_order_check import other_order
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter

@@ -16,6 +16,7 @@ from megatron.config.checks.network import (
 )
 from megatron.config.checks.run import run_problems
 from megatron.config.checks.sequence import padding_problems, sequence_problems
+from megatron.config.checks.start import Start
 from megatron.config.checks.steps import elastic_problems, length_problems, step_problems
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
@@ -26,7 +27,6 @@ from megatron.config.parallelism.deepspeed_json import read_ds_config
 from megatron.config.parallelism.layout import replica_size
 from megatron.config.parallelism.recompute import recompute_problems
 from megatron.config.plugins import plugin_problems
-from megatron.config.start import Start
 
 Check = Callable[[Start], Iterable[str]]
 

@@ -6,6 +6,7 @@ from itertools import chain
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import declared_in, owners
 from megatron.common.registry import DATASETS
+from megatron.config.checks.start import Start
 from megatron.config.checks.steps import length_problems
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, plan_data
@@ -18,7 +19,6 @@ from megatron.config.optimization.training import TrainingPlan
 from megatron.config.parallelism.deepspeed_json import read_ds_config
 from megatron.config.parallelism.layout import replica_size, replicas_with_all_experts
 from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, plan_evaluation
-from megatron.config.start import Start
 
 
 def fewest_processes(config: Config) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from megatron.common.errors import raise_if_any
 from megatron.common.registry import OBJECTIVES
+from megatron.config.checks.start import Start
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan
 from megatron.config.data.masks import MaskPlan, plan_masks
@@ -17,7 +18,6 @@ from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.partition import stage_problems
-from megatron.config.notices import plan_notices
 from megatron.config.objectives import plan_objective
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
@@ -30,15 +30,15 @@ from megatron.config.parallelism.layout import ParallelPlan, plan_parallel
 from megatron.config.parallelism.precision import PrecisionPlan
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.config.plan.notices import plan_notices
+from megatron.config.plan.samples import plan_data_of
+from megatron.config.plan.validation import validate
 from megatron.config.plugins import PluginPlan, plan_plugins
 from megatron.config.run.checkpoint import CheckpointPlan, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, plan_evaluation
 from megatron.config.run.guards import GuardsPlan, plan_guards
 from megatron.config.run.logging import LoggingPlan, plan_logging
 from megatron.config.run.watchdog import WatchPlan, plan_watch
-from megatron.config.samples import plan_data_of
-from megatron.config.start import Start
-from megatron.config.validation import validate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from megatron.config.checks.start import Start
 from megatron.config.data.objective import ObjectivePlan
 from megatron.config.data.tokenizer import vocab_notices
 from megatron.config.network.kernels import plan_kernels
@@ -12,7 +13,6 @@ from megatron.config.parallelism.precision import precision_notices
 from megatron.config.parallelism.recompute import plan_recompute, recompute_notices
 from megatron.config.parallelism.zero import zero_notices
 from megatron.config.run.checkpoint import checkpoint_notices
-from megatron.config.start import Start
 
 
 def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
