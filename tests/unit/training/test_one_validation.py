@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny import tiny_argv
 
-from megatron.config import validation
+from megatron.config.plan import validation
 from megatron.training import pretrain
 from megatron.training.entry import train_from
 
