@@ -313,10 +313,9 @@ ATTENTIONS: Registry[Any] = Registry(
     "--attention-impl",
     {
         "auto": "",
-        **dict.fromkeys(
-            ("sdpa", "flash", "flex", "fused-softmax", "reference"),
-            "megatron.model.layers.attention_kernels",
-        ),
+        "sdpa": "megatron.model.layers.attention_kernels",
+        **dict.fromkeys(("flash", "flex"), "megatron.model.layers.fused_attention"),
+        **dict.fromkeys(("fused-softmax", "reference"), "megatron.model.layers.attention_kernels"),
     },
     call="query, key, value, how",
 )

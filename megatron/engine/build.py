@@ -38,8 +38,7 @@ from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.layer_input import INTEGERS, LayerInput
 from megatron.model.layers.layer_list import Layer, SequentialModel, Step
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
-from megatron.model.layers.ring_attention import RingAttention
-from megatron.model.layers.ulysses import UlyssesAttention
+from megatron.model.layers.sequence_attention import RingAttention, UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.optimizer.muon import Muon
 from megatron.tensor_parallel.process_groups import Groups

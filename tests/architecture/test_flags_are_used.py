@@ -172,7 +172,7 @@ def test_every_program_is_there():
 
 
 def test_every_section_is_of_some_program():
-    with_flags = [*files_of("config"), *PACKAGE.glob("extensions/*/*flags*.py")]
+    with_flags = [*files_of("config"), *PACKAGE.glob("extensions/**/*flags*.py")]
     defined = {
         value.__name__
         for file in with_flags

@@ -12,10 +12,10 @@ from tiny import GEMMA
 from torch.testing import assert_close
 
 from megatron.diagnostics.communication import hidden_share, record_communication
-from megatron.model.layers import ring_attention
+from megatron.model.layers import sequence_attention
 from megatron.model.layers.attention_kernels import Mask, Weighing, reference_attention
 from megatron.model.layers.positions import alibi_slopes
-from megatron.model.layers.ring_attention import RingAttention
+from megatron.model.layers.sequence_attention import RingAttention
 from megatron.tensor_parallel.collectives import all_to_all, scatter_sequence
 
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -157,10 +157,10 @@ def ring_attention_is_that_of_one_process(rank):
         whole = [x.clone().requires_grad_() for x in full[:3]]
         expected = reference_attention(*whole, weighing)
         expected.backward(full[3])
-        chunks = ring_attention.zigzag_chunks(rank, ranks)
+        chunks = sequence_attention.zigzag_chunks(rank, ranks)
         own = lambda x, n=chunks: torch.cat([x.chunk(2 * ranks, 2)[i] for i in n], 2)  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ring_attention, "TILE", tile)
+            patch.setattr(sequence_attention, "TILE", tile)
             parts = [own(x).requires_grad_() for x in full[:3]]
             ring = RingAttention(group, flash=True)
             found = ring(*parts, Weighing(mask=Mask(**mask), scale=0.6, **how))

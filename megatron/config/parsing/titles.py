@@ -59,9 +59,9 @@ TITLES = {
 
 
 def title_of(section: type) -> str:
-    """Return the heading of a section: its `title`, or the words of its class's name."""
+    """Return the heading of a section: the words of its class's name."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config"))
-    return str(getattr(section, "title", TITLES.get(section.__name__, words.capitalize())))
+    return TITLES.get(section.__name__, words.capitalize())
 
 
 def about(section: type) -> str:

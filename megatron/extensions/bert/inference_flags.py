@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from megatron.config.parsing.declaration import range_problems, setting
 
@@ -10,8 +9,6 @@ from megatron.config.parsing.declaration import range_problems, setting
 @dataclass(frozen=True, kw_only=True)
 class FillMaskConfig:
     """Masked tokens, scores of sentences and their embeddings, by a BERT."""
-
-    title: ClassVar[str] = "Use of a BERT"
 
     text: list[str] | None = None
     """Texts, each in quotes; a tab stands between two segments."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from megatron.config.inference.generation import DecodingConfig, beam_problems, sampling_problems
 from megatron.config.parsing.declaration import setting
@@ -11,8 +10,6 @@ from megatron.config.parsing.declaration import setting
 @dataclass(frozen=True, kw_only=True)
 class TextToTextConfig(DecodingConfig):
     """Text-to-text generation and span infilling, by a T5; --micro-batch-size is the number of texts at once."""
-
-    title: ClassVar[str] = "Use of a T5"
 
     text: list[str] | None = None
     """Texts, each in quotes; <extra_id_0>, <extra_id_1> and so on stand for spans to be filled in."""

@@ -5,7 +5,7 @@ Every implementation computes the same function of the same arguments (`Attend`)
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +13,9 @@ from torch import Tensor
 
 from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.flash_attention import flash_attention
-from megatron.fused_kernels.flex_attention import block_mask, flex_attention
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_input import Shared, once
 from megatron.model.layers.positions import RelativePositions
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
 
 T = TypeVar("T")
 
@@ -98,15 +93,6 @@ class Mask:
             stop_bq = torch.minimum(stop_bq, queries_q + self.window)
         return first_bq, stop_bq
 
-    def blocks(self, query: Tensor, sk: int) -> "BlockMask":
-        """Return the block mask of FlexAttention."""
-        samples, sq = query.size(0), query.size(2)
-        return once(
-            self.derived,
-            ("blocks", samples, sq, sk),
-            lambda: block_mask(*self.ranges(sq, sk, query.device), sk, samples=samples),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Weighing:
@@ -178,51 +164,6 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
         is_causal=causal,
         scale=how.scale,
         enable_gqa=query.size(1) != key.size(1),
-    )
-
-
-@ATTENTIONS.register("flash")
-def flash_or_other_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-    """Attend by the flash-attn package, or by `sdpa_attention` where spans or a bias are given.
-
-    The package has neither. Its ALiBi falls with the distance in both directions, which is the
-    one meant here when nothing behind the query is seen.
-    """
-    has_slopes = how.slopes_a is not None
-    limited = how.mask.spans_bs2 is not None or how.bias is not None
-    if limited or (has_slopes and not how.mask.causal):
-        return sdpa_attention(query, key, value, how)
-    return flash_attention(
-        query,
-        key,
-        value,
-        causal=how.mask.causal,
-        window=how.mask.window,
-        slopes_a=how.slopes_a,
-        scale=how.scale,
-        softcap=how.softcap,
-        dropout=how.dropout,
-    )
-
-
-@ATTENTIONS.register("flex")
-def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-    """Attend by FlexAttention: no dense mask or bias, and nothing computed where all is masked.
-
-    Raises:
-        ValueError: dropout, which it does not have.
-    """
-    if how.dropout:
-        raise ValueError("FlexAttention has no dropout")
-    return flex_attention(
-        query,
-        key,
-        value,
-        blocks=how.mask.blocks(query, key.size(2)),
-        scale=how.scale,
-        softcap=how.softcap,
-        slopes_a=how.slopes_a,
-        bias_ad=how.bias,
     )
 
 

@@ -157,7 +157,7 @@ def test_t5_needs_sentinels(corpus):
     config = tiny_config("--tokenizer-type", "NullTokenizer", "--vocab-size", "9").tokenizer
     (problem,) = tokenizer_problems(**objective_tokenizer_arguments(config, "t5"))
     assert "--tokenizer-type NullTokenizer" in problem
-    assert "for T5" in problem
+    assert "needs these tokens" in problem
     assert "BertWordPieceCase" in problem
 
 

@@ -15,9 +15,9 @@ from megatron.model.layers.attention_kernels import (
     Mask,
     Weighing,
     attention_of,
-    block_sparse_attention,
     reference_attention,
 )
+from megatron.model.layers.fused_attention import block_sparse_attention, blocks_of
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.positions import RelativePositions
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -79,7 +79,7 @@ def test_documents_over_several_blocks_skip_what_no_query_sees():
     length = 3 * BLOCK - 20
     mask = Mask(spans_bs2=packed(2, length, 0), window=200)
     equal(lambda flex: Weighing(mask=mask, scale=0.3, slopes_a=SLOPES), inputs_of(length))
-    blocks = mask.blocks(inputs_of(length)[0], length)
+    blocks = blocks_of(mask, inputs_of(length)[0], length)
     seen = mask.visible(length, length, torch.device("cpu"))
     padded = torch.nn.functional.pad(seen, (0, 20, 0, 20)).unflatten(2, (3, BLOCK))
     visible = padded.unflatten(4, (3, BLOCK)).any(5).any(3)
@@ -89,7 +89,7 @@ def test_documents_over_several_blocks_skip_what_no_query_sees():
 
 def test_causal_blocks_that_are_seen_in_full_are_not_masked():
     query, key, _ = inputs_of(4 * BLOCK)
-    blocks = Mask().blocks(query, key.size(2))
+    blocks = blocks_of(Mask(), query, key.size(2))
     assert blocks.kv_num_blocks.tolist() == [[[1, 1, 1, 1]]]
     assert blocks.full_kv_num_blocks.tolist() == [[[0, 1, 2, 3]]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.corpora import SampleOrder
@@ -166,8 +166,6 @@ class RetroPreprocessingConfig:
 @dataclass(frozen=True, kw_only=True)
 class RetroRecallConfig:
     """Recall of the index of a Retro project."""
-
-    title: ClassVar[str] = "Recall of an index"
 
     recall_at: list[int] = setting(factory=lambda: [1, 2, 10, 20], at_least=1)
     """Numbers of neighbors k to print the recall of."""

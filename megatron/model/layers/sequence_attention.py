@@ -1,7 +1,8 @@
-"""Ring attention (context parallelism): ranks that divide a sequence pass keys and values around."""
+"""Attention of ranks that divide a sequence: ring attention (context parallelism) and Ulysses."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from megatron.fused_kernels.attention_blocks import (
     block_attention,
     block_gradients,
 )
-from megatron.model.layers.attention_kernels import Mask, Weighing
+from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
 from megatron.model.layers.layer_input import once
-from megatron.tensor_parallel.collectives import start_ring
+from megatron.tensor_parallel.collectives import all_to_all, start_ring
 from megatron.tensor_parallel.topology import zigzag_chunks
 
 
@@ -251,3 +252,33 @@ def _rewound(state: Tensor | None, device: torch.device) -> Iterator[None]:
         else:
             torch.set_rng_state(state)
         yield
+
+
+class UlyssesAttention:
+    """Attend to whole sequences with a part of the heads.
+
+    Args:
+        attend: what computes attention.
+        group: the ranks that divide the sequence; their number divides the heads of a rank.
+
+    Shapes: query [b, a, s/n, d], key and value [b, g, s/n, d] -> [b, a, s/n, d], n the group's
+        size; `attend` gets [b, a/n, s, d] and [b, g/n, s, d].
+    Communication: four all-to-alls forward (query, key, value, result), four backward.
+    Source: arXiv:2309.14509, section 3.
+    """
+
+    def __init__(self, attend: Attend, group: dist.ProcessGroup):
+        self.attend, self.group = attend, group
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+        """Return the mixed values of this rank's positions. The mask is that of all positions."""
+        query, key, value = (
+            all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)
+        )
+        slopes_a = how.slopes_a
+        if slopes_a is not None:
+            ranks, rank = self.group.size(), self.group.rank()
+            own_a = once(how.mask.derived, "own slopes", lambda: slopes_a.chunk(ranks)[rank])
+            how = replace(how, slopes_a=own_a)
+        mixed = self.attend(query, key, value, how)
+        return all_to_all(mixed, scatter=2, gather=1, group=self.group)
