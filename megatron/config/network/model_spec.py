@@ -15,21 +15,6 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraSpec:
-    """Low-rank adapters (LoRA). The defaults, on disk, stand for a network without adapters."""
-
-    lora_rank: int = 0
-    lora_alpha: float = 0.0
-    lora_dropout: float = 0.0
-    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
-
-    @property
-    def scale(self) -> float:
-        """Factor of the product of an adapter's matrices."""
-        return self.lora_alpha / self.lora_rank
-
-
-@dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Self-attention."""
 
@@ -171,6 +156,21 @@ class MoESpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraSpec:
+    """Low-rank adapters (LoRA). The defaults, on disk, stand for a network without adapters."""
+
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_dropout: float = 0.0
+    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of an adapter's matrices."""
+        return self.lora_alpha / self.lora_rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Architecture of the network. Two checkpoints with equal specs hold the same network.
 
@@ -179,12 +179,12 @@ class ModelSpec:
 
     num_layers: int
     hidden_size: int
+    seq_length: int
     vocabulary: VocabularySpec
     positions: PositionSpec
     attention: AttentionSpec
     norm: NormSpec
     mlp: MLPSpec
-    seq_length: int
     fp32_residual: bool
     hidden_dropout: float
     init: Literal["normal", "xavier_uniform"]

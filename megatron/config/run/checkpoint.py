@@ -185,28 +185,14 @@ def checkpoint_problems(
 
 
 def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
-    for flag, given, needed, value in (
-        ("--finetune", checkpoint.finetune, "--load", checkpoint.load),
-        (
-            "--universal-checkpoint",
-            checkpoint.universal_checkpoint,
-            "--load",
-            checkpoint.load,
-        ),
-        ("--reset-progress", checkpoint.reset_progress, "--load", checkpoint.load),
-        ("--use-checkpoint-args", checkpoint.use_checkpoint_args, "--load", checkpoint.load),
-        (
-            "--exit-on-missing-checkpoint",
-            checkpoint.exit_on_missing_checkpoint,
-            "--load",
-            checkpoint.load,
-        ),
-        ("--async-save", checkpoint.async_save, "--save", checkpoint.save),
-        ("--no-save-optim", checkpoint.no_save_optim, "--save", checkpoint.save),
-        ("--no-save-rng", checkpoint.no_save_rng, "--save", checkpoint.save),
+    of_load = ("finetune", "universal_checkpoint", "reset_progress", "use_checkpoint_args")
+    for needed, names in (
+        ("load", (*of_load, "exit_on_missing_checkpoint")),
+        ("save", ("async_save", "no_save_optim", "no_save_rng")),
     ):
-        if given and not value:
-            yield f"{flag} needs {needed}"
+        given = [name for name in names if getattr(checkpoint, name)]
+        for name in given if not getattr(checkpoint, needed) else ():
+            yield f"--{name.replace('_', '-')} needs --{needed}"
 
 
 def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
