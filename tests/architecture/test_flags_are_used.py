@@ -27,6 +27,7 @@ START_CONFIG = ("Start", "config")
 READ_AND_DECIDED = {
     "ModelConfig.attention_bias: <class 'bool'>",
     "ModelConfig.window_attn_skip_freq: tuple[int, ...]",
+    "RetroConfig.retro_add_retriever: tuple[int, ...]",
     "TrainingConfig.skip_train_iteration_range: tuple[tuple[int, int], ...]",
 }
 """Settings of decisions that are always made of them, and never copy them."""

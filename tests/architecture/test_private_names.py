@@ -21,7 +21,6 @@ ELSEWHERE = {
     },
     # Its public forms are views, or copy.
     "fused_kernels/float8.py": {"_unsafe_view"},
-    "diagnostics/communication.py": {"_python_dispatch"},
     "tensor_parallel/rendezvous.py": {"_C", "_distributed_c10d"},
     # The kernel that scaled_dot_product_attention would take has no public name.
     "fused_kernels/attention_choice.py": {"_fused_sdp_choice"},

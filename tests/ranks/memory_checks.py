@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engines import batches_of
-from scripts import tool_at
+from live_tensors import LiveTensors
 from tiny import tiny_plan
 
 from megatron.common.registry import OBJECTIVES
@@ -39,7 +39,6 @@ def agrees(
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
     fullest = 0
-    LiveTensors = tool_at("tools/benchmark/live_tensors.py").LiveTensors
     with LiveTensors() as made:
         engine = build_engine(plan, groups, OBJECTIVES.get(objective)(), kernels)
         batches = batches_for(plan, groups)

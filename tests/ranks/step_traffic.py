@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from ended_groups import end_groups
-from engines import batches_of, engine_of
-
-from megatron.config.plan.plan import Plan
-from megatron.diagnostics.communication import (
+from communication import (
     Collective,
     hidden_share,
     record_communication,
     ring_passes,
 )
+from ended_groups import end_groups
+from engines import batches_of, engine_of
+
+from megatron.config.plan.plan import Plan
 from megatron.planner.stages import stages_of
 from megatron.planner.traffic import Traffic, stage_traffic
 from megatron.tensor_parallel.process_groups import Groups

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from communication import hidden_share
 from engines import batches_of, engine_of
 from golden_files import require_golden
 from ranks import outcomes_on_ranks, require_passed
@@ -18,8 +19,6 @@ from step_traffic import (
     step_of,
 )
 from torch.testing import assert_close
-
-from megatron.diagnostics.communication import hidden_share
 
 SGD = (
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--num-layers", "4"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from communication import hidden_share, record_communication
 from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from test_reshape_on_ranks import numbers, require_equal, saved, shared_folder, two_steps
@@ -11,7 +12,6 @@ from torch.testing import assert_close
 from megatron.checkpointing.compare import layout_changes
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
-from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
 from megatron.engine.deepspeed.patches.runtime import any_dtype
 from megatron.pipeline.schedule import program_of

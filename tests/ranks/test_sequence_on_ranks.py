@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from communication import hidden_share, record_communication
 from deepspeed.accelerator import get_accelerator
 from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from tiny import GEMMA
 from torch.testing import assert_close
 
-from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.model.layers import sequence_attention
 from megatron.model.layers.attention_kernels import Mask, Weighing, reference_attention
 from megatron.model.layers.positions import alibi_slopes

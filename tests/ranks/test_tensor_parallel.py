@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from communication import record_communication
 from ranks import outcomes_on_ranks, require_passed
 from torch import nn
 from torch.testing import assert_close
 
-from megatron.diagnostics.communication import record_communication
 from megatron.fused_kernels.reference.cross_entropy import REFERENCE
 from megatron.model.loss import next_token_loss
 from megatron.tensor_parallel.broadcast import Field, broadcast_batch, pack_batch, sequence_shard

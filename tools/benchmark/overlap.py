@@ -15,13 +15,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import torch
+from communication import hidden_share, record_communication
 from timed_steps import random_batches, timed
 
 from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan.plan import plan
-from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT
 from megatron.training.process.device import prepare_process

@@ -108,7 +108,7 @@ def tokens_of(sample: Sample) -> dict[str, list[int]]:
 def texts_of(sample: Sample, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield each part of a sample as text.
 
-    Of BERT's, each token to be predicted is followed by the predicted one in parentheses:
+    Of masked ones, each token to be predicted is followed by the predicted one in parentheses:
     `the [MASK](cat) sat` is a masked token, `the cat(cat) sat` one that stays, `the dog(cat) sat`
     one that another takes the place of.
     """

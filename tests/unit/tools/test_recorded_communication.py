@@ -1,11 +1,11 @@
 """The recorder of collectives, in a process group of one rank."""
 
+import communication
 import pytest
 import torch
 import torch.distributed as dist
+from communication import hidden_share, record_communication
 
-from megatron.diagnostics import communication
-from megatron.diagnostics.communication import hidden_share, record_communication
 from megatron.tensor_parallel.process_groups import lone_group
 
 
