@@ -272,12 +272,11 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
     """
     if precision.fp8_format is None:
         return
-    own = spec.attention
-    heads, groups, width = own.num_attention_heads, own.num_query_groups, own.head_dim
+    queries, keys = spec.attention.query_features, spec.attention.key_features
     sizes = {
         "--hidden-size": spec.hidden_size,
-        "features of queries, keys and values": (heads + 2 * groups) * width // tensor,
-        "features of heads": heads * width // tensor,
+        "features of queries, keys and values": (queries + 2 * keys) // tensor,
+        "features of heads": queries // tensor,
         "--ffn-hidden-size": spec.mlp.ffn_hidden_size // tensor,
     }
     for name, size in sizes.items():

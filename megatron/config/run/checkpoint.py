@@ -185,14 +185,22 @@ def checkpoint_problems(
 
 
 def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
-    of_load = ("finetune", "universal_checkpoint", "reset_progress", "use_checkpoint_args")
-    for needed, names in (
-        ("load", (*of_load, "exit_on_missing_checkpoint")),
-        ("save", ("async_save", "no_save_optim", "no_save_rng")),
-    ):
-        given = [name for name in names if getattr(checkpoint, name)]
-        for name in given if not getattr(checkpoint, needed) else ():
-            yield f"--{name.replace('_', '-')} needs --{needed}"
+    of_load = {
+        "--finetune": checkpoint.finetune,
+        "--universal-checkpoint": checkpoint.universal_checkpoint,
+        "--reset-progress": checkpoint.reset_progress,
+        "--use-checkpoint-args": checkpoint.use_checkpoint_args,
+        "--exit-on-missing-checkpoint": checkpoint.exit_on_missing_checkpoint,
+    }
+    of_save = {
+        "--async-save": checkpoint.async_save,
+        "--no-save-optim": checkpoint.no_save_optim,
+        "--no-save-rng": checkpoint.no_save_rng,
+    }
+    if not checkpoint.load:
+        yield from (f"{flag} needs --load" for flag, is_given in of_load.items() if is_given)
+    if not checkpoint.save:
+        yield from (f"{flag} needs --save" for flag, is_given in of_save.items() if is_given)
 
 
 def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
