@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 40,
     "megatron.objectives.gpt": 60,
     "megatron.engine.build": 95,
-    "pretrain_gpt.py": 246,
+    "pretrain_gpt.py": 256,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 
