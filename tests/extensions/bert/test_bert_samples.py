@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from masked_corpora import SEED, corpus_in, digest, digest_of, run, sentences_of, tokenizer_of
 from sentence_corpora import thousand_documents, write_sentences
-from sentence_samples import SEED, corpus_in, digest, digest_of, run, sentences_of, tokenizer_of
 from tiny import tiny_config, tiny_objective, tiny_plan
 from tokenizers import BertWordPieceTokenizer
 
