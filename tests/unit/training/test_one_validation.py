@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny import tiny_argv
 
-from megatron.config.plan import validation
+from megatron.config.checks import network
 from megatron.training import pretrain
 from megatron.training.entry import train_from
 
@@ -23,7 +23,7 @@ def test_a_start_validates_once_and_reads_the_json_once(tmp_path, monkeypatch):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"gradient_clipping": 1.0}))
     reads, checks = [], []
-    read_text, model_problems = Path.read_text, validation.model_problems
+    read_text, model_problems = Path.read_text, network.model_problems
 
     def counted_read(path, *args, **kwargs):
         reads.append(path)
@@ -37,7 +37,7 @@ def test_a_start_validates_once_and_reads_the_json_once(tmp_path, monkeypatch):
         raise Planned
 
     monkeypatch.setattr(Path, "read_text", counted_read)
-    monkeypatch.setattr(validation, "model_problems", counted_problems)
+    monkeypatch.setattr(network, "model_problems", counted_problems)
     monkeypatch.setattr(pretrain, "describe", stop)
     data = ("--data-path", str(tmp_path / "corpus"))
     with pytest.raises(Planned):
