@@ -26,6 +26,7 @@ from megatron.common.errors import (
     WrongCheckpointError,
     near,
 )
+from megatron.common.registry import OBJECTIVES
 from megatron.common.version import CHECKPOINT_FORMAT
 from megatron.config.data.corpora import DataPlan
 from megatron.config.data.objective import ObjectivePlan
@@ -292,9 +293,9 @@ def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_no_sentinels(content: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a number of sentinels of 0, recorded by older runs whose objective has a default."""
-    config, objective = content["config"], content["plan"].get("objective", {})
-    has_default = declaration_of(objective.get("name", "gpt")).extra_ids > 0
+    """Leave out a number of sentinels of 0, which older runs recorded for an extension's default."""
+    config, objective = content["config"], content["plan"].get("objective", {}).get("name", "gpt")
+    has_default = OBJECTIVES.extension_with(objective) and declaration_of(objective).extra_ids
     if not has_default or config.get("tokenizer", {}).get("vocab_extra_ids") != 0:
         return content
     tokenizer = {**config["tokenizer"], "vocab_extra_ids": None}

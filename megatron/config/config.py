@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import (
     declared_in,
+    extension_names,
     extension_sections,
     extensions_with,
     load_extension,
@@ -177,8 +178,9 @@ def load_sections(
     )
     known = {**SECTIONS, **extension_sections(filter(None, named)), **plugin_sections()}
     used = dict.fromkeys([*named, *_extensions_of_flags(words, {**known, **(extra or {})})])
-    for name in filter(None, used):
-        load_extension(name)  # which declares whose its flags are
+    # An extension declares whose its flags are; the help lists the objectives of all.
+    for name in filter(None, used) if HELP.isdisjoint(words) else extension_names():
+        load_extension(name)
     return {**SECTIONS, **extension_sections(filter(None, used)), **plugin_sections()}
 
 

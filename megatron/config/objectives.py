@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.common.extensions import extensions_with, load_extension
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems, suffixes_of
@@ -171,9 +172,12 @@ def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
 def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     """Yield every flag of another objective, and every value out of its range."""
     own = declaration_of(name)
-    declared = [declaration_of(each) for each in OBJECTIVES]
     sections = (config.objective, config.fim, *config.extensions.values())
     given = {option for section in sections for option in given_options(section)}
+    if not given <= {*own.flags}:  # whose they are
+        for extension in extensions_with(config.extensions):
+            load_extension(extension)
+    declared = [declaration_of(each) for each in OBJECTIVES]
     for flag in dict.fromkeys(flag for each in declared for flag in each.flags):
         if flag in given and flag not in own.flags:
             owners = (e.script for e in declared if flag in e.flags and e.script)

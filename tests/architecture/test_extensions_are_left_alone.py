@@ -17,18 +17,28 @@ from megatron.config.plan.plan import plan
 config, _ = parse_config(sys.argv[1:])
 plan(config, world_size=1, vocab_size=11, device="cpu", objective=config.plugins.objective or "gpt")
 """
-HELP = """
-import contextlib, io, sys
+PROBLEMS = """
+import sys
+from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
-with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-    parse_config(["--help"])
+from megatron.config.plan.plan import plan
+name = sys.argv[1]
+try:
+    config, _ = parse_config(sys.argv[2:], objective=name)
+    plan(config, world_size=1, vocab_size=11, device="cpu", objective=name)
+except ConfigError as error:
+    print(*error.problems, sep="\\n")
 """
 
 
 def loaded(code: str, *words: str) -> str:
     """Return the extensions that a new interpreter has imported after `code`, as a list in text."""
+    return printed(code + PRINT_LOADED, *words)
+
+
+def printed(code: str, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code + PRINT_LOADED, *words],
+        [sys.executable, "-c", code, *words],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -56,5 +66,19 @@ def test_flags_in_a_file_import_no_extension(tmp_path):
     assert loaded(PLAN, *tiny_argv("--config", str(file))) == "[]"
 
 
-def test_the_help_imports_no_extension():
-    assert loaded(HELP) == "[]"
+@pytest.mark.parametrize(
+    ("objective", "flags", "owner"),
+    [
+        ("bert", ("--decoder-seq-length", "4"), "pretrain_t5.py"),
+        ("t5", ("--decoder-seq-length", "4", "--bert-no-binary-head"), "pretrain_bert.py"),
+        ("gpt", ("--decoder-seq-length", "4"), "pretrain_t5.py"),
+    ],
+)
+def test_flags_of_an_extension_that_is_not_loaded_are_refused(objective, flags, owner):
+    flag = next(word for word in reversed(flags) if word.startswith("--"))
+    assert f"{flag} is for {owner}" in printed(PROBLEMS, objective, *tiny_argv(*flags))
+
+
+def test_the_help_lists_the_objectives_of_extensions():
+    code = "import sys; from megatron.config.config import parse_config; parse_config(sys.argv[1:])"
+    assert "bert" in printed(code, "--help").partition("--objective {")[2].partition("}")[0]

@@ -2,17 +2,12 @@
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from megatron.training.process.environment import Launch, export_launch
-
-# Where jobs.py is, which runs pretrain_gpt.py in a rehearsal.
-sys.path.append(str(Path(__file__).parents[1] / "end_to_end"))
 
 RECORD = os.environ.get("PROVE_RECORD")
 REHEARSES = os.environ.get("PROVE_REHEARSAL") == "1"

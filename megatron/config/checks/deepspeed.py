@@ -109,7 +109,7 @@ def json_problems(start: Start) -> Iterator[str]:
     """Yield every key of the JSON that contradicts its flag."""
     user, file = start.deepspeed, start.config.deepspeed.deepspeed_config
     batch = start.steps.batch
-    for twin in start.owned_keys(batch):
+    for twin in start.owned_keys:
         given = value_at(user, twin.key, ABSENT)
         # With a ramp, scripts write the final size where DeepSpeed needs the first one.
         final = twin.key == "train_batch_size" and given == batch.global_batch_size

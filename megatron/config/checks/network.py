@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from megatron.common.extensions import load_extension, owners
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.checks.compilation import compile_problems
 from megatron.config.checks.pipeline import split_backward_problems
@@ -54,8 +53,6 @@ def own_flag_problems(start: Start) -> Iterator[str]:
     config, network = start.config, start.network
     yield from network.problems(config)
     yield from decoder_stack_problems(config, network)
-    for extension in owners(map(type, config.extensions.values())):
-        load_extension(extension)
     for name in NETWORKS:
         if name != network.name:
             yield from NETWORKS.get_class(name).misplaced(config)

@@ -9,7 +9,6 @@ from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network_contract import Network, network_in
 from megatron.config.objectives import Declaration, declaration_of
-from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
 from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, plan_steps
@@ -136,11 +135,12 @@ class Start:
         own_flags = SCHEDULES.flags_of(schedule.lr_decay_style, self.config.extensions)
         return replace(plan_schedule(schedule, self.steps, seq_length=length), own_flags=own_flags)
 
-    def owned_keys(self, batch: BatchPlan) -> list[Twin]:
-        """Return the keys of DeepSpeed's JSON that flags own, with their values."""
+    @cached_property
+    def owned_keys(self) -> list[Twin]:
+        """The keys of DeepSpeed's JSON that flags own, with their values."""
         optimizer = self.config.optimizer
         return [
-            *step_twins(batch=batch, clip_grad=optimizer.clip_grad),
+            *step_twins(batch=self.steps.batch, clip_grad=optimizer.clip_grad),
             *precision_twins(self.config.precision, self.deepspeed),
             *zero_twins(self.zero, self.config.deepspeed, optimizer),
         ]

@@ -1,6 +1,13 @@
 """Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
 
-from megatron.config.network.model_spec import LoraSpec, ModelSpec, MoESpec, flat, names_of
+from megatron.config.network.model_spec import (
+    LoraSpec,
+    ModelSpec,
+    MoESpec,
+    defaults_of,
+    flat,
+    names_of,
+)
 
 COMMON = frozenset(
     (
@@ -45,7 +52,7 @@ def ignored_options(spec: ModelSpec, plain: ModelSpec, options: frozenset[str]) 
         plain: the same without any option.
         options: those that it has.
     """
-    now, without = flat(spec), flat(plain)
+    now, without = flat(spec), defaults_of(spec) | flat(plain)
     names = [name for name in now if name not in options]
     given = {name for name in names if now[name] != without[name]}
     for first, *others in _GROUPS:

@@ -178,7 +178,7 @@ def _merge_ds_config(start: Start, parallel: ParallelPlan) -> dict[str, Any]:
     precision = start.precision
     return merge_ds_config(
         start.deepspeed,
-        start.owned_keys(start.steps.batch),
+        start.owned_keys,
         zero_stage=start.zero.stage,
         dtype=precision.dtype,
         fp32_gradients=precision.fp32_gradients,

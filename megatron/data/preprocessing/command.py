@@ -280,10 +280,10 @@ def _problems(config: PreprocessConfig) -> Iterator[str]:
 
 
 def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator[str]:
-    if "WordPiece" in tokenizer_type and not config.split_sentences:
+    if tokenizer_type.startswith("BertWordPiece") and not config.split_sentences:
         yield (
             f"warning: {tokenizer_type} without --split-sentences: each document is one sequence, "
-            "and its objectives train on sentences"
+            "and objectives of masked tokens train on sentences"
         )
 
 
