@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_plan
+from tiny import tiny_plan, with_changes
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.megatron_lm.networks import form_of
@@ -14,7 +14,6 @@ from megatron.common.registry import NETWORKS
 from megatron.config.network.model_spec import flat
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import imported, network_named, network_of
-from megatron.extensions.tasks.flags import HeadSpec
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
@@ -134,7 +133,7 @@ def test_a_plugins_network_is_no_other_programs(wide):
     with pytest.raises(CheckpointError, match="transformers has no wide"):
         family_of(spec)
     with pytest.raises(ConfigError, match="no downstream task is learned by a WIDE"):
-        _ = replace(spec, head=HeadSpec(num_outputs=2)).network
+        _ = replace(with_changes(tiny_plan().model, num_outputs=2), architecture=wide).network
 
 
 def test_a_network_that_the_objective_does_not_train_is_refused():
