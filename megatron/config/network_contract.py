@@ -16,7 +16,7 @@ from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig, position_of, resolve_model
 from megatron.config.network.model_problems import flag_problems
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat, names_of
 from megatron.config.networks.architecture import Architecture
 from megatron.config.networks.options import ignored_options
 from megatron.config.objectives import declaration_of
@@ -122,7 +122,28 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
     name = name or declared.network
     own = NETWORKS.flags_of(name, config.extensions)
     network: Network = declared.network_with_head(NETWORKS.get(name, own)())
+    if network.name != name:
+        raise ConfigError(f"the network {name}: its class has another name: write name = {name!r}")
     return network
+
+
+def require_own_part(network: Network, spec: ModelSpec) -> None:
+    """Refuse what a plugin's network has of its own if a checkpoint could not be read with it.
+
+    Raises:
+        ConfigError: the class of `spec.own` is not `network.part`, or a field of it has a name of others.
+    """
+    if type(spec.own) is not (network.part or type(None)):
+        raise ConfigError(
+            f"the network {network.name}: spec() puts a {type(spec.own).__name__} into `own`, and "
+            f"`part` is {network.part and network.part.__name__}: let `part` be that class"
+        )
+    taken = {*names_of(network.part or type(spec))} & {*flat(replace(spec, own=None))}
+    if network.part and taken:
+        raise ConfigError(
+            f"the network {network.name}: every network has {', '.join(sorted(taken))}: give the "
+            f"fields of {network.part.__name__} other names"
+        )
 
 
 def with_network(config: Config, model: Mapping[str, Any]) -> Config:

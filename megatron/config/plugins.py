@@ -177,11 +177,12 @@ def _import_file(path: str) -> None:
     loaded = sys.modules.get(name)
     found = loaded.__spec__ if loaded else importlib.util.find_spec(name)
     other = found.origin if found else getattr(loaded, "__file__", None)
-    if (loaded or found) and os.path.realpath(str(other)) != origin:
+    # A folder without __init__.py is found as a module too, and has no origin.
+    if other and os.path.realpath(other) != origin:
         raise ConfigError(
             f"--plugin {path}: another module is called {name} ({other}): rename the file"
         )
-    if loaded:
+    if loaded and other:
         return
     spec = importlib.util.spec_from_file_location(name, origin)
     assert spec and spec.loader  # of a .py file

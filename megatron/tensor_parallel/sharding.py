@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -144,7 +144,15 @@ sqrt(2 * num_layers), in front of the residual stream; "vocabulary": as "matrix"
 
 
 def mark_initial(parameter: nn.Parameter, values: Initial) -> nn.Parameter:
-    """Mark how `parameter` is initialized; unmarked matrices are "matrix", others "constructed"."""
+    """Mark how `parameter` is initialized; unmarked matrices are "matrix", others "constructed".
+
+    Raises:
+        ValueError: there are no such values.
+    """
+    if values not in get_args(Initial):
+        raise ValueError(
+            f"initial values {values!r}: expected one of {', '.join(get_args(Initial))}"
+        )
     parameter.initial = values  # type: ignore[attr-defined]
     return parameter
 

@@ -79,7 +79,7 @@ def foreign_checkpoint_in(path: Path) -> str:
     how = {
         "torch_dist": f"which is not read yet: {TORCH_DIST}",
         "hugging_face": f"import it with tools/convert_checkpoint/from_hf.py --load {path} --save NEW, and "
-        "write --load NEW",
+        "write --load NEW --finetune",
     }
     convert = f"convert it with tools/checkpoint/util.py --load-dir {path} --save-dir NEW, and write --load NEW"
     return f"{title_of(str(system))}, {how.get(str(system), convert)}"

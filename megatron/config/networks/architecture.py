@@ -70,8 +70,8 @@ class Stacks:
 class Architecture:
     """A network of one stack: a GPT, unless a subclass says otherwise."""
 
-    name: str
-    """In specs, and in capitals in messages."""
+    name: str = ""
+    """That of its registration: in specs, and in capitals in messages."""
 
     is_causal: bool = True
     """Whether tokens see only those before them, so that the network can continue a text."""
@@ -138,7 +138,13 @@ class Architecture:
     # Its list of layers.
 
     def layers(self, spec: ModelSpec, parts: Any) -> list[Any]:
-        """Return the network as a list of layers that are not built yet: see megatron.model.layers."""
+        """Return the network as a list of layers that are not built yet: see megatron.model.layers.
+
+        Raises:
+            ConfigError: a plugin's network has none.
+        """
+        if not self.layers_in:
+            raise ConfigError(f"the network {self.name} has no layers: define layers(spec, parts)")
         layers: list[Any] = imported(self.layers_in)(spec, parts)
         return layers
 

@@ -1,7 +1,6 @@
 """Flags of retrieval: which layers attend to neighbors, sizes, and what is refused."""
 
 from copy import deepcopy
-from dataclasses import asdict
 
 import pytest
 from tiny import tiny_config, tiny_plan
@@ -132,7 +131,7 @@ def test_an_objective_reads_its_kind_of_token_files(objective, flags, prefixes):
 
 def test_another_project_is_reported_by_its_fields():
     flags = ("--num-layers", "6", "--retro-chunk-length", "3")
-    then = asdict(tiny_plan(*flags, objective="retro"))
+    then = tiny_plan(*flags, objective="retro").to_dict()
     now = deepcopy(then)
     now["objective"]["own"]["project_dir"] = "b"
     (found,) = other_changes(then, now)

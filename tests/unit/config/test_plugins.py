@@ -239,3 +239,15 @@ def test_a_flag_without_default_is_required_by_its_part_alone(stairs, tmp_path):
     assert problems_of(parse("--plugin", stairs)) == []
     (problem,) = problems_of(parse("--plugin", stairs, "--lr-decay-style", "stairs"))
     assert problem == "--lr-decay-style stairs needs --stairs"
+
+
+def test_a_folder_of_that_name_is_no_module(tmp_path, monkeypatch):
+    (tmp_path / "shadowed_plugin").mkdir()
+    file = tmp_path / "files" / "shadowed_plugin.py"
+    file.parent.mkdir()
+    file.write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shadowed_plugin", raising=False)
+    plugins.load_plugins([str(file)])
+    assert sys.modules["shadowed_plugin"].VALUE == 1
+    del sys.modules["shadowed_plugin"]

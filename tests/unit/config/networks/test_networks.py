@@ -1,6 +1,6 @@
 """What a network says of itself is what its layers are; a network of a plugin is one like the others."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import NETWORKS
-from megatron.config.network.model_spec import flat
+from megatron.config.network.model_spec import flat, spec_of
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import imported, network_named, network_of
 from megatron.model.gpt import gpt_layers
@@ -100,6 +100,42 @@ def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, gr
     assert plan.model.num_parameters == sum(p.numel() for p in model.parameters())
     names = ParameterNames.of(flat(plan.model))
     assert names.parameter(names.module("3.mlp.dense_h_to_4h.weight")).startswith("3.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    scale_of_stream: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renamed:
+    hidden_size: int = 1
+
+
+def test_a_plugins_network_is_its_own_with_or_without_its_part(wide, monkeypatch):
+    network = network_named(wide)
+    own = Scale(scale_of_stream=0.5)
+    monkeypatch.setattr(network, "spec", lambda self, plain, config: replace(plain, own=own))
+    with pytest.raises(ConfigError, match="puts a Scale into `own`, and `part` is None"):
+        tiny_plan("--network", wide)
+    monkeypatch.setattr(network, "part", Scale, raising=False)
+    spec = tiny_plan("--network", wide).model
+    assert (spec.architecture, spec.own) == (wide, own)
+    assert spec_of(flat(spec)) == spec
+
+
+def test_a_plugins_network_that_contradicts_itself_is_refused(wide, monkeypatch):
+    network = network_named(wide)
+    own = Renamed(hidden_size=3)
+    monkeypatch.setattr(network, "spec", lambda self, plain, config: replace(plain, own=own))
+    monkeypatch.setattr(network, "part", Renamed, raising=False)
+    with pytest.raises(ConfigError, match="every network has hidden_size"):
+        tiny_plan("--network", wide)
+    monkeypatch.setattr(network, "name", "")
+    with pytest.raises(ConfigError, match="write name = 'wide'"):
+        tiny_plan("--network", wide)
+    with pytest.raises(ConfigError, match="define layers"):
+        Network().layers(spec=None, parts=None)
 
 
 def test_a_plugins_network_says_what_its_layers_keep(wide, monkeypatch):
