@@ -105,17 +105,17 @@ def test_other_tests_need_no_extension() -> None:
     assert {file.name: extensions_in(file) for file in files if extensions_in(file)} == {}
 
 
-def copy_without_extensions(copy: Path) -> Path:
-    """Copy the tree without the folders of extensions and the scripts that use them."""
+def copy_without(extensions: set[str], copy: Path) -> Path:
+    """Copy the tree without its tests, these folders of extensions, and the scripts that use them."""
     listed = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others"]
     done = subprocess.run(
         [*listed, "--exclude-standard"], check=True, capture_output=True, text=True
     )
-    scripts = {file for file in SCRIPTS if extensions_in(file)}
+    scripts = {file for file in SCRIPTS if extensions_in(file) & extensions}
+    removed = {TESTS, *(FOLDER / each for each in extensions)}
     for name in filter(None, done.stdout.split("\0")):
         file = REPOSITORY / name
-        kept = file == FOLDER / "__init__.py" or FOLDER not in file.parents
-        if kept and file.is_file() and not name.startswith("tests/") and file not in scripts:
+        if file.is_file() and file not in scripts and removed.isdisjoint(file.parents):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, copy / name)
     return copy
@@ -146,15 +146,29 @@ for file in sorted(pathlib.Path("megatron").rglob("*.py")):
 """
 
 
-def test_a_gpt_needs_no_extension(tmp_path: Path, corpus: Corpus) -> None:
-    """Everything but extensions imports, is checked, and takes a GPT from text to an export."""
-    copy = copy_without_extensions(tmp_path / "copy")
-    assert [file.name for file in (copy / "megatron" / "extensions").iterdir()] == ["__init__.py"]
+def require_sound(copy: Path) -> None:
+    """Import every module of a copy, and check lint and types."""
     run(copy, "-c", IMPORT_ALL)
     run(copy, "-m", "ruff", "check", "megatron")
     if (REPOSITORY / ".mypy_cache").is_dir():
         shutil.copytree(REPOSITORY / ".mypy_cache", copy / ".mypy_cache")
     run(copy, "-m", "mypy")
+
+
+@pytest.mark.parametrize("extension", extension_names())
+def test_a_tree_without_an_extension_is_sound(extension: str, tmp_path: Path) -> None:
+    removed = removed_with(extension)
+    copy = copy_without(removed, tmp_path / "copy")
+    left = {each.parent.name for each in (copy / "megatron" / "extensions").glob("*/__init__.py")}
+    assert left == {*extension_names()} - removed
+    require_sound(copy)
+
+
+def test_a_gpt_needs_no_extension(tmp_path: Path, corpus: Corpus) -> None:
+    """A tree without any of them is sound, and takes a GPT from text to an export."""
+    copy = copy_without({*extension_names()}, tmp_path / "copy")
+    assert [file.name for file in (copy / "megatron" / "extensions").iterdir()] == ["__init__.py"]
+    require_sound(copy)
     train_a_gpt(copy, corpus)
 
 
