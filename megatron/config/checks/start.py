@@ -25,6 +25,7 @@ from megatron.config.parallelism.precision import (
 )
 from megatron.config.parallelism.recompute import Storage, plan_storage
 from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_twins
+from megatron.config.run.evaluation import plan_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Start:
     @cached_property
     def trains(self) -> bool:
         """Whether the run takes steps; otherwise it evaluates alone."""
-        return not (self.config.evaluation.eval_only or self.config.evaluation.inference)
+        return not plan_evaluation(self.config.evaluation).only
 
     @cached_property
     def replicas(self) -> int:

@@ -1,4 +1,4 @@
-"""What is asked of a network outside the files of its layers, given its spec; see `network_contract.py`.
+"""What code outside of its layers needs to know of a network, given its spec; see `network_contract.py`.
 
 Imports no flags, so that a network can be built and run without the command line. Its layers are in
 `megatron/model/`, what runs them in `megatron/inference/`: both are named here and imported when they

@@ -116,7 +116,7 @@ def _deepspeed_json(config: Config) -> tuple[dict[str, Any], list[str]]:
 def _elastic_start(start: Start) -> Start:
     """Return the start on as many processes as can train under --elastic: the most that are possible.
 
-    If no number is, on the largest that divides the batches: then only the other problems are listed.
+    If none can, on the most that divide the batches: then only the other problems are listed.
     """
     replica = replica_size(start.config.parallel)
     counts = range(start.world_size // replica, 0, -1)
