@@ -18,7 +18,7 @@ from megatron.common.cli import run_tool
 from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
 from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
-from megatron.training.urls import with_local_data
+from megatron.training.prepare import with_local_data
 
 
 def main(argv: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from megatron.data.sampling.provenance import texts_of, tokens_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.types.tokenizer import Tokenizer
-from megatron.training.urls import with_local_data
+from megatron.training.prepare import with_local_data
 
 _SHOWN = 8  # tokens at either end, where not all are shown
 

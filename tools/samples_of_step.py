@@ -21,7 +21,7 @@ from megatron.config.plan.samples import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import described, reader
-from megatron.training.urls import with_local_data
+from megatron.training.prepare import with_local_data
 
 
 def main(argv: Sequence[str]) -> None:

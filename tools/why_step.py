@@ -34,8 +34,8 @@ from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.provenance import lines_of_step
 from megatron.tokenizer.build import build_tokenizer
 from megatron.training.loop.journal import every_attempt, read_journal, starts_of
+from megatron.training.prepare import with_local_data
 from megatron.training.telemetry.step_records import STEP
-from megatron.training.urls import with_local_data
 
 _NEIGHBOURS = 20
 _SHOWN = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seconds")

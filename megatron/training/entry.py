@@ -31,9 +31,8 @@ from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_check
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
+from megatron.training.prepare import local_save, prepare
 from megatron.training.process.environment import (
-    Launch,
-    Launcher,
     read_launch,
     read_launcher,
     start_name,
@@ -43,7 +42,6 @@ from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
 from megatron.training.process.starting_peers import StartingPeers
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
-from megatron.training.urls import with_local_checkpoints, with_local_data
 
 if TYPE_CHECKING:
     from megatron.objectives.objective import Objective
@@ -100,24 +98,33 @@ def train(
     Raises:
         MegatronError: something that the user can mend.
     """
-    with before_the_first_step():
-        config = with_local_checkpoints(config)
     launcher = read_launcher()
     # A step that is taken again leaves no trace in the run's directory.
-    save = "" if config.guards.replay_step else config.checkpoint.save or ""
+    with before_the_first_step():
+        save = "" if config.guards.replay_step else local_save(config)
     refuse_repeated_failure(save, launcher)
     started = read_launch(config.parallel.local_rank)
     name = objective if isinstance(objective, str) else objective.name
-    config = declaration_of(name).prepare(config, world_size=started.world_size)
-    watchdog = _watchdog(save, started, launcher, limit_s=config.training.hang_timeout or 0)
+    watchdog = Watchdog(
+        FailureFile(save),
+        rank=started.rank,
+        launchers=Launchers(is_parent=bool(launcher.name)),
+        starting=StartingPeers(started.rank, start_name(started))
+        if started.processes > 1
+        else None,
+    )
     with watchdog.watching():
         # Before torch, which takes seconds to import: errors are reported at once.
         with before_the_first_step():
-            config = with_local_data(config, name)
-        valid = require_startable(config, world_size=started.world_size, objective=name)
+            config = prepare(config, name, world_size=started.world_size)
+        limit_s = config.training.hang_timeout or 0
+        # Before the ranks can agree on a folder; both wrong values are refused later.
+        if save and limit_s > 0:
+            watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
+        start = require_startable(config, world_size=started.world_size, objective=name)
         from megatron.training.process.device import prepare_process
 
-        launch, device = prepare_process(config.parallel, world_size=valid.world_size)
+        launch, device = prepare_process(config.parallel, world_size=start.world_size)
         if launch.rank >= launch.world_size:
             from megatron.training.process.spares import wait_for_end
 
@@ -129,35 +136,12 @@ def train(
             own = OBJECTIVES.flags_of(objective, config.extensions)
             built: Objective = OBJECTIVES.get(objective, own)()
             objective = built
-        code = pretrain(
-            config, notices, launch, device, objective, watchdog, valid=valid, hooks=hooks
-        )
+        code = pretrain(start, launch, device, objective, watchdog, notices=notices, hooks=hooks)
         if launch.spares and launch.rank == 0:
             from megatron.training.process.spares import release_spares
 
             release_spares(launch)
         return code
-
-
-def _watchdog(save: str, started: Launch, launcher: Launcher, *, limit_s: float) -> Watchdog:
-    """Return the watchdog of a start, which looks for hangs from here on.
-
-    Args:
-        save: the run's directory; "" for none.
-        limit_s: how long a step may take; 0 for any time.
-    """
-    watchdog = Watchdog(
-        FailureFile(save),
-        rank=started.rank,
-        launchers=Launchers(is_parent=bool(launcher.name)),
-        starting=StartingPeers(started.rank, start_name(started))
-        if started.processes > 1
-        else None,
-    )
-    # Before the ranks can agree on a folder; both wrong values are refused later.
-    if save and limit_s > 0:
-        watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
-    return watchdog
 
 
 def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Start:

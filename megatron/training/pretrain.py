@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron.checkpointing.saved_run import consumed_samples
 from megatron.common.errors import (
     ExitCode,
     WrongCheckpointError,
@@ -21,7 +20,7 @@ from megatron.common.errors import (
 )
 from megatron.config.checks.start import Start
 from megatron.config.config import Config
-from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.plan.plan import Plan, resolve
 from megatron.config.plan.validation import validate
 from megatron.data.datasets.datasets import view_of
@@ -51,46 +50,41 @@ from megatron.training.loop.loop import Hook
 from megatron.training.loop.state import TrainState
 from megatron.training.process.dead_ranks import Peers, by_host, this_process
 from megatron.training.process.environment import Launch
-from megatron.training.process.failure import FailureFile
 from megatron.training.process.flags_file import write_flags
 from megatron.training.process.watchdog import Watchdog
 from megatron.training.replay import quiet, replay
 from megatron.training.run import Run, log_phase
 from megatron.training.telemetry.forecast import memory_warning
 from megatron.training.telemetry.writers import writer_problems
-from megatron.training.urls import with_local_checkpoints, with_local_data
 
 log = logging.getLogger(__name__)
 
 
 def pretrain(
-    config: Config,
-    notices: Sequence[str],
+    start: Start,
     launch: Launch,
     device: torch.device,
     objective: Objective,
-    watchdog: Watchdog | None = None,
+    watchdog: Watchdog,
     *,
-    valid: Start | None = None,
+    notices: Sequence[str] = (),
     hooks: Sequence[Hook] = (),
 ) -> ExitCode:
-    """Train by `config`, after logging the `notices` of its flags; return the exit code.
+    """Train by a config, after logging the `notices` of its flags; return the exit code.
 
     Args:
-        watchdog: notified of the run's progress; one that checks nothing when None.
-        valid: `config` where it is validated already, perhaps for another device.
+        start: the config, prepared and validated, perhaps for another device.
+        watchdog: notified of the run's progress.
         hooks: act around steps, behind those of --hook.
 
     Raises:
         MegatronError: something that the user can mend.
     """
     started_at = time.perf_counter()
-    if not valid:
-        config = _with_files(config, launch, objective)
-    tokenizer, decided = _decide(config, launch, device, objective, valid)
+    config = start.config
+    tokenizer, decided = _decide(start, launch, device)
     setup.use_device(device, launch, deterministic=decided.training.deterministic)
     kernels, choices = setup.choose(decided, device)
-    watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
     _meet_others(config, decided, launch, device, watchdog)
     requests = build_requests(
         decided.training,
@@ -126,13 +120,6 @@ def pretrain(
     dist.barrier()
     dist.destroy_process_group()
     return code
-
-
-def _with_files(config: Config, launch: Launch, objective: Objective) -> Config:
-    """Return `config` with local copies of files at URLs, and what files of the data decide."""
-    config = with_local_checkpoints(config)
-    config = declaration_of(objective.name).prepare(config, world_size=launch.world_size)
-    return with_local_data(config, objective.name)
 
 
 def _meet_others(
@@ -314,36 +301,31 @@ def _read_sets(plan: Plan, objective: Objective, tokenizer: Tokenizer) -> Datase
         return setup.read_datasets(plan, view)
 
 
-def _decide(
-    config: Config,
-    launch: Launch,
-    device: torch.device,
-    objective: Objective,
-    valid: Start | None,
-) -> tuple[Tokenizer, Plan]:
+def _decide(start: Start, launch: Launch, device: torch.device) -> tuple[Tokenizer, Plan]:
     """Return the tokenizer of the data and the plan of the run.
 
     Raises:
         MegatronError: lists every option that cannot be met.
     """
-    requested = objective_tokenizer_arguments(config.tokenizer, objective.name)
+    config = start.config
+    requested = objective_tokenizer_arguments(config.tokenizer, start.objective)
     others = chain(
         tokenizer_problems(**requested), writer_problems(config.logging), package_problems(config)
     )
-    if valid and valid.device == device.type:
+    if start.device == device.type:
         raise_if_any(others)
     else:
-        valid = validate(
+        start = validate(
             config,
             world_size=launch.world_size,
             device=device.type,
-            objective=objective.name,
-            consumed_samples=consumed_samples(config.checkpoint),
+            objective=start.objective,
+            consumed_samples=start.consumed_samples,
             others=others,
         )
     with before_the_first_step():
         tokenizer = build_tokenizer(**requested)
-    decided = resolve(valid, vocab_size=tokenizer.vocab_size)
+    decided = resolve(start, vocab_size=tokenizer.vocab_size)
     made_with = describe(tokenizer, requested)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)

@@ -28,12 +28,13 @@ import torch.distributed as dist
 from deepspeed.utils import logger as deepspeed_logger
 from stood_in import stood_in
 from torch import Tensor
+from training_here import train_here
 
 from megatron.common import logging as log
 from megatron.common.errors import MegatronError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import parse_config
-from megatron.training import pretrain, run
+from megatron.training import run
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
@@ -120,7 +121,7 @@ def observe(
             config, notices = parse_config(words, objective=objective)
             launch, device = prepare_process(config.parallel)
             log.configure(launch.rank)
-            pretrain.pretrain(config, notices, launch, device, OBJECTIVES.get(objective)())
+            train_here(config, launch, device, OBJECTIVES.get(objective)(), notices=notices)
         except MegatronError as error:
             seen["error"] = str(error)
         except Exception:

@@ -6,7 +6,7 @@ Process groups outlive it, nothing is compiled, and a plan for GPUs runs on the 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,10 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import cpu_adam
 from ended_groups import made_groups
 
-from megatron.config.parsing import flags
 from megatron.training import pretrain
-
-_DOCSTRINGS = cache(flags.field_docstrings)
 
 
 @contextmanager
@@ -27,7 +24,6 @@ def stood_in(*, as_gpu: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(dist, "destroy_process_group", lambda: None))
         stack.enter_context(patch.object(dist, "new_group", _same_group))
-        stack.enter_context(patch.object(flags, "field_docstrings", _DOCSTRINGS))
         stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", _NotCompiled))
         # Three thousand times a disk would be waited for, and no run outlives this machine.
         stack.enter_context(patch.object(os, "fsync", lambda descriptor: None))

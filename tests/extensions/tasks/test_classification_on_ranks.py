@@ -26,6 +26,7 @@ from labelled_files import (
 )
 from ranks import TIMEOUT_S, outcomes_on_ranks, require_passed
 from stood_in import stood_in
+from training_here import train_here
 
 from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.checkpointing.resharding.layouts import read_sharded
@@ -35,7 +36,6 @@ from megatron.config.config import parse_config
 from megatron.engine.deepspeed import distributed
 from megatron.extensions.tasks.flags import objective_of
 from megatron.tensor_parallel.linear import is_adapter
-from megatron.training import pretrain
 from megatron.training.process.device import prepare_process
 
 TENSOR, PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
@@ -92,7 +92,7 @@ def train(words, *flags, objective="classification"):
         command = f"{NETWORK} --vocab-file {folder()}/vocab.txt {words}".split()
         config, notices = parse_config([*command, *flags])
         launch, device = prepare_process(config.parallel)
-        pretrain.pretrain(config, notices, launch, device, OBJECTIVES.get(objective)())
+        train_here(config, launch, device, OBJECTIVES.get(objective)(), notices=notices)
     dist.barrier()
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tiny import tiny_config
+from training_here import train_here
 
 from megatron.common.errors import ExitCode, MegatronError
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.objectives.gpt import GPT
-from megatron.training.pretrain import pretrain
 from megatron.training.process.environment import Launch
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def ends(folder: Path, *flags: str) -> tuple[ExitCode, str]:
     """Return how a run with these flags ends before its first step."""
     config = tiny_config("--data-path", str(folder / "corpus"), *flags)
     with pytest.raises(MegatronError) as error:
-        pretrain(config, (), ALONE, CPU, GPT())
+        train_here(config, ALONE, CPU, GPT())
     return error.value.exit_code, str(error.value)
 
 

@@ -30,7 +30,7 @@ from megatron.config.run.urls import UrlConfig
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import require_own
 from megatron.training.loop.state import TrainState
-from megatron.training.urls import with_local_checkpoints
+from megatron.training.prepare import with_local_checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny import tiny_config
+from training_here import train_here
 
 from megatron.common.errors import ConfigError, ExitCode
 from megatron.objectives.gpt import GPT
@@ -134,7 +135,7 @@ def test_kernels_are_chosen_on_the_process_s_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", order.append)
     device = torch.device("cuda", 3)
     with pytest.raises(ConfigError, match="enough"):
-        pretrain.pretrain(tiny_config(), [], place(3), device, GPT())
+        train_here(tiny_config(), place(3), device, GPT())
     assert order == [True, device, "kernels"]
 
 

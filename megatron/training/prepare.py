@@ -1,4 +1,4 @@
-"""Local paths in place of the URLs (object storage) that a run's flags name."""
+"""Preparation of a config: local copies of what its URLs name, and what files of its data decide."""
 
 import logging
 import re
@@ -23,6 +23,28 @@ log = logging.getLogger(__name__)
 
 _URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,]+")
 _FILE = "_weighted_split_paths_path"  # end of the flags that name a file of weighted paths
+
+
+def prepare(config: Config, objective: ObjectiveName, *, world_size: int) -> Config:
+    """Return `config` with local copies of files at URLs, and what files of the data decide.
+
+    Raises:
+        MegatronError: a URL or a file is wrong, missing or malformed.
+    """
+    config = with_local_checkpoints(config)
+    config = declaration_of(objective).prepare(config, world_size=world_size)
+    return with_local_data(config, objective)
+
+
+def local_save(config: Config) -> str:
+    """Return the local directory of --save; "" for none.
+
+    Raises:
+        ConfigError: its URL holds credentials.
+        WrongCheckpointError: it cannot be written to.
+    """
+    save = config.checkpoint.save or ""
+    return local_directory(save, cache_of(config.urls), flag="--save")
 
 
 def with_local_checkpoints(config: Config) -> Config:
