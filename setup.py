@@ -5,8 +5,8 @@ from setuptools import find_namespace_packages, find_packages, setup
 # Scripts are installed under names that no other package has.
 SCRIPTS = {"megatron_tools": "tools", "megatron_tasks": "tasks"}
 PRESETS = {"megatron_models": "examples/models"}
-# The project's own benchmarks and the pictures of its pages.
-NOT_INSTALLED = ["benchmark", "benchmark.*", "docs", "docs.*"]
+# The pictures of the project's pages.
+NOT_INSTALLED = ["docs", "docs.*"]
 
 setup(
     packages=[

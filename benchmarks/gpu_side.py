@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """One measurement of train_gpu.py in a process of its own: the card, our engine or the plain loop.
 
-    python tools/benchmark/gpu_side.py JOB
+    python benchmarks/gpu_side.py JOB
 
 JOB is a `Job` as JSON; the last line of stdout is the result as JSON. What a process leaves in the
 GPU's memory, and its compiled functions, cannot disturb the next measurement.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 import numpy as np
 import torch

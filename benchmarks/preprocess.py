@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 import gigatoken
 import numpy as np
@@ -50,7 +50,7 @@ from megatron.tokenizer.types.null import NullTokenizer
 if TYPE_CHECKING:
     from transformers import GPT2TokenizerFast
 
-TOOL = Path(__file__).resolve().parents[1] / "preprocess_data.py"
+TOOL = Path(__file__).resolve().parents[1] / "tools" / "preprocess_data.py"
 SLOW_BYTES = 4_000_000  # of the file, for the slow peers
 FORK = multiprocessing.get_context("fork")
 WARM_MB, SLOW_WARM_MB = 8, 1  # of another text

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import MegatronError
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -40,6 +40,6 @@ def name_of(page: Path) -> str:
 def checkout(folder: Path) -> Path:
     """Make `folder` look like the repository's, so that pages run there and leave files there."""
     folder.mkdir(exist_ok=True)
-    for name in (*SCRIPTS, "megatron", "tasks", "tools", "examples", "slurm"):
+    for name in (*SCRIPTS, "megatron", "tasks", "tools", "benchmarks", "examples", "slurm"):
         (folder / name).symlink_to(REPOSITORY / name)
     return folder

@@ -10,7 +10,7 @@ SCRIPTS = [
     *sorted({*REPOSITORY.glob("*.py")} - {REPOSITORY / "setup.py"}),
     *(
         file
-        for folder in ("tasks", "tools", "examples/detxoify_lm")
+        for folder in ("tasks", "tools", "benchmarks", "examples/detxoify_lm")
         for file in sorted((REPOSITORY / folder).rglob("*.py"))
     ),
 ]

@@ -200,7 +200,7 @@ def strings_of_the_source() -> set[tuple[str, ...]]:
     """Return the strings of the source: the parts between the values that they are filled with."""
     return {
         pieces
-        for folder in ("megatron", "tools", "tasks")
+        for folder in ("megatron", "tools", "tasks", "benchmarks")
         for file in (REPOSITORY / folder).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if sum(map(len, pieces := pieces_of(node))) >= 12

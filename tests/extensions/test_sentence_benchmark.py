@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "benchmark" / "sentence_samples.py"
+TOOL = Path(__file__).resolve().parents[2] / "benchmarks" / "sentence_samples.py"
 
 
 def test_rows_and_samples_are_timed():

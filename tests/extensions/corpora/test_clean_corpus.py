@@ -329,7 +329,7 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
 
 def test_the_benchmark_prints_each_step():
     words = ["--documents", "60", "--workers", "1", "--tasks", "2", "--words", "20"]
-    command = [sys.executable, str(TOOLS / "benchmark" / "corpora.py"), *words]
+    command = [sys.executable, str(TOOLS.parent / "benchmarks" / "corpora.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [row.split(" | ") for row in done.stdout.splitlines()[2:]]

@@ -37,7 +37,7 @@ def test_a_program_with_arguments_of_its_own_has_a_version(script, capsys):
 
 
 def test_no_program_has_a_parser_beside_the_shared_one():
-    for folder in ("tools", "tasks", "megatron"):
+    for folder in ("tools", "tasks", "benchmarks", "megatron"):
         for file in (REPOSITORY / folder).rglob("*.py"):
             text = file.read_text("utf-8")
             assert "ArgumentParser(description" not in text, file

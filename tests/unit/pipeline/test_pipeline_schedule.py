@@ -253,7 +253,7 @@ def test_the_planner_knows_the_zero_bubble():
 
 
 def test_table_and_picture_of_the_docs_are_those_of_the_simulation():
-    tool = run_path(str(REPOSITORY / "tools" / "benchmark" / "pipeline_schedules.py"))
+    tool = run_path(str(REPOSITORY / "benchmarks" / "pipeline_schedules.py"))
     page = (REPOSITORY / "docs" / "parallelism.md").read_text(encoding="utf-8")
     assert "\n".join(tool["table_lines"]()) in page
     shown = (REPOSITORY / "docs" / "pipeline_schedules.svg").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ def test_the_commands_of_the_page_run(tmp_path):
 
 
 def test_the_benchmark_compares_and_checks_its_flags(tmp_path):
-    program = sys.executable, str(ROOT / "tools" / "benchmark" / "tokenizer_speed.py")
+    program = sys.executable, str(ROOT / "benchmarks" / "tokenizer_speed.py")
     done = run(*program, "--megabytes", "0.02", "--rounds", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "benchmark" / "checkpoint.py"
+TOOL = Path(__file__).resolve().parents[3] / "benchmarks" / "checkpoint.py"
 
 
 def test_every_comparison_has_a_figure(tmp_path):

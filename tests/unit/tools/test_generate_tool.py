@@ -222,7 +222,7 @@ def test_what_cannot_be_read_is_reported(generate, tool, tmp_path):
 
 def test_the_benchmark_compares_the_same_text(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    benchmark = module_of(FILE.parent / "benchmark" / "generate.py")
+    benchmark = module_of(FILE.parents[1] / "benchmarks" / "generate.py")
     theirs = benchmark.hugging_face(layers=1, hidden=16, heads=2, vocab=32, length=12)
     ours = benchmark.engine(theirs, torch.float32, rows=2)
     prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-sys.path.append(str(REPOSITORY / "tools" / "benchmark"))
+sys.path.append(str(REPOSITORY / "benchmarks"))
 sys.path.append(str(REPOSITORY / "tests" / "gpu"))
 
 import gpu_side  # noqa: E402

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "benchmark" / "memory.py"
+TOOL = Path(__file__).resolve().parents[3] / "benchmarks" / "memory.py"
 FLAGS = [
     "--num-layers",
     "4",

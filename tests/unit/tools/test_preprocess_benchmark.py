@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from scripts import module_of
 
-TOOLS = Path(__file__).resolve().parents[3] / "tools" / "benchmark"
+TOOLS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture

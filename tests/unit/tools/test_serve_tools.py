@@ -23,7 +23,7 @@ def server_tool():
 
 
 def test_the_benchmark_prints_a_line_for_each_number_of_clients(group, capsys):
-    tool = module_of(TOOLS / "benchmark" / "serve.py")
+    tool = module_of(TOOLS.parent / "benchmarks" / "serve.py")
     sizes = "--layers 1 --hidden 8 --heads 2 --vocab 99 --prompt 3 --new 2 --requests 1"
     tool.main([*sizes.split(), "--clients", "1", "3", "--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()

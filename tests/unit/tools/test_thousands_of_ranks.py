@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "benchmark" / "thousands_of_ranks.py"
+TOOL = Path(__file__).resolve().parents[3] / "benchmarks" / "thousands_of_ranks.py"
 SMALL, MEDIUM, LARGE = 64, 1024, 16384
 PHASES = ("start", "save", "load", "reshape", "watch", "stop")
 
