@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
+from megatron.common.packages import needed_for
 
 log = logging.getLogger(__name__)
 
@@ -427,12 +428,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     scheme, _, rest = url.partition("://")
     if "@" in rest.partition("/")[0]:
         raise ConfigError(*url_problems("URL", url))
-    try:
+    with needed_for(f"the URL {without_secrets(url)}", "fsspec"):
         import fsspec
-    except ImportError as error:
-        raise ConfigError(
-            f"{without_secrets(url)}: URLs need the package fsspec: pip install fsspec"
-        ) from error
     try:
         files, path = fsspec.core.url_to_fs(url, **_options(scheme))
     except ImportError as error:

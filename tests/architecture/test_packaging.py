@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-
 
 def requirements() -> list[Requirement]:
     lines = [line for file in RANGES for line in file.read_text(encoding="utf-8").splitlines()]
-    return [Requirement(line) for line in lines if line]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
 def versions(file: str) -> dict[str, set[Version]]:
@@ -97,3 +97,27 @@ def test_the_citation_has_the_version_and_the_licence() -> None:
     assert citation["license"] == PROJECT["project"]["license"] == "Apache-2.0"
     assert "Apache License" in (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
     assert f"## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_what_training_needs_is_all_that_is_imported_without_asking() -> None:
+    """But for the server's packages and Triton: other parts import theirs where they are used."""
+    needed = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").partition("# [")[0]
+    names = {Requirement(line).name for line in needed.splitlines() if line[:1] not in ("", "#")}
+    known = (
+        {name.replace("-", "_") for name in names}
+        | {"yaml", "megatron"}
+        | {*sys.stdlib_module_names}
+    )
+    elsewhere = {"inference/server", "extensions/openai_api", "fused_kernels/triton"}
+    for file in (REPOSITORY / "megatron").rglob("*.py"):
+        if file.parent.relative_to(REPOSITORY / "megatron").as_posix() not in elsewhere:
+            body = ast.parse(file.read_text(encoding="utf-8")).body
+            imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+            assert {
+                name.partition(".")[0] for node in imports for name in names_of(node)
+            } <= known, file
+
+
+def names_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the modules that a statement imports."""
+    return [str(node.module)] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from megatron.common.errors import DataError
+from megatron.common.packages import needed_for
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,6 @@ def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> Sent
 
 
 def _import_punkt() -> Any:
-    try:
+    with needed_for("--split-sentences", "nltk"):
         from nltk.tokenize import punkt
-    except ImportError as error:
-        raise DataError("--split-sentences needs nltk: pip install nltk") from error
     return punkt

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from megatron.common.errors import DataError
+from megatron.common.packages import needed_for
 
 START_BYTES = 8
 """Number of bytes at the start of a file that identify its compression."""
@@ -85,10 +86,8 @@ def decompressed(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _zstd(file: BinaryIO) -> Iterator[bytes]:
-    try:
+    with needed_for("reading .zst files", "zstandard"):
         import zstandard
-    except ImportError as error:
-        raise DataError("to read .zst files, install zstandard: pip install zstandard") from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     frame = None
     while data := file.read(_ZSTD_READ_BYTES):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.common.errors import DataError
+from megatron.common.packages import needed_for
 
 _NAMES = b"columns of the file"
 _EXCERPT = 80  # characters
@@ -35,11 +35,9 @@ def require_pyarrow(kind: str) -> None:
     Raises:
         DataError: it is not installed.
     """
-    try:
+    with needed_for(f"reading {kind} files", "pyarrow"):
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise DataError(f"to read {kind} files, install pyarrow: pip install pyarrow") from error
 
 
 def grouped_rows(

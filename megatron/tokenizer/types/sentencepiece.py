@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.common.errors import ConfigError, WrongDataError
+from megatron.common.errors import WrongDataError
+from megatron.common.packages import needed_for
 from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
@@ -135,13 +136,8 @@ class LegacyLlama2Tokenizer(SentencePieceTokenizer):
 
 
 def _load(path: Path) -> Any:
-    try:
+    with needed_for("a tokenizer of SentencePiece", "sentencepiece"):
         from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise ConfigError(
-            "SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer need the "
-            "sentencepiece library: pip install sentencepiece"
-        ) from error
     try:
         return SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, DataError, WrongDataError, raise_if_any
+from megatron.common.packages import needed_for
 from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.options import Pattern, Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import (
@@ -223,12 +224,8 @@ def _read(path: Path) -> bytes:
 
 
 def _encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[str, int]) -> Any:
-    try:
+    with needed_for("TikTokenizer", "tiktoken"):
         import tiktoken
-    except ImportError as error:
-        raise ConfigError(
-            "TikTokenizer needs the tiktoken library: pip install tiktoken"
-        ) from error
     try:
         return tiktoken.Encoding(
             name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special

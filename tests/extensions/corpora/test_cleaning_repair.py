@@ -1,6 +1,7 @@
 """What is done to one text, and in which order."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from texts import FRENCH, english
 from tokenizers import ByteLevelBPETokenizer
 
+from megatron.common.errors import ConfigError
 from megatron.common.process_pool import ordered_map
 from megatron.extensions.corpora.cleaning.records import Line
 from megatron.extensions.corpora.cleaning.repair import (
@@ -15,6 +17,7 @@ from megatron.extensions.corpora.cleaning.repair import (
     CleanDocuments,
     RunTasks,
     collapse_spaces,
+    fix_text,
     gpt2_counter,
     is_english,
     piece_counter,
@@ -129,3 +132,9 @@ def test_pieces_are_a_lower_bound_of_tokens(tmp_path):
     for text in [LONG, FRENCH, "", "it's 12,000 %\n\n x"]:
         assert piece_counter()(text) <= exact(text) <= len(text.encode())
     assert piece_counter()("it's here, 2 of 3") == 7
+
+
+def test_a_package_of_cleaning_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+    with pytest.raises(ConfigError, match="encodings needs .* not installed: pip install ftfy"):
+        fix_text("text")

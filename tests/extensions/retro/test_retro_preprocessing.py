@@ -408,7 +408,7 @@ def test_what_faiss_refuses_is_one_message(tmp_path, monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(vector_index, "import_module", missing)
-    with pytest.raises(DataError, match="pip install faiss-cpu"):
+    with pytest.raises(ConfigError, match="pip install faiss-cpu"):
         new_index("Flat", 2, num_threads=1)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from datasketch import MinHash
 from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
+from megatron.common.packages import needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.common.remote_files import is_url, open_input, size_of_input
 from megatron.data.token_files.publish import write_errors_name
@@ -87,7 +87,7 @@ def minhash(text: str, *, num_seeds: int, seed: int) -> NDArray:
     Source: Broder, On the resemblance and containment of documents, 1997.
     """
     template = _template(num_seeds, seed)
-    sketch = MinHash(
+    sketch = type(template)(
         num_seeds, seed=seed, permutations=template.permutations, scheme=_SCHEME, hashfunc=int
     )
     if text:
@@ -267,7 +267,9 @@ class Texts:
 
 
 @lru_cache(maxsize=1)
-def _template(num_seeds: int, seed: int) -> MinHash:
+def _template(num_seeds: int, seed: int) -> Any:
+    with needed_for("the search for near duplicates", "datasketch"):
+        from datasketch import MinHash
     return MinHash(num_seeds, seed=seed, scheme=_SCHEME)
 
 

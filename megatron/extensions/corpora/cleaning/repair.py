@@ -4,11 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
-import ftfy
-import regex
-from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
+from megatron.common.packages import needed_for
 from megatron.extensions.corpora.cleaning.records import TEXT_KEY, Line, to_bytes
 
 # The languages of most of the web. With the rare ones in the choice, short texts go astray.
@@ -25,7 +23,9 @@ def is_english(text: str) -> bool:
 
 
 @cache
-def _identifier() -> LanguageIdentifier:
+def _identifier() -> Any:
+    with needed_for("the language of texts", "py3langid"):
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     identifier.set_languages(_LANGUAGES.split())
     return identifier
@@ -41,6 +41,8 @@ _SPACES = re.compile(r"  +|\b\n+ *")
 
 def fix_text(text: str) -> str:
     """Return `text` with its mangled encodings and entities mended."""
+    with needed_for("mending of encodings", "ftfy"):
+        import ftfy
     return ftfy.fix_text(text)
 
 
@@ -135,9 +137,7 @@ class CleanDocuments:
 TokenCounter = Callable[[str], int]
 """Returns the number of tokens of a text, or a lower bound of it."""
 
-_PIECE = regex.compile(
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+_PIECE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def piece_counter() -> TokenCounter:
@@ -145,7 +145,10 @@ def piece_counter() -> TokenCounter:
 
     Source: the pattern of GPT-2's encoder (Radford et al., 2019).
     """
-    return lambda text: sum(1 for _ in _PIECE.finditer(text))
+    with needed_for("counting of tokens", "regex"):
+        import regex
+    piece = regex.compile(_PIECE)
+    return lambda text: sum(1 for _ in piece.finditer(text))
 
 
 @cache

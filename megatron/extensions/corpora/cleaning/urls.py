@@ -5,9 +5,10 @@ import re
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from tldextract import TLDExtract
+from megatron.common.packages import needed_for
 
 REASONS = ("too short", "malformed", "blacklisted domain", "blacklisted extension")
 
@@ -15,8 +16,13 @@ _MIN_LENGTH = 9
 _LABEL = re.compile(r"(?!-)[\w-]{1,63}(?<!-)")
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f]")
 
-# The list of suffixes that comes with the library: nothing is fetched, nothing is kept on disk.
-_split_domain = TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+@cache
+def _split_domain() -> Any:
+    with needed_for("the blacklist of domains", "tldextract"):
+        from tldextract import TLDExtract
+    # With the list of suffixes that comes with it: nothing is fetched, nothing is kept on disk.
+    return TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 def reason_against(url: str) -> str | None:
@@ -26,7 +32,7 @@ def reason_against(url: str) -> str | None:
     parts = _split(url)
     if parts is None:
         return "malformed"
-    if _split_domain.extract_urllib(parts).domain.lower() in blacklisted_domains():
+    if _split_domain().extract_urllib(parts).domain.lower() in blacklisted_domains():
         return "blacklisted domain"
     if parts.path.lower().endswith(tuple(blacklisted_extensions())):
         return "blacklisted extension"

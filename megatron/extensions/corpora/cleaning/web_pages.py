@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 from urllib.robotparser import RobotFileParser
 
-from megatron.common.errors import ConfigError
+from megatron.common.packages import needed_for
 
 Extract = Callable[[bytes, str], dict[str, Any] | None]
 """Turns a page and its URL into a record with its text, or None if it has no text."""
@@ -103,12 +103,8 @@ def build_extractor() -> Extract:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
+    with needed_for("text of web pages", '"trafilatura>=2"'):
         from trafilatura import bare_extraction
-    except ImportError as error:
-        raise ConfigError(
-            f'text of web pages needs a package: pip install "trafilatura>=2" ({error})'
-        ) from error
 
     def extract(page: bytes, url: str) -> dict[str, Any] | None:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from megatron.common.errors import ConfigError, DataError
+from megatron.common.packages import needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.common.remote_files import open_input, size_of_input
 from megatron.data.preprocessing.recipe import write_report
@@ -129,12 +130,8 @@ def require_parser() -> None:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
+    with needed_for("wiki markup", "mwparserfromhell"):
         import mwparserfromhell  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"wiki markup needs a package: pip install mwparserfromhell ({error})"
-        ) from error
 
 
 def plain_text(markup: str, hidden: frozenset[str]) -> str:

@@ -18,6 +18,7 @@ from subprocess import CalledProcessError
 from typing import Any, Literal
 
 from megatron.common.errors import BusyError, ConfigError, MegatronError
+from megatron.common.packages import needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.data.token_files.publish import write_errors_name
 from megatron.extensions.corpora.corpus.steps import Step
@@ -95,12 +96,8 @@ class Executor:
         environment = {"env_vars": {"PYTHONPATH": f"{self.path}:${{PYTHONPATH}}"}}
         make = _datatrove("RayPipelineExecutor")
         options = {**self._options(step), "ray_remote_kwargs": {"runtime_env": environment}}
-        try:
+        with needed_for("--executor ray", "ray"):
             make(**options, workers=self.workers).run()
-        except ImportError as error:
-            raise ConfigError(
-                f"--executor ray needs a package: pip install ray ({error})"
-            ) from error
 
     def _submit(self, steps: Sequence[Step]) -> None:
         """Submit one array for each step, which waits for the one before."""
@@ -183,12 +180,8 @@ def _marker(folder: Path, step: Step, task: int) -> Path:
 
 
 def _datatrove(name: str) -> Any:
-    try:
+    with needed_for("--executor slurm or ray", "datatrove"):
         import datatrove.executor
-    except ImportError as error:
-        raise ConfigError(
-            f"--executor slurm and ray need a package: pip install datatrove ({error})"
-        ) from error
     return getattr(datatrove.executor, name)
 
 

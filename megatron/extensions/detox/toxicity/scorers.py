@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, near
+from megatron.common.packages import needed_for
 from megatron.extensions.detox.flags import PERSPECTIVE, PROFANITY_CHECK, TRANSFORMERS, ScorerConfig
 from megatron.extensions.detox.toxicity.perspective import PerspectiveAPI
 from megatron.tokenizer.types.hugging_face import load_problem
@@ -98,12 +99,8 @@ class FunctionScorer:
 
 
 def _profanity_check() -> Callable[[list[str]], Iterable[Any]]:
-    try:
+    with needed_for(f"--scorer {PROFANITY_CHECK}", "alt-profanity-check"):
         from profanity_check import predict_prob
-    except ImportError as error:
-        raise ConfigError(
-            f"--scorer {PROFANITY_CHECK} needs a package: pip install alt-profanity-check ({error})"
-        ) from error
     return predict_prob
 
 

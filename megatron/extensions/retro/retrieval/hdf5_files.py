@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from megatron.common.atomic_files import replacing
-from megatron.common.errors import DataError, WrongDataError
+from megatron.common.errors import DataError
+from megatron.common.packages import needed_for
 from megatron.data.token_files.publish import write_errors_name
 
 _BLOCK = re.compile(r"(\d{1,18})-(\d{1,18})\.hdf5")
@@ -30,15 +31,10 @@ def import_h5py() -> ModuleType:
     """Import h5py, which is needed for Retro alone.
 
     Raises:
-        WrongDataError: it is not installed.
+        ConfigError: it is not installed.
     """
-    try:
+    with needed_for("Retro, whose database and neighbors are HDF5 files,", "h5py"):
         return import_module("h5py")
-    except ImportError as error:
-        raise WrongDataError(
-            f"Retro's database and neighbors are HDF5 files, which need the package h5py: {error}; "
-            "install it with: pip install h5py"
-        ) from error
 
 
 def read_array(file: Path, key: str, *, kinds: str = "iu", columns: int | None = None) -> NDArray:

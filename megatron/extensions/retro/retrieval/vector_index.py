@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError, WrongDataError
+from megatron.common.packages import needed_for
 from megatron.data.token_files.publish import write_errors_name
 
 log = logging.getLogger(__name__)
@@ -23,15 +24,10 @@ def import_faiss(num_threads: int) -> ModuleType:
     """Import faiss, with `num_threads` threads: as many as cores are allowed, or they spin.
 
     Raises:
-        WrongDataError: it is not installed.
+        ConfigError: it is not installed.
     """
-    try:
+    with needed_for("the index of Retro", "faiss-cpu"):
         faiss = import_module("faiss")
-    except ImportError as error:
-        raise WrongDataError(
-            f"the index of Retro needs the package faiss: {error}; install it with: pip install "
-            "faiss-cpu"
-        ) from error
     faiss.omp_set_num_threads(num_threads)
     return faiss
 

@@ -12,7 +12,7 @@ from bytes_tokenizer import BytesTokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron.common.errors import DataError
+from megatron.common.errors import ConfigError, DataError
 from megatron.data.preprocessing.preprocess import convert_share, preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers import inputs, line_blocks
@@ -365,5 +365,5 @@ def test_a_missing_library_is_named(tmp_path, library, kind, monkeypatch):
     path = write_as(tmp_path / "data", kind)
     for name in (library, f"{library}.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DataError, match=f"pip install {library}"):
+    with pytest.raises(ConfigError, match=f"pip install {library}"):
         run(tmp_path, path)
