@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How scores become weights; see `Weighing` in model/layers/attention_kernels.py.
+    """How scores become weights; see `ScoreOptions` in model/layers/attention_kernels.py.
 
     Args:
         flash: whether FlashAttention may compute blocks.

@@ -128,7 +128,7 @@ def train(
         if launch.rank >= launch.world_size:
             from megatron.training.process.spares import wait_for_end
 
-            watchdog.starts("meeting the other processes")
+            watchdog.enter_stage("meeting the other processes")
             return wait_for_end(launch, look=watchdog.raise_if_over, met=watchdog.disarm)
         from megatron.training.pretrain import pretrain
 

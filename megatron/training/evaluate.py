@@ -53,7 +53,7 @@ class Evaluation(Hook):
         self._tensorboard = tensorboard
         self._after_batch, self._ends = after_batch, _never
 
-    def heed(self, ends: Callable[[], bool]) -> None:
+    def stop_when(self, ends: Callable[[], bool]) -> None:
         """Wait for no further batch of an evaluation between steps when the run is to end.
 
         Args:

@@ -106,7 +106,7 @@ def pretrain(
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
     code = ExitCode.FINISHED
-    watchdog.starts("taking the lock of --save")
+    watchdog.enter_stage("taking the lock of --save")
     with sole_writer(decided):
         from_rank_0(watchdog.failures.put_stale_away)
         decided = with_start_in_place(decided, config)
@@ -129,7 +129,7 @@ def _meet_others(
 
     Communication: waits for every rank.
     """
-    watchdog.starts("meeting the other processes")
+    watchdog.enter_stage("meeting the other processes")
     setup.start_processes(
         config,
         launch,
@@ -139,7 +139,7 @@ def _meet_others(
     )
     posted = post(this_process(launch.rank))
     (others,) = scattered(by_host(posted.all()) if launch.rank == 0 else None)
-    watchdog.meets(Peers(*others), world_size=launch.world_size)
+    watchdog.set_peers(Peers(*others), world_size=launch.world_size)
     watchdog.follows_peers = launch.world_size > 1
     watchdog.failures.follow(posted.of(0))
     setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
@@ -221,7 +221,7 @@ def _build(
     Communication: every rank must call this, in step.
     """
     # Before anything slow: a checkpoint of another run is refused at once.
-    watchdog.starts("choosing a checkpoint")
+    watchdog.enter_stage("choosing a checkpoint")
     initial = objective.initial_weights(plan.objective)
     chosen, pretrained = _choose_checkpoints(plan, initial)
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
@@ -231,23 +231,23 @@ def _build(
             "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
             "--padded-vocab-in-softmax False leaves them out"
         )
-    watchdog.starts("making process groups")
+    watchdog.enter_stage("making process groups")
     groups = setup.build_process_groups(plan)
-    watchdog.starts("reading index maps")
+    watchdog.enter_stage("reading index maps")
     sets = _read_sets(plan, objective, tokenizer)
     log_phase("after dataloaders are built")
-    watchdog.starts("building the engine")
+    watchdog.enter_stage("building the engine")
     engine = setup.build_engine(plan, groups, objective, kernels)
     log_phase("after model, optimizer, and learning rate scheduler are built")
     state = TrainState()
     if chosen:
-        watchdog.starts("loading")
+        watchdog.enter_stage("loading")
         uses = sets.uses["train", plan.data.train.name]
         plan = resume(engine, plan, state, chosen, uses=uses)
     elif pretrained:
-        watchdog.starts("loading")
+        watchdog.enter_stage("loading")
         resume(engine, with_weights_of(plan, initial), TrainState(), pretrained)
-    watchdog.starts("starting to train")
+    watchdog.enter_stage("starting to train")
     batches = partial(
         setup.batches_of,
         plan=plan,

@@ -32,7 +32,7 @@ from megatron.training.loop.journal import END, Journal
 from megatron.training.loop.loop import Hook, Meter, Schedule, StepResult, require_hooks, train
 from megatron.training.loop.state import TrainState
 from megatron.training.process.environment import Launch
-from megatron.training.process.flags_file import flags_said
+from megatron.training.process.flags_file import given_flags
 from megatron.training.process.watchdog import Watchdog
 from megatron.training.telemetry.energy import Energy
 from megatron.training.telemetry.meters import build_meters
@@ -75,14 +75,14 @@ class Run:
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
         self._checkpoints: Checkpoints | None = None
-        speaks, saves = groups.rank == 0, plan.checkpoint.save
-        self.journal = Journal(Path(saves)) if speaks and saves else None
+        is_rank_0, saves = groups.rank == 0, plan.checkpoint.save
+        self.journal = Journal(Path(saves)) if is_rank_0 and saves else None
         own = plan.plugins
         of_plugins = [HOOKS.get(name, own.own_flags)(self) for name in own.hooks]
         require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
         of_flags = [FLAG_HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
         self._own_hooks = [*of_flags, *of_plugins, *hooks]
-        writer = build_writer(plan.logging, asdict(config)) if speaks else None
+        writer = build_writer(plan.logging, asdict(config)) if is_rank_0 else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
         self.evaluation = Evaluation(
             engine,
@@ -90,7 +90,7 @@ class Run:
             plan,
             journal=self.journal,
             tensorboard=self.tensorboard,
-            after_batch=watchdog.moves,
+            after_batch=watchdog.record_progress,
         )
         self.epochs = epochs(self)
 
@@ -159,10 +159,10 @@ class Run:
                 return is_saved
 
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
-        self.evaluation.heed(lambda: requests.agree()[0] is not None)
+        self.evaluation.stop_when(lambda: requests.agree()[0] is not None)
         if self.journal:
             around = checkpoints.system_info if checkpoints else {}
-            self.journal.start(started_from, around, flags_said(self.config))
+            self.journal.start(started_from, around, given_flags(self.config))
         if self.epochs and saved > 0:
             with self.watchdog.during("evaluation", longer=True):
                 self.epochs.catch_up(state)
@@ -324,11 +324,11 @@ class StepProgress(Hook):
 
     def before_step(self, state: TrainState) -> None:
         """Report which step begins."""
-        self._watchdog.begins_step(state.iteration + 1)
+        self._watchdog.enter_step(state.iteration + 1)
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Report that it is done."""
-        self._watchdog.moves()
+        self._watchdog.record_progress()
 
 
 class WatchedHook(Hook):

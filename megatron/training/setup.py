@@ -23,7 +23,7 @@ from megatron.data.datasets.run_datasets import DataRequest, Datasets, RoleView,
 from megatron.data.sampling.provenance import TracedSource
 from megatron.engine import build
 from megatron.engine.deepspeed import distributed
-from megatron.engine.deepspeed.compile_locks import heeding_compile_locks
+from megatron.engine.deepspeed.compile_locks import watching_compile_locks
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.deepspeed.timers import HostEvent, Pace, Timers
 from megatron.engine.engine import Engine
@@ -237,7 +237,7 @@ def build_engine(
     is_frozen = model.lora is not None or plan.optimizer.biases_only
     counted = None if model.vocabulary.padded_vocab_in_softmax else model.vocabulary.vocab_size
     auxiliary = AuxiliaryLoss(model.moe.num_experts) if model.moe else None
-    with heeding_compile_locks(compiled_extensions()):
+    with watching_compile_locks(compiled_extensions()):
         return build.build_engine(
             _layers(plan, groups, objective, kernels, batch_fields, auxiliary),
             loss=objective.loss(plan.objective)(

@@ -13,7 +13,7 @@ from tiny import GEMMA
 from torch.testing import assert_close
 
 from megatron.model.layers import sequence_attention
-from megatron.model.layers.attention_kernels import Mask, Weighing, reference_attention
+from megatron.model.layers.attention_kernels import Mask, ScoreOptions, reference_attention
 from megatron.model.layers.positions import alibi_slopes
 from megatron.model.layers.sequence_attention import RingAttention
 from megatron.tensor_parallel.collectives import all_to_all, scatter_sequence
@@ -153,7 +153,7 @@ def ring_attention_is_that_of_one_process(rank):
             torch.randn(2, heads, length, 8, dtype=torch.float64, generator=generator).to(dtype)
             for heads in (4, 2, 2, 4)  # query, key, value, gradient
         ]
-        weighing = Weighing(mask=Mask(**mask), scale=0.6, **how)
+        weighing = ScoreOptions(mask=Mask(**mask), scale=0.6, **how)
         whole = [x.clone().requires_grad_() for x in full[:3]]
         expected = reference_attention(*whole, weighing)
         expected.backward(full[3])
@@ -163,7 +163,7 @@ def ring_attention_is_that_of_one_process(rank):
             patch.setattr(sequence_attention, "TILE", tile)
             parts = [own(x).requires_grad_() for x in full[:3]]
             ring = RingAttention(group, flash=True)
-            found = ring(*parts, Weighing(mask=Mask(**mask), scale=0.6, **how))
+            found = ring(*parts, ScoreOptions(mask=Mask(**mask), scale=0.6, **how))
         found.backward(own(full[3]))
         tolerance = {} if dtype != torch.bfloat16 else {"rtol": 5e-2, "atol": 5e-2}
         assert_close(found, own(expected), **tolerance)
@@ -201,7 +201,7 @@ def ring_attention_drops_the_same_weights_again(rank):
 
     def loss(x):
         torch.manual_seed(rank)
-        found = ring(*x, Weighing(mask=Mask(), scale=0.5, dropout=0.5))
+        found = ring(*x, ScoreOptions(mask=Mask(), scale=0.5, dropout=0.5))
         return (found * tensors[3]).sum()
 
     value = loss(x)
@@ -209,7 +209,7 @@ def ring_attention_drops_the_same_weights_again(rank):
     value.backward()
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(
-        loss(x), ring(*x, Weighing(mask=Mask(), scale=0.5)).mul(tensors[3]).sum()
+        loss(x), ring(*x, ScoreOptions(mask=Mask(), scale=0.5)).mul(tensors[3]).sum()
     )
     step = torch.randn(x.shape, dtype=torch.float64) * 1e-5
     difference = loss(x.detach() + step) - loss(x.detach() - step)
@@ -223,7 +223,7 @@ def transfers_of_the_ring_are_hidden_behind_attention(rank):
     ring = RingAttention(dist.group.WORLD, flash=True)
     ranks, size = dist.get_world_size(), x[1:].nbytes
     with record_communication() as record:
-        found = ring(*x, Weighing(mask=Mask(), scale=0.5))
+        found = ring(*x, ScoreOptions(mask=Mask(), scale=0.5))
         forward = len(record.collectives)
         found.sum().backward()
     kinds = Counter(each.kind for each in record.collectives[:forward])
@@ -241,7 +241,7 @@ def ranks_of_the_ring_keep_their_part_alone(rank):
     with torch.autograd.graph.saved_tensors_hooks(
         lambda each: kept.append(each) or each, lambda each: each
     ):
-        ring(*x, Weighing(mask=Mask(), scale=0.5))
+        ring(*x, ScoreOptions(mask=Mask(), scale=0.5))
     sizes = Counter(each.numel() for each in kept if each.is_floating_point())
     assert sizes[x[0].numel()] == 4  # query, key, value and result
     assert sum(size * count for size, count in sizes.items()) == 4 * x[0].numel() + 64 * 2

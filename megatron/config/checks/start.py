@@ -12,7 +12,7 @@ from megatron.config.objectives import Declaration, declaration_of
 from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
 from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, plan_steps
-from megatron.config.parallelism.deepspeed_json import Twin, step_twins
+from megatron.config.parallelism.deepspeed_json import OwnedKey, step_keys
 from megatron.config.parallelism.layout import (
     plan_parallel,
     replica_size,
@@ -21,10 +21,10 @@ from megatron.config.parallelism.layout import (
 from megatron.config.parallelism.precision import (
     PrecisionPlan,
     plan_precision,
-    precision_twins,
+    precision_keys,
 )
 from megatron.config.parallelism.recompute import Storage, plan_storage
-from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_twins
+from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_keys
 from megatron.config.run.evaluation import plan_evaluation
 
 
@@ -137,11 +137,11 @@ class Start:
         return replace(plan_schedule(schedule, self.steps, seq_length=length), own_flags=own_flags)
 
     @cached_property
-    def owned_keys(self) -> list[Twin]:
+    def owned_keys(self) -> list[OwnedKey]:
         """The keys of DeepSpeed's JSON that flags own, with their values."""
         optimizer = self.config.optimizer
         return [
-            *step_twins(batch=self.steps.batch, clip_grad=optimizer.clip_grad),
-            *precision_twins(self.config.precision, self.deepspeed),
-            *zero_twins(self.zero, self.config.deepspeed, optimizer),
+            *step_keys(batch=self.steps.batch, clip_grad=optimizer.clip_grad),
+            *precision_keys(self.config.precision, self.deepspeed),
+            *zero_keys(self.zero, self.config.deepspeed, optimizer),
         ]

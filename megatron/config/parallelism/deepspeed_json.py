@@ -20,7 +20,7 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Twin:
+class OwnedKey:
     """A key of the JSON that a flag owns."""
 
     key: str  # dotted path
@@ -102,26 +102,26 @@ def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
             yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
 
 
-def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:
+def step_keys(*, batch: BatchPlan, clip_grad: float) -> list[OwnedKey]:
     """Return the keys that the flags of a step own, with the flags' values."""
     # A run that resumes behind a ramp may have more replicas than its first size has samples.
     unit = batch.micro_batch_size * batch.data_parallel_size
     start = next((size for size in batch.sizes_from(0) if size % unit == 0), batch.size_at(0))
     return [
-        Twin("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
-        Twin("train_batch_size", "--global-batch-size", start),
-        Twin(
+        OwnedKey("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
+        OwnedKey("train_batch_size", "--global-batch-size", start),
+        OwnedKey(
             "gradient_accumulation_steps",
             "--global-batch-size / (--micro-batch-size * replicas)",
             batch.num_micro_batches(start),
         ),
-        Twin("gradient_clipping", "--clip-grad", clip_grad),
+        OwnedKey("gradient_clipping", "--clip-grad", clip_grad),
     ]
 
 
 def merge_ds_config(
     user: Mapping[str, Any],
-    owned: list[Twin],
+    owned: list[OwnedKey],
     *,
     zero_stage: int,
     dtype: str,

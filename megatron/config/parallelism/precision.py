@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from megatron.config.parallelism.deepspeed_json import Twin
+from megatron.config.parallelism.deepspeed_json import OwnedKey
 from megatron.config.parsing.json_tree import value_at
 
 
@@ -87,37 +87,39 @@ def fp8_problems(
         yield f"{flag} is not for experts, whose products have few rows: leave it out"
 
 
-def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[Twin]:
+def precision_keys(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[OwnedKey]:
     """Return the keys of DeepSpeed's JSON that the flags of precision own.
 
     Flags that are not given own nothing.
     """
-    twins = [
-        Twin("fp16.enabled", "--fp16", precision.fp16),
-        Twin("bf16.enabled", "--bf16", precision.bf16),
+    keys = [
+        OwnedKey("fp16.enabled", "--fp16", precision.fp16),
+        OwnedKey("bf16.enabled", "--bf16", precision.bf16),
     ]
     if precision.accumulate_allreduce_grads_in_fp32 and (precision.fp16 or precision.bf16):
         flag = "--accumulate-allreduce-grads-in-fp32"
-        twins += [
-            Twin("data_types.grad_accum_dtype", flag, "fp32"),
-            Twin("communication_data_type", flag, "fp32"),
+        keys += [
+            OwnedKey("data_types.grad_accum_dtype", flag, "fp32"),
+            OwnedKey("communication_data_type", flag, "fp32"),
         ]
     if not precision.fp16:
-        return twins
+        return keys
     if precision.loss_scale is not None and not _is_first_power(precision, user):
-        twins.append(Twin("fp16.loss_scale", "--loss-scale", precision.loss_scale))
+        keys.append(OwnedKey("fp16.loss_scale", "--loss-scale", precision.loss_scale))
     if precision.initial_loss_scale is not None:
         # One below 1 is refused by precision_problems.
         power = round(math.log2(max(precision.initial_loss_scale, 1)))
-        twins.append(Twin("fp16.initial_scale_power", "the power of --initial-loss-scale", power))
+        keys.append(
+            OwnedKey("fp16.initial_scale_power", "the power of --initial-loss-scale", power)
+        )
     for key, flag, value in (
         ("fp16.min_loss_scale", "--min-loss-scale", precision.min_loss_scale),
         ("fp16.loss_scale_window", "--loss-scale-window", precision.loss_scale_window),
         ("fp16.hysteresis", "--hysteresis", precision.hysteresis),
     ):
         if value is not None:
-            twins.append(Twin(key, flag, int(value)))
-    return twins
+            keys.append(OwnedKey(key, flag, int(value)))
+    return keys
 
 
 def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool:

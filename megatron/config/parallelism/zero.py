@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatron.config.optimization.optimizer import OptimizerConfig
-from megatron.config.parallelism.deepspeed_json import Twin
+from megatron.config.parallelism.deepspeed_json import OwnedKey
 from megatron.config.parallelism.precision import PrecisionPlan
 from megatron.config.parsing.declaration import setting
 from megatron.config.parsing.json_tree import value_at
@@ -93,29 +93,33 @@ def _device(user: Mapping[str, Any], block: str) -> str:
     return value_at(user, f"{block}.device", absent)
 
 
-def zero_twins(plan: ZeroPlan, zero: DeepSpeedConfig, optimizer: OptimizerConfig) -> Iterator[Twin]:
+def zero_keys(
+    plan: ZeroPlan, zero: DeepSpeedConfig, optimizer: OptimizerConfig
+) -> Iterator[OwnedKey]:
     """Yield the keys of DeepSpeed's JSON that these flags own; one that is not given owns nothing."""
-    yield Twin("zero_optimization.stage", "--zero-stage", plan.given_stage)
+    yield OwnedKey("zero_optimization.stage", "--zero-stage", plan.given_stage)
     if zero.zero_reduce_scatter:
-        yield Twin("zero_optimization.reduce_scatter", "--zero-reduce-scatter", True)
+        yield OwnedKey("zero_optimization.reduce_scatter", "--zero-reduce-scatter", True)
     if zero.zero_contiguous_gradients:
-        yield Twin("zero_optimization.contiguous_gradients", "--zero-contiguous-gradients", True)
+        yield OwnedKey(
+            "zero_optimization.contiguous_gradients", "--zero-contiguous-gradients", True
+        )
     for key, flag, size in (
         ("reduce_bucket_size", "--zero-reduce-bucket-size", zero.zero_reduce_bucket_size),
         ("allgather_bucket_size", "--zero-allgather-bucket-size", zero.zero_allgather_bucket_size),
     ):
         if size:
-            yield Twin(f"zero_optimization.{key}", flag, size)
+            yield OwnedKey(f"zero_optimization.{key}", flag, size)
     if optimizer.cpu_optimizer:
-        yield Twin(f"{OPTIMIZER_BLOCK}.device", "--cpu-optimizer", "cpu")
+        yield OwnedKey(f"{OPTIMIZER_BLOCK}.device", "--cpu-optimizer", "cpu")
     if zero.remote_device is not None:
-        yield Twin(f"{WEIGHTS_BLOCK}.device", "--remote-device", zero.remote_device)
+        yield OwnedKey(f"{WEIGHTS_BLOCK}.device", "--remote-device", zero.remote_device)
     for block, device in (
         (OPTIMIZER_BLOCK, plan.optimizer_device),
         (WEIGHTS_BLOCK, plan.weights_device),
     ):
         if zero.use_pin_memory and device != "none":
-            yield Twin(f"{block}.pin_memory", "--use-pin-memory", True)
+            yield OwnedKey(f"{block}.pin_memory", "--use-pin-memory", True)
 
 
 def zero_notices(plan: ZeroPlan, optimizer: OptimizerConfig) -> Iterator[str]:

@@ -23,7 +23,7 @@ _LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "z
 
 
 @contextmanager
-def heeding_compile_locks(extensions: Path, *, period_s: float = _PERIOD_S) -> Iterator[None]:
+def watching_compile_locks(extensions: Path, *, period_s: float = _PERIOD_S) -> Iterator[None]:
     """Remove locks below `extensions` whose owners are gone, and log which are waited for.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.deepspeed.mpu import Mpu
-from megatron.model.layers.attention_kernels import Attend, Weighing
+from megatron.model.layers.attention_kernels import Attend, ScoreOptions
 from megatron.model.layers.layer_list import Recomputation
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import RngTracker, stream_seed
@@ -83,7 +83,7 @@ def recomputation(plan: RecomputePlan) -> Recomputation:
 def recomputed_attention(attend: Attend) -> Attend:
     """Return `attend` with selective recompute: attention scores are computed again in backward."""
 
-    def attend_again(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    def attend_again(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         if how.bias is None:
             return recompute(partial(attend, how=how), query, key, value)
 

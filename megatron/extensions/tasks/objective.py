@@ -98,7 +98,7 @@ class Classification(Objective):
             TaskSets(sets.task, sets.steps, sets.files, batches, self.predictions),
             journal=run.journal,
             tensorboard=run.tensorboard,
-            after_call=run.watchdog.moves,
+            after_call=run.watchdog.record_progress,
         )
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.device import to_device
-from megatron.model.layers.attention_kernels import Attend, Weighing, soft_capped
+from megatron.model.layers.attention_kernels import Attend, ScoreOptions, soft_capped
 
 
 class CachedAttention:
@@ -41,7 +41,7 @@ class CachedAttention:
         """How many numbers are cached of each token."""
         return 2 * math.prod(self._sizes)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Update the cache and return the attention output."""
         return self._current().attend(self, query, key, value, how)
 
@@ -95,7 +95,7 @@ class Prefill:
         return self._on_device
 
     def attend(
-        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: Weighing
+        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
     ) -> Tensor:
         """Store keys and values, and attend without the cache."""
         length = key.size(2)
@@ -133,7 +133,7 @@ class Decode:
         return torch.ones_like(self.positions)
 
     def attend(
-        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: Weighing
+        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
     ) -> Tensor:
         """Store the key and the value, and attend to all cached tokens of the row.
 
@@ -190,7 +190,7 @@ class Decode:
         return self._slots[sizes]
 
     def _view(
-        self, window: int, groups: int, heads: int, how: Weighing, dtype: torch.dtype
+        self, window: int, groups: int, heads: int, how: ScoreOptions, dtype: torch.dtype
     ) -> "_View":
         """Return the cached positions visible with a sliding `window`, and their bias."""
         shape, slopes_a = self.shape, how.slopes_a
@@ -211,13 +211,13 @@ class Decode:
         return _View(first, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
 
 
-def _with_bias(how: Weighing, sq: int, sk: int) -> Weighing:
+def _with_bias(how: ScoreOptions, sq: int, sk: int) -> ScoreOptions:
     """Return `how` with the bias of relative positions, for attention without a cache."""
     return replace(how, bias=how.relative.bias(sq, sk), relative=None) if how.relative else how
 
 
 def _attention(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, how: Weighing
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, how: ScoreOptions
 ) -> Tensor:
     """Return softmax(scores + bias) @ values."""
     if not how.softcap:

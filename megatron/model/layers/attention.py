@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
+from megatron.model.layers.attention_kernels import Attend, Mask, ScoreOptions
 from megatron.model.layers.layer_input import Shared, once
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
@@ -175,7 +175,7 @@ class ParallelAttention(nn.Module):
                 query,
                 key,
                 value,
-                Weighing(
+                ScoreOptions(
                     mask=mask,
                     scale=self.spec.attention.scale,
                     softcap=self.spec.attention.attention_softcap,

@@ -95,7 +95,7 @@ class Mask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weighing:
+class ScoreOptions:
     """How the values that a query sees are weighed: softmax(cap(scale * query key^T) + bias).
 
     Args:
@@ -127,7 +127,7 @@ class Weighing:
 class Attend(Protocol):
     """The mixed values of the keys that each query sees; a query that sees none gets zeros."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Return the mixed values.
 
         Shapes: query [b, a, sq, d], key and value [b, g, sk, d], where g divides a: queries
@@ -138,7 +138,7 @@ class Attend(Protocol):
 
 
 @ATTENTIONS.register("sdpa")
-def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
     """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself.
 
     It has no argument for soft caps: with one, scores are written out.
@@ -168,7 +168,7 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
 
 
 @ATTENTIONS.register("fused-softmax")
-def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
     """Attend by writing all scores down; kernels turn them into weights."""
     sq, sk = query.size(2), key.size(2)
     group = query.size(1) // key.size(1)
@@ -189,7 +189,7 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing)
 
 
 @ATTENTIONS.register("reference")
-def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
     """Attend in at least 32 bits, by plain torch operations."""
     wide = torch.promote_types(query.dtype, torch.float32)
     mixed = explicit_attention(

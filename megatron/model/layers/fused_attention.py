@@ -7,7 +7,7 @@ from torch import Tensor
 from megatron.common.registry import ATTENTIONS
 from megatron.fused_kernels.flash_attention import flash_attention
 from megatron.fused_kernels.flex_attention import block_mask, flex_attention
-from megatron.model.layers.attention_kernels import Mask, Weighing, sdpa_attention
+from megatron.model.layers.attention_kernels import Mask, ScoreOptions, sdpa_attention
 from megatron.model.layers.layer_input import once
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @ATTENTIONS.register("flash")
-def flash_or_other_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+def flash_or_other_attention(
+    query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
+) -> Tensor:
     """Attend by the flash-attn package, or by `sdpa_attention` where spans or a bias are given.
 
     The package has neither. Its ALiBi falls with the distance in both directions, which is the
@@ -39,7 +41,7 @@ def flash_or_other_attention(query: Tensor, key: Tensor, value: Tensor, how: Wei
 
 
 @ATTENTIONS.register("flex")
-def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
     """Attend by FlexAttention: no dense mask or bias, and nothing computed where all is masked.
 
     Raises:

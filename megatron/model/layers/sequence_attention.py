@@ -16,7 +16,7 @@ from megatron.fused_kernels.attention_blocks import (
     block_attention,
     block_gradients,
 )
-from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
+from megatron.model.layers.attention_kernels import Attend, Mask, ScoreOptions
 from megatron.model.layers.layer_input import once
 from megatron.tensor_parallel.collectives import all_to_all, start_ring
 from megatron.tensor_parallel.topology import zigzag_chunks
@@ -48,7 +48,7 @@ class RingAttention:
     def __init__(self, group: dist.ProcessGroup, *, flash: bool):
         self.group, self.flash = group, flash
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Return the mixed values of this rank's positions.
 
         Raises:
@@ -270,7 +270,7 @@ class UlyssesAttention:
     def __init__(self, attend: Attend, group: dist.ProcessGroup):
         self.attend, self.group = attend, group
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Return the mixed values of this rank's positions. The mask is that of all positions."""
         query, key, value = (
             all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)

@@ -83,7 +83,7 @@ def next_older(plan: Plan, damaged: Chosen) -> Chosen:
     def find() -> Chosen | None:
         found = _newest(plan, damaged.older, damaged.passed_over + 1) if damaged.older else None
         if found is None:
-            raise _none_whole(plan)
+            raise _no_complete_checkpoint(plan)
         return found
 
     chosen = chosen_by_rank_0(find)
@@ -245,7 +245,7 @@ def _newest(
         _require_fit(plan, chosen)
         return chosen
     if tags:
-        raise _none_whole(plan)
+        raise _no_complete_checkpoint(plan)
     # Without --exit-on-missing-checkpoint too: the run would start from random weights.
     if foreign := foreign_checkpoint_in(directory):
         raise WrongCheckpointError(f"{flag} {directory} is {foreign}")
@@ -293,7 +293,7 @@ def _find(plan: Plan) -> list[str]:
     return with_universal(directory, tags) if requested.universal else tags
 
 
-def _none_whole(plan: Plan) -> WrongCheckpointError:
+def _no_complete_checkpoint(plan: Plan) -> WrongCheckpointError:
     tags = _find(plan)
     are = "is" if len(tags) == 1 else "are"
     return WrongCheckpointError(

@@ -11,7 +11,7 @@ from itertools import islice
 from megatron.common.process_identity import is_running, pid_namespace, start_of
 from megatron.training.process.stack_dump import spans
 
-_LOOK_S = 2.0
+_CLOSING_S = 2.0
 """A connection is closed a moment before its process is gone; this is more than a moment."""
 
 _MOST_NAMED = 8  # other hosts
@@ -51,23 +51,23 @@ class Peers:
     ):
         self._everyone, self._other_hosts, self.have_met = everyone, other_hosts, have_met
 
-    def here(self) -> list[Peer]:
+    def on_this_host(self) -> list[Peer]:
         """Return those whose processes this one sees, itself included."""
         numbers = pid_namespace()
         return [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
 
-    def gone(self) -> list[Peer]:
+    def wait_for_ended(self) -> list[Peer]:
         """Return those of this host that have ended; waits a moment for the first."""
-        give_up_at = time.monotonic() + _LOOK_S
-        while not (found := self.ended()) and self.here() and time.monotonic() < give_up_at:
-            time.sleep(_LOOK_S / 40)
+        give_up_at = time.monotonic() + _CLOSING_S
+        while not (found := self.ended()) and self.on_this_host() and time.monotonic() < give_up_at:
+            time.sleep(_CLOSING_S / 40)
         return found
 
     def ended(self) -> list[Peer]:
         """Return those of this host that have ended by now."""
-        return [peer for peer in self.here() if not is_running(peer.pid, peer.started)]
+        return [peer for peer in self.on_this_host() if not is_running(peer.pid, peer.started)]
 
-    def elsewhere(self) -> str:
+    def on_other_hosts(self) -> str:
         """Return the other hosts and their ranks, or some of them; "" if there are none."""
         if self._other_hosts is not None:
             return self._other_hosts

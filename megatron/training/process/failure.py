@@ -109,7 +109,7 @@ def _exit_code_of(error: BaseException) -> ExitCode:
 def located(failure: Failure, peers: Peers) -> Failure:
     """Return the record of a lost connection with whom it was lost, as far as can be known."""
     met = f"rank {failure.rank} then failed with: {failure.message}"
-    if gone := peers.gone():
+    if gone := peers.wait_for_ended():
         names = " and ".join(map(str, gone))
         how = (
             "without a message, as after kill -9, a crash of compiled code, or when memory runs out"
@@ -126,7 +126,7 @@ def located(failure: Failure, peers: Peers) -> Failure:
             pid=first.pid,
             message=message,
         )
-    if elsewhere := peers.elsewhere():
+    if elsewhere := peers.on_other_hosts():
         message = (
             f"a rank ended without a message; those of {failure.host} are there, so it was on "
             f"{elsewhere}; {met}"

@@ -32,7 +32,7 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
     return file
 
 
-def flags_said(config: Config) -> dict[str, Any]:
+def given_flags(config: Config) -> dict[str, Any]:
     """Return {flag: value} of each option that differs from its default."""
     sections = sections_in(config)
     options = options_of(sections)

@@ -46,7 +46,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
             write_root_cause("stopped on request before its end: the same command goes on")
         _leave("", code)
     except MegatronError as error:
-        _heed_the_launcher()
+        _restore_sigterm()
         lines = in_this_installation(str(error)).replace("\n", "\n  ")
         if rank == 0 and not isinstance(error, PeerLeftError):
             _report(f"error: {lines}")
@@ -62,7 +62,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
     except KeyboardInterrupt:
         _leave("interrupted", ExitCode.INTERRUPTED)
     except Exception as error:
-        _heed_the_launcher()
+        _restore_sigterm()
         if is_lost_peer(error):
             time.sleep(_HEAD_START_S)
         write_root_cause(traceback.format_exc())
@@ -76,7 +76,7 @@ def run_tool_or_rank(main: Callable[[Sequence[str]], None]) -> None:
     run_tool(main, on_error=write_root_cause)
 
 
-def _heed_the_launcher() -> None:
+def _restore_sigterm() -> None:
     """Let the launcher's SIGTERM end this process; before, it may have requested a save."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

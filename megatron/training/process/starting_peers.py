@@ -42,7 +42,7 @@ class StartingPeers:
                 self._remove_old()
                 replace_text(self._file(rank), f"{self._own.pid} {self._own.started}")
 
-    def look(self) -> Peers:
+    def peers(self) -> Peers:
         """Return the ranks that have started, this one included."""
         found = {self._own.rank: self._own}
         for file in self._folder.glob(f"{self._prefix}*") if self._is_private() else ():

@@ -46,12 +46,12 @@ SAVING_GRACE_S = 120.0
 PEER_GRACE_S = 30.0
 """Time after the end of another rank in which an error of its own may end this one."""
 
-_LOOK_S = 1.0
-"""Least interval at which a rank looks for news of others."""
+_POLL_S = 1.0
+"""Least interval at which a rank polls the disk for what others have written."""
 
-_LOOKS_PER_S = 100
-"""Most looks of all ranks together at the shared disk, however many they are: where these take more
-than a second each, a rank that has seen something sends word to the others of its host."""
+_POLLS_PER_S = 100
+"""Most polls of the shared disk by all ranks together, however many they are: where a rank polls less
+often than every second, one that has found something sends it to the others of its host."""
 
 _STEP = "step"
 _HANG, _FAILED = "hang", "failed"
@@ -109,7 +109,7 @@ class Watchdog:
         self._code_of_cause = ExitCode.FAILED
         self._messages: NodeMessages | None = None
         self._world_size = 1
-        self._looks_at = 0.0
+        self._next_poll_at = 0.0
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
         self._peer_grace_s = peer_grace_s
@@ -130,7 +130,7 @@ class Watchdog:
         Wrong flags, or files that they name, are no failure of a run: nothing was begun.
         """
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-        threading.Thread(target=self._look, name="watchdog of other ranks", daemon=True).start()
+        threading.Thread(target=self._poll, name="watchdog of other ranks", daemon=True).start()
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -154,36 +154,38 @@ class Watchdog:
                 stage=self.stage,
                 peers=self._peers(),
             )
-            is_news = self.failures.record(failure) or not self.failures.is_written()
+            is_first = self.failures.record(failure) or not self.failures.is_written()
             # A rank that recorded its failure has printed it too.
-            self._is_reported_elsewhere = failure.kind in ("lost rank", "lost peer") and not is_news
-            if failure.kind == "lost rank" and is_news:
+            self._is_reported_elsewhere = (
+                failure.kind in ("lost rank", "lost peer") and not is_first
+            )
+            if failure.kind == "lost rank" and is_first:
                 log.error(failure.message)
 
     def arm(self, hangs: Hangs) -> None:
         """End the run from now on when it hangs; called again, with another folder for stacks."""
         self._moved_at = time.monotonic()
         self._hangs = hangs
-        self._share_looks(hangs.world_size, random.random())
+        self._schedule_polls(hangs.world_size, random.random())
 
-    def meets(self, peers: Peers, *, world_size: int) -> None:
-        """Record who the other ranks are, and share the looks at the disk with those of this host."""
+    def set_peers(self, peers: Peers, *, world_size: int) -> None:
+        """Record who the other ranks are, and share the polls of the disk with those of this host."""
         self.peers = peers
         self._forget_start()
-        here = peers.here()
+        here = peers.on_this_host()
         own = next((peer for peer in here if peer.rank == self._rank), None)
         if own:
             self._messages = NodeMessages(own, [peer for peer in here if peer is not own])
-            self._share_looks(world_size, here.index(own) / len(here))
+            self._schedule_polls(world_size, here.index(own) / len(here))
 
-    def _share_looks(self, world_size: int, turn: float) -> None:
-        """Look at the disk as often as one of so many ranks may, the first time after that fraction."""
+    def _schedule_polls(self, world_size: int, turn: float) -> None:
+        """Poll the disk as often as one of so many ranks may, the first time after that fraction."""
         self._world_size = world_size
         interval_s = _interval_s(world_size)
-        self._looks_at = time.monotonic() + turn * interval_s if interval_s > _LOOK_S else 0.0
+        self._next_poll_at = time.monotonic() + turn * interval_s if interval_s > _POLL_S else 0.0
 
     def disarm(self) -> None:
-        """Look for hangs and ended ranks no more: this process waits for others."""
+        """Watch for hangs and ended ranks no more: this process waits for others."""
         self._hangs, self.follows_peers = None, False
         self._forget_start()
 
@@ -194,12 +196,12 @@ class Watchdog:
 
     def _peers(self) -> Peers:
         starting = self._starting
-        return starting.look() if starting else self.peers
+        return starting.peers() if starting else self.peers
 
-    def starts(self, stage: str) -> None:
+    def enter_stage(self, stage: str) -> None:
         """Record that this part of the start begins, before the first step."""
         self.stage, self._factor, self._least_s = stage, LONGER, START_S
-        self.moves()
+        self.record_progress()
 
     def raise_if_over(self) -> None:
         """Leave the start when another rank has written down why the run fails.
@@ -216,13 +218,13 @@ class Watchdog:
             self.failures.exit_code(),
         )
 
-    def begins_step(self, iteration: int) -> None:
+    def enter_step(self, iteration: int) -> None:
         """Record that step `iteration` begins."""
         self._factor, self._least_s = 1 if self.stage == _STEP else LONGER, 0.0
         self.stage, self.iteration = _STEP, iteration
-        self.moves()
+        self.record_progress()
 
-    def moves(self) -> None:
+    def record_progress(self) -> None:
         """Record progress; block for ever once the run is being ended."""
         if self._leaving.is_set():
             threading.Event().wait()
@@ -237,9 +239,9 @@ class Watchdog:
         """
         before = self.stage, self._factor, self._least_s
         self.stage, self._factor, self._least_s = stage, LONGER if longer else 1, 0.0
-        self.moves()
+        self.record_progress()
         yield
-        self.moves()
+        self.record_progress()
         self.stage, self._factor, self._least_s = before
 
     def is_launcher_lost(self) -> bool:
@@ -255,18 +257,18 @@ class Watchdog:
             if self._hangs and self._is_stuck(self._hangs):
                 self._end_hung(self._hangs)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         # A thread of its own, as it may wait for a dead disk.
         while not self._ended.is_set():
-            self._heed(self._receive(self._pause_s()))
-            if time.monotonic() < self._looks_at:
+            self._handle(self._receive(self._pause_s()))
+            if time.monotonic() < self._next_poll_at:
                 continue
-            if (interval_s := _interval_s(self._world_size)) > _LOOK_S:
-                self._looks_at = time.monotonic() + interval_s
-            for word in self._news():
-                self._heed(word)
+            if (interval_s := _interval_s(self._world_size)) > _POLL_S:
+                self._next_poll_at = time.monotonic() + interval_s
+            for event in self._events_on_disk():
+                self._handle(event)
                 if self._messages:
-                    self._messages.send(word)
+                    self._messages.send(event)
 
     def _receive(self, timeout_s: float) -> str | None:
         if self._messages is None:
@@ -274,21 +276,21 @@ class Watchdog:
             return None
         return self._messages.receive(timeout_s)
 
-    def _news(self) -> Iterator[str]:
-        """Yield what the disk says of other ranks."""
+    def _events_on_disk(self) -> Iterator[str]:
+        """Yield what other ranks have written to the disk: that they hang, or why they ended."""
         if self._hangs and os.path.exists(self._hangs.folder):
             yield _HANG
         if self.follows_peers and self.failures.is_written():
             yield _FAILED
 
-    def _heed(self, word: str | None) -> None:
-        if word == _HANG:
+    def _handle(self, event: str | None) -> None:
+        if event == _HANG:
             self._others_hang.set()
-        elif word == _FAILED and self.follows_peers:
+        elif event == _FAILED and self.follows_peers:
             self._others_failed.set()
 
     def _pause_s(self) -> float:
-        return min(_LOOK_S, self._hangs.timeout_s / 4) if self._hangs else _LOOK_S
+        return min(_POLL_S, self._hangs.timeout_s / 4) if self._hangs else _POLL_S
 
     def _follow_launcher(self) -> None:
         self._lost_at = self._lost_at or time.monotonic()
@@ -351,7 +353,7 @@ class Watchdog:
         # A thread, as it may wait for a dead disk.
         last = threading.Thread(target=self._report, args=(hangs,), name="report", daemon=True)
         last.start()
-        last.join(_patience_s(hangs) + 3 * _LOOK_S + LONGER * hangs.timeout_s)
+        last.join(_patience_s(hangs) + 3 * _POLL_S + LONGER * hangs.timeout_s)
         if not self._is_reported.is_set():
             self._write_message(
                 f"hang in {self.stage}: no progress for {self._limit_s(hangs):g} s "
@@ -384,7 +386,7 @@ class Watchdog:
             self._write_message("\n  ".join(lines))
             write_root_cause("\n".join(lines))
         else:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._is_reported.set()
         self.before_leaving()
 
@@ -403,9 +405,9 @@ class Watchdog:
             with suppress(OSError):
                 write_report(groups, hangs.folder)
             return groups
-        give_up_at = time.monotonic() + _patience_s(hangs) + _LOOK_S
+        give_up_at = time.monotonic() + _patience_s(hangs) + _POLL_S
         while not (groups := read_report(hangs.folder)) and time.monotonic() < give_up_at:
-            time.sleep(max(_LOOK_S / 5, _interval_s(hangs.world_size) / 5))
+            time.sleep(max(_POLL_S / 5, _interval_s(hangs.world_size) / 5))
         return groups
 
     def _write_message(self, message: str) -> None:
@@ -426,12 +428,12 @@ def next_start_folder(directory: Path) -> Path:
 
 def _interval_s(world_size: int) -> float:
     """Return the time between two looks of a rank at the shared disk."""
-    return max(_LOOK_S, world_size / _LOOKS_PER_S)
+    return max(_POLL_S, world_size / _POLLS_PER_S)
 
 
 def _patience_s(hangs: Hangs) -> float:
     """Return the timeout for the stack dumps of other ranks."""
-    return max(5 * _LOOK_S, 1.5 * _interval_s(hangs.world_size)) + hangs.timeout_s / 4
+    return max(5 * _POLL_S, 1.5 * _interval_s(hangs.world_size)) + hangs.timeout_s / 4
 
 
 def _positions_of_ranks(hangs: Hangs) -> dict[int, str]:
@@ -439,7 +441,7 @@ def _positions_of_ranks(hangs: Hangs) -> dict[int, str]:
     give_up_at = time.monotonic() + _patience_s(hangs)
     positions: dict[int, str] = {}
     while len(positions) < hangs.world_size and time.monotonic() < give_up_at:
-        time.sleep(_LOOK_S / 5)
+        time.sleep(_POLL_S / 5)
         with suppress(OSError):
             positions = read_places(hangs.folder, positions)
     return positions

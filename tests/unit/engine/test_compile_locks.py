@@ -11,7 +11,7 @@ import pytest
 from torch.utils.file_baton import FileBaton
 
 from megatron.engine.deepspeed import compile_locks
-from megatron.engine.deepspeed.compile_locks import heeding_compile_locks
+from megatron.engine.deepspeed.compile_locks import watching_compile_locks
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def until(condition):
 def test_the_lock_of_a_killed_compilation_is_removed(lock, tmp_path, caplog):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(lock)])
     until(lock.exists)
-    with caplog.at_level(logging.INFO), heeding_compile_locks(tmp_path, period_s=0.01):
+    with caplog.at_level(logging.INFO), watching_compile_locks(tmp_path, period_s=0.01):
         until(lambda: "is the lock of a compilation" in caplog.text)
         assert str(lock) in caplog.text
         assert lock.exists()
@@ -74,7 +74,7 @@ def test_own_locks_stay_without_a_word(lock, tmp_path, caplog, monkeypatch):
     )
     baton = FileBaton(str(lock))
     assert baton.try_acquire()
-    with caplog.at_level(logging.INFO), heeding_compile_locks(tmp_path, period_s=0.01):
+    with caplog.at_level(logging.INFO), watching_compile_locks(tmp_path, period_s=0.01):
         for _ in range(4):
             assert looked.acquire(timeout=60)
     baton.release()
@@ -89,6 +89,6 @@ def test_a_lock_whose_owner_may_live_stays(lock, tmp_path, caplog, monkeypatch, 
         monkeypatch.setattr(compile_locks, "_file_system", lambda path: "nfs4")
     else:
         monkeypatch.chdir(lock.parent)
-    with caplog.at_level(logging.INFO), heeding_compile_locks(tmp_path, period_s=0.01):
+    with caplog.at_level(logging.INFO), watching_compile_locks(tmp_path, period_s=0.01):
         until(lambda: "if nothing compiles there any more, remove it" in caplog.text)
     assert lock.exists()

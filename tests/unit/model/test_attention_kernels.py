@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from megatron.common.registry import ATTENTIONS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
-from megatron.model.layers.attention_kernels import Mask, Weighing, attention_of
+from megatron.model.layers.attention_kernels import Mask, ScoreOptions, attention_of
 
 IMPLEMENTATIONS = ["sdpa", "fused-softmax", "reference", "flash"]
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -55,7 +55,7 @@ def flash_package(monkeypatch):
 
 
 def attend(name, *inputs, **keywords):
-    how = Weighing(scale=0.6, **keywords)
+    how = ScoreOptions(scale=0.6, **keywords)
     return ATTENTIONS.get(name)(*inputs, how)
 
 
@@ -162,7 +162,7 @@ def test_layer_scaling_keeps_products_inside_fp16():
     value = torch.tensor([[1.0] * 4, [3.0] * 4]).half()[None, None]
     wide = partial(scaled_causal_softmax, in_fp32=True)
     kernels = replace(REFERENCE, attention="fused-softmax", scaled_causal_softmax=wide)
-    how = Weighing(mask=Mask(), scale=1.0, layer_scaling=4.0, kernels=kernels)
+    how = ScoreOptions(mask=Mask(), scale=1.0, layer_scaling=4.0, kernels=kernels)
     mixed = attention_of(tiny_spec(), kernels)(query, key, value, how)
     assert_close(mixed[0, 0, :, 0], torch.tensor([1.0, 2.0]).half())
 

@@ -13,7 +13,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.layers.attention import ParallelAttention, ParallelCrossAttention
 from megatron.model.layers.attention_kernels import (
     Mask,
-    Weighing,
+    ScoreOptions,
     attention_of,
     reference_attention,
 )
@@ -78,7 +78,7 @@ def equal(how, inputs, more=()):
 def test_documents_over_several_blocks_skip_what_no_query_sees():
     length = 3 * BLOCK - 20
     mask = Mask(spans_bs2=packed(2, length, 0), window=200)
-    equal(lambda flex: Weighing(mask=mask, scale=0.3, slopes_a=SLOPES), inputs_of(length))
+    equal(lambda flex: ScoreOptions(mask=mask, scale=0.3, slopes_a=SLOPES), inputs_of(length))
     blocks = blocks_of(mask, inputs_of(length)[0], length)
     seen = mask.visible(length, length, torch.device("cpu"))
     padded = torch.nn.functional.pad(seen, (0, 20, 0, 20)).unflatten(2, (3, BLOCK))
@@ -105,7 +105,7 @@ def test_relative_positions_by_distance_are_those_of_the_reference(bidirectional
 
     def how(flex):
         bias = relative.by_distance if flex else relative.bias
-        return Weighing(mask=mask, scale=0.3, bias=bias(length, length))
+        return ScoreOptions(mask=mask, scale=0.3, bias=bias(length, length))
 
     equal(how, inputs_of(length, groups=4), [table])
 
@@ -151,7 +151,7 @@ def test_another_micro_batch_compiles_nothing_again():
 
     def attend(query, key, value, spans_bs2, slopes_a):
         mask = Mask(spans_bs2=spans_bs2)
-        how = Weighing(mask=mask, scale=0.3, softcap=5.0, slopes_a=slopes_a, kernels=REFERENCE)
+        how = ScoreOptions(mask=mask, scale=0.3, softcap=5.0, slopes_a=slopes_a, kernels=REFERENCE)
         return block_sparse_attention(query, key, value, how)
 
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
@@ -159,7 +159,7 @@ def test_another_micro_batch_compiles_nothing_again():
         spans = packed(2, length, seed)
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
             got = compiled(*inputs, spans, SLOPES)
-        how = Weighing(mask=Mask(spans_bs2=spans), scale=0.3, softcap=5.0, slopes_a=SLOPES)
+        how = ScoreOptions(mask=Mask(spans_bs2=spans), scale=0.3, softcap=5.0, slopes_a=SLOPES)
         with torch._dynamo.config.patch(error_on_recompile=seed > 1):
             again = block_sparse_attention(*inputs, how)
         want = reference_attention(*inputs, how)

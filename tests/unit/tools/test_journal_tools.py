@@ -19,7 +19,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import StepResult
 from megatron.training.loop.state import TrainState
-from megatron.training.process.flags_file import flags_said
+from megatron.training.process.flags_file import given_flags
 from megatron.training.telemetry.step_records import StepRecords
 from megatron.training.telemetry.tensorboard import TensorBoard
 from megatron.training.telemetry.writers import build_writer
@@ -135,7 +135,7 @@ def test_each_attempt_has_the_samples_of_its_own_flags(tmp_path):
         flags = (*data, "--train-iters", length)
         config, plan = (made(*flags, without=("--data-path",)) for made in (tiny_config, tiny_plan))
         journal = Journal(tmp_path)
-        journal.start(6, {"devices": "1 x CPU"}, flags_said(config))
+        journal.start(6, {"devices": "1 x CPU"}, given_flags(config))
         state = TrainState(iteration=7, samples=14, tokens=84)
         StepRecords(journal).after_step(state, taken(2.0))
         read = build_datasets(plan.data, seq_length=6, seed=5).train
@@ -156,7 +156,7 @@ def test_each_attempt_has_the_samples_of_its_own_flags(tmp_path):
     for length in ("21", "50"):
         journal = Journal(tmp_path)
         prefix = str(tmp_path / "corpus") if length == "50" else "gone"
-        flags = flags_said(config) | {"--data-path": [prefix], "--train-iters": int(length)}
+        flags = given_flags(config) | {"--data-path": [prefix], "--train-iters": int(length)}
         flags["--of-another-version"] = 1
         journal.start(6, {"devices": "1 x CPU"}, flags)
         StepRecords(journal).after_step(state, taken(2.0))

@@ -94,7 +94,7 @@ def test_metrics_of_an_objective_are_logged_and_recorded(messages, tmp_path):
 def test_a_run_that_is_to_end_waits_for_no_further_batch(messages):
     made, starts = evaluation(losses=(2.0, 4.0, 6.0, 8.0))
     requested = iter([False, True, False, False])
-    made.heed(lambda: next(requested))
+    made.stop_when(lambda: next(requested))
     state = TrainState(iteration=5)
     made.after_step(state, step=None)
     assert made._engine.micro_batches == [4]

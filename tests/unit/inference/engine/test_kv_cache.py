@@ -6,9 +6,9 @@ from torch.testing import assert_close
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.kv_cache import Decode, Prefill
-from megatron.model.layers.attention_kernels import Mask, Weighing
+from megatron.model.layers.attention_kernels import Mask, ScoreOptions
 
-HOW = Weighing(mask=Mask(), scale=0.5)
+HOW = ScoreOptions(mask=Mask(), scale=0.5)
 LENGTHS = (3, 5)
 
 

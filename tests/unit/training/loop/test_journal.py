@@ -13,7 +13,7 @@ from megatron.diagnostics.monitor.history import JournalReader
 from megatron.training.loop.journal import Journal, every_attempt, now, read_journal
 from megatron.training.loop.loop import StepResult
 from megatron.training.loop.state import TrainState
-from megatron.training.process.flags_file import flags_said
+from megatron.training.process.flags_file import given_flags
 from megatron.training.telemetry.step_records import StepRecords, read_step
 
 
@@ -49,7 +49,7 @@ def taken(loss):
 
 def test_a_start_tells_what_was_asked_for(tmp_path):
     config = tiny_config("--seed", "77", "--swiglu", "--clip-grad", "1.0")
-    output = flags_said(config)
+    output = given_flags(config)
     assert {
         "--num-layers": 2,
         "--seed": 77,

@@ -84,7 +84,7 @@ def test_a_rank_that_left_with_a_word_did_not_vanish(tmp_path):
 
 
 def test_a_rank_elsewhere_is_told_by_its_host(monkeypatch):
-    monkeypatch.setattr(peers_module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(peers_module, "_CLOSING_S", 0.1)
     others = [replace(here(n, 1, numbers="far"), host="far") for n in (1, 2)]
     found = lost([this_process(0), *others])
     assert (found.kind, found.rank) == ("lost peer", 0)

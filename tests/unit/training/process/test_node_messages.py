@@ -40,9 +40,9 @@ def test_a_rank_that_may_not_look_yet_hears_of_a_hang_from_another_of_its_host(t
     peers = [replace(OWN, rank=rank, started=f"{names} {rank}") for rank in (0, 1)]
     watchdog = Watchdog(FailureFile(str(tmp_path)), rank=1)
     watchdog.arm(Hangs(1e6, tmp_path / "hang", 16_384))
-    watchdog.meets(Peers(peers), world_size=16_384)
+    watchdog.set_peers(Peers(peers), world_size=16_384)
     (tmp_path / "hang").mkdir()
-    threading.Thread(target=watchdog._look, daemon=True).start()
+    threading.Thread(target=watchdog._poll, daemon=True).start()
     time.sleep(0.1)
     assert not watchdog._others_hang.is_set()
     NodeMessages(peers[0], [peers[1]]).send("hang")

@@ -42,9 +42,9 @@ def looks(folder, run="run"):
     results = FORK.Queue()
 
     def find():
-        peers = StartingPeers(0, run, folder).look()
+        peers = StartingPeers(0, run, folder).peers()
         results.put(
-            [sorted(each.rank for each in found) for found in (peers.here(), peers.ended())]
+            [sorted(each.rank for each in found) for found in (peers.on_this_host(), peers.ended())]
         )
 
     process = FORK.Process(target=find)
@@ -81,7 +81,7 @@ def test_damaged_and_foreign_files_are_passed_over(tmp_path):
     prefix = StartingPeers(0, "run", tmp_path)._prefix
     for name, content in (("1", ""), ("x", "1 1"), ("2", "a b"), ("3", "1")):
         (tmp_path / f"{prefix}{name}").write_text(content)
-    assert [peer.rank for peer in StartingPeers(0, "run", tmp_path).look().here()] == [0]
+    assert [peer.rank for peer in StartingPeers(0, "run", tmp_path).peers().on_this_host()] == [0]
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path):
@@ -109,7 +109,7 @@ def waits(folder):
         peer_grace_s=0.5,
     )
     with watchdog.watching():
-        watchdog.starts("meeting the other processes")
+        watchdog.enter_stage("meeting the other processes")
         threading.Event().wait(WAIT_S)
 
 

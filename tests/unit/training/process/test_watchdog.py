@@ -64,7 +64,7 @@ def hangs(rank, directory, world_size=3):
     with watchdog.watching():
         watchdog.arm(Hangs(0.5, directory / "hang", world_size))
         for iteration in (1, 2):
-            watchdog.begins_step(iteration)
+            watchdog.enter_step(iteration)
         (stuck_in_data if rank == 1 else stuck_in_collective)(threading.Event())
 
 
@@ -89,7 +89,7 @@ def waits_for_a_lost_rank(rank, directory, peers, has_cause):
     watchdog.follows_peers = True
     watchdog.before_leaving = (directory / "published").touch
     with watchdog.watching():
-        watchdog.begins_step(7)
+        watchdog.enter_step(7)
         if has_cause:
             FailureFile(str(directory)).record(
                 Failure(kind="error", rank=5, iteration=7, stage="step", message="no such sample")
@@ -127,9 +127,9 @@ def hangs_while_it_saves(rank, directory, seconds):
     with watchdog.watching():
         watchdog.arm(Hangs(0.2, directory / "hang", 1))
         for iteration in (1, 2):
-            watchdog.begins_step(iteration)
+            watchdog.enter_step(iteration)
         loose.wait()
-        watchdog.begins_step(3)
+        watchdog.enter_step(3)
         (directory / "went on").touch()
 
 
@@ -161,7 +161,7 @@ def is_stopped(rank, directory):
 
 
 def test_a_rank_that_cannot_answer_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_S", 0.2)
+    monkeypatch.setattr(module, "_POLL_S", 0.2)
     processes = [FORK.Process(target=is_stopped, args=(rank, tmp_path)) for rank in range(2)]
     for process in processes:
         process.start()
@@ -175,7 +175,7 @@ def test_a_rank_that_cannot_answer_is_named(tmp_path, monkeypatch):
 def allowance(watchdog, passed_s):
     watchdog._moved_at -= passed_s
     stuck = watchdog._is_stuck(watchdog._hangs)
-    watchdog.moves()
+    watchdog.record_progress()
     return "stuck" if stuck else "waits"
 
 
@@ -184,7 +184,7 @@ def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path):
     watchdog.arm(Hangs(10.0, tmp_path / "hang", 1))
     seen = []
     for stage in ("meeting", "loading"):
-        watchdog.starts(stage)
+        watchdog.enter_stage(stage)
         assert [allowance(watchdog, passed_s) for passed_s in (80, 100)] == ["waits", "stuck"]
     watchdog.arm(Hangs(100.0, tmp_path / "hang", 1))
     assert [allowance(watchdog, passed_s) for passed_s in (490, 510)] == ["waits", "stuck"]
@@ -320,7 +320,7 @@ def test_without_a_launcher_a_parent_may_end():
 def test_what_ends_a_run_is_written_down_with_its_step(tmp_path):
     watchdog = Watchdog(FailureFile(str(tmp_path)), rank=3)
     with pytest.raises(DataError), watchdog.watching():
-        watchdog.begins_step(5)
+        watchdog.enter_step(5)
         raise DataError("no data")
     record = read(tmp_path)
     assert (record["rank"], record["iteration"], record["message"]) == (3, 5, "DataError: no data")
