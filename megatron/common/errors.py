@@ -171,3 +171,22 @@ def raise_if_any(problems: Iterable[str]) -> None:
     """Raise one ConfigError that lists all `problems`; return when there are none."""
     if found := tuple(problems):
         raise ConfigError(*found)
+
+
+@contextmanager
+def needed_for(what: str, package: str) -> Iterator[None]:
+    """Import in the `with` block; a package that is missing becomes a message.
+
+    Args:
+        what: what needs it, such as a flag.
+        package: what pip calls it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs a package that is not installed: pip install {package} ({error})"
+        ) from error

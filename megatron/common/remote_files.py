@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from megatron.common.atomic_files import replacing
-from megatron.common.errors import ConfigError, DataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, DataError, needed_for
 
 log = logging.getLogger(__name__)
 

@@ -110,7 +110,8 @@ def test_what_training_needs_is_all_that_is_imported_without_asking() -> None:
     )
     elsewhere = {"inference/server", "extensions/openai_api", "fused_kernels/triton"}
     for file in (REPOSITORY / "megatron").rglob("*.py"):
-        if file.parent.relative_to(REPOSITORY / "megatron").as_posix() not in elsewhere:
+        folder = file.parent.relative_to(REPOSITORY / "megatron").as_posix()
+        if folder not in elsewhere and file.name != "routes.py":
             body = ast.parse(file.read_text(encoding="utf-8")).body
             imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
             assert {

@@ -7,8 +7,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
-from megatron.common.errors import DataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import DataError, needed_for
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from megatron.common.errors import DataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import DataError, needed_for
 
 START_BYTES = 8
 """Number of bytes at the start of a file that identify its compression."""

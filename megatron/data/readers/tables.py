@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.common.packages import needed_for
+from megatron.common.errors import needed_for
 
 _NAMES = b"columns of the file"
 _EXCERPT = 80  # characters

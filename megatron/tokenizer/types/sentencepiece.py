@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.common.errors import WrongDataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import WrongDataError, needed_for
 from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens

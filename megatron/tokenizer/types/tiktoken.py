@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.common.errors import ConfigError, DataError, WrongDataError, raise_if_any
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, DataError, WrongDataError, needed_for, raise_if_any
 from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.options import Pattern, Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import (

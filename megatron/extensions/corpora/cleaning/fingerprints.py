@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replacing
-from megatron.common.errors import ConfigError, DataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, DataError, needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.common.remote_files import is_url, open_input, size_of_input
 from megatron.data.token_files.publish import write_errors_name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from megatron.common.packages import needed_for
+from megatron.common.errors import needed_for
 from megatron.extensions.corpora.cleaning.records import TEXT_KEY, Line, to_bytes
 
 # The languages of most of the web. With the rare ones in the choice, short texts go astray.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from megatron.common.packages import needed_for
+from megatron.common.errors import needed_for
 
 REASONS = ("too short", "malformed", "blacklisted domain", "blacklisted extension")
 

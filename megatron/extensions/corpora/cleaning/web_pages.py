@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 from urllib.robotparser import RobotFileParser
 
-from megatron.common.packages import needed_for
+from megatron.common.errors import needed_for
 
 Extract = Callable[[bytes, str], dict[str, Any] | None]
 """Turns a page and its URL into a record with its text, or None if it has no text."""

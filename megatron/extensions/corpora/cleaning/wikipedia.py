@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from megatron.common.errors import ConfigError, DataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, DataError, needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.common.remote_files import open_input, size_of_input
 from megatron.data.preprocessing.recipe import write_report

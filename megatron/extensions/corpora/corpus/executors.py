@@ -17,8 +17,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, Literal
 
-from megatron.common.errors import BusyError, ConfigError, MegatronError
-from megatron.common.packages import needed_for
+from megatron.common.errors import BusyError, ConfigError, MegatronError, needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.data.token_files.publish import write_errors_name
 from megatron.extensions.corpora.corpus.steps import Step

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megatron.common.errors import ConfigError, near
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, near, needed_for
 from megatron.extensions.detox.flags import PERSPECTIVE, PROFANITY_CHECK, TRANSFORMERS, ScorerConfig
 from megatron.extensions.detox.toxicity.perspective import PerspectiveAPI
 from megatron.tokenizer.types.hugging_face import load_problem

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from megatron.common.atomic_files import replacing
-from megatron.common.errors import DataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import DataError, needed_for
 from megatron.data.token_files.publish import write_errors_name
 
 _BLOCK = re.compile(r"(\d{1,18})-(\d{1,18})\.hdf5")

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replacing
-from megatron.common.errors import ConfigError, DataError, WrongDataError
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, DataError, WrongDataError, needed_for
 from megatron.data.token_files.publish import write_errors_name
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from megatron.common.errors import ConfigError
-from megatron.common.packages import needed_for
+from megatron.common.errors import ConfigError, needed_for
 
 
 def test_a_package_that_is_missing_is_named() -> None:
