@@ -1,7 +1,8 @@
 """Config: every flag of a training run by section, and the command lines that give it."""
 
+import difflib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.files import flag_words, with_file_flags
 from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
@@ -97,6 +98,48 @@ class Config:
         there = extension_sections(owners([type(section)]))
         names = {kind: name for name, kind in there.items()}
         return replace(self, extensions={**self.extensions, names[type(section)]: section})
+
+    @classmethod
+    def of(cls, **values: Any) -> "Config":
+        """Return the config of values by section and field, as `model={"num_layers": 2}`, or by field.
+
+        Other fields have their defaults. Values follow the rules of a `--config` file.
+
+        Raises:
+            ConfigError: a section or field is unknown or missing, or a value not of its type; lists
+                every problem.
+        """
+        raise_if_any(_unknown_fields(values))
+        return parse_config(words_of(values))[0]
+
+
+def _unknown_fields(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a message for each section that is unknown, and for each field that its section lacks."""
+    known = all_sections()
+    for section, fields_of_section in values.items():
+        if not isinstance(fields_of_section, Mapping):
+            continue  # a field, which the parser of flags knows
+        if section not in known:
+            yield f"there is no section {section}{_meant(section, known)}"
+            continue
+        fields = [flag.name for flag in flags_of(known[section])]
+        for name in fields_of_section:
+            if name not in fields:
+                yield f"section {section} has no field {name}{_meant(name, fields)}"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def words_of(values: Mapping[str, Any], sections: Mapping[str, type] | None = None) -> list[str]:
+    """Return the flags of values by field, which may be grouped by section: the form that users type.
+
+    Args:
+        sections: further ones that the values may be of, beside those of runs.
+    """
+    return flag_words(values, {**SECTIONS, **plugin_sections(), **(sections or {})})
 
 
 SECTIONS: Mapping[str, type] = {

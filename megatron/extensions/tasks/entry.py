@@ -20,11 +20,10 @@ from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, 
 from megatron.common.extensions import declared_in
 from megatron.common.registry import LOADERS, imported
 from megatron.common.remote_files import is_url
-from megatron.config.config import Config, all_sections, flatten, parse_conversion
+from megatron.config.config import Config, flatten, parse_conversion, words_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
-from megatron.config.parsing.files import flag_words
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
@@ -127,7 +126,7 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
         # Labels and options of another task.
         own = {field.name for field in fields(TextTaskConfig)}
         flags = {field: value for field, value in flags.items() if field not in own}
-    return [*flag_words(flags, all_sections()), *words, f"--pretrained-checkpoint={folder}"]
+    return [*words_of(flags), *words, f"--pretrained-checkpoint={folder}"]
 
 
 def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list[str]:
