@@ -24,7 +24,7 @@ from megatron.config.tools.checkpoint_tools import PartitionsConfig, architectur
 def main(argv: Sequence[str]) -> None:
     """Convert by the command line `argv`."""
     parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
-    parsed = parse(())
+    parsed = parse({})
     own: PartitionsConfig = parsed.own
     folders = parsed.config.checkpoint
     for notice in parsed.notices:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
             heads=parsed.config.model.num_attention_heads or None,
             architecture=architectures()[own.model_type],
         )
-        for line in convert(conversion, lambda words: parse(words).config):
+        for line in convert(conversion, lambda found: parse(found).config):
             print(line)
 
 

@@ -36,7 +36,7 @@ from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.files import flag_words, with_file_flags
+from megatron.config.parsing.files import Values, flag_words, with_file_flags
 from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import value_in
@@ -113,7 +113,7 @@ class Config:
         return parse_config(words_of(values))[0]
 
 
-def _unknown_fields(values: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_fields(values: Values) -> Iterator[str]:
     """Yield a message for each section that is unknown, and for each field that its section lacks."""
     known = all_sections()
     for section, fields_of_section in values.items():
@@ -133,7 +133,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def words_of(values: Mapping[str, Any], sections: Mapping[str, type] | None = None) -> list[str]:
+def words_of(values: Values, sections: Mapping[str, type] | None = None) -> list[str]:
     """Return the flags of values by field, which may be grouped by section: the form that users type.
 
     Args:
@@ -355,7 +355,7 @@ class ConversionCommand:
 
 
 def parse_conversion(
-    found: Sequence[str],
+    found: Values,
     argv: Sequence[str],
     own: type,
     *,
@@ -365,15 +365,16 @@ def parse_conversion(
     """Parse `argv`; absent flags have the values that were found in the files.
 
     Args:
-        found: words of a command line with the values from the files.
+        found: settings in the files.
         own: the tool's own section.
         legacy: further flags to refuse or to accept with a notice.
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
     """
-    sections = load_sections([*found, *argv])
-    words = [*found, *with_file_flags(argv, sections)]
+    in_files = words_of(found)
+    sections = load_sections([*in_files, *argv])
+    words = [*in_files, *with_file_flags(argv, sections)]
     of_tool = {**sections, "own": own}
     parsed = _parsed(words, of_tool, flatten(ANY_RUN), description or "", legacy)
     tool = parsed.sections.pop("own")

@@ -12,6 +12,9 @@ from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import FileWord, value_in
 
+Values = Mapping[str, Any]
+"""Values of settings by field, as a file of flags holds them; a dictionary groups some."""
+
 Switches = Callable[[str], tuple[list[str], list[str]]]
 """Function of an option with hyphens: the words that stand for "on" and for "off" in a file of flags."""
 
@@ -130,7 +133,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError("its values are nested too deeply") from error
 
 
-def flag_words(flags: Mapping[str, Any], sections: Mapping[str, type]) -> list[str]:
+def flag_words(flags: Values, sections: Mapping[str, type]) -> list[str]:
     """Return the command line that a dictionary stands for, by the rules of a file of flags."""
     entries = _entries(dict(flags), _switches(sections))
     return [word for _, words in entries for word in words]

@@ -24,6 +24,7 @@ from megatron.config.config import Config, flatten, parse_conversion, words_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
+from megatron.config.parsing.files import Values
 from megatron.config.parsing.parser import value_in
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
@@ -230,7 +231,7 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
 
     own = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
 
-    def parse(found: Sequence[str]) -> Config:
+    def parse(found: Values) -> Config:
         # The task is that of the network that is converted.
         own_task = parse_conversion(found, own, ConversionConfig).config
         config = parse_conversion(found, [*words, *own], ConversionConfig).config
