@@ -14,9 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.config import SECTIONS, parse_conversion
-from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.parser import value_in
+from megatron.config.config import options_given, parse_conversion
 from megatron.config.run.urls import cache_of
 from megatron.config.tools.checkpoint_tools import PartitionsConfig, architectures
 
@@ -43,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     cache = cache_of(parsed.config.urls)
     source = local_checkpoint(folders.load, cache, foreign=True)
     ranks = tensor_ranks(source)
-    size = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
+    size = options_given(argv).get("tensor_model_parallel_size")
     if size is not None and int(size) != ranks:
         raise ConfigError(
             f"--tensor-model-parallel-size {size}, but the files in {folders.load} are of {ranks} "

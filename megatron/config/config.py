@@ -39,7 +39,7 @@ from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.files import Values, flag_words, with_file_flags
 from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import Given, peek
 from megatron.config.plugins import (
     PluginConfig,
     load_plugins,
@@ -181,7 +181,7 @@ def parse_config(
     sections = load_sections(argv, objective=objective, saved=saved)
     words = with_file_flags(argv, sections)
     readers = declared_in("flags", "settings_of", owners(sections.values()))
-    found = [read(words, defaults or {}) for read in readers]
+    found = [read({**(defaults or {}), **peek(words)}) for read in readers]
     settings = [each for each in found if each is not None]
     given = {name: value for each in settings for name, value in each.defaults.items()}
     parsed = _parsed(words, sections, {**(defaults or {}), **given}, description)
@@ -213,10 +213,11 @@ def load_sections(
     """
     load_plugins(plugins_in(argv))
     words = with_file_flags(argv, SECTIONS)
+    given = peek(words)
     named = (
         OBJECTIVES.extension_with(objective),
-        OBJECTIVES.extension_with(value_in(words, "--objective") or objective),
-        NETWORKS.extension_with(value_in(words, "--network") or "gpt"),
+        OBJECTIVES.extension_with(given.get("objective") or objective),
+        NETWORKS.extension_with(given.get("network") or "gpt"),
         *extensions_with(used_sections(saved or {}) - SECTIONS.keys()),
     )
     known = {**SECTIONS, **extension_sections(filter(None, named)), **plugin_sections()}
@@ -270,6 +271,11 @@ def sections_in(config: Config) -> dict[str, type]:
 def all_sections() -> dict[str, type]:
     """Return the sections of a run, of all extensions, and of the plugins that are loaded."""
     return {**SECTIONS, **extension_sections(), **plugin_sections()}
+
+
+def options_given(argv: Sequence[str]) -> Given:
+    """Return the options in `argv` and in its file of flags, without parsing the rest."""
+    return peek(with_file_flags(argv, SECTIONS))
 
 
 def plugins_in(argv: Sequence[str]) -> list[str]:

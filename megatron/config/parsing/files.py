@@ -10,7 +10,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import FileWord, value_in
+from megatron.config.parsing.parser import FileWord, peek
 
 Values = Mapping[str, Any]
 """Values of settings by field, as a file of flags holds them; a dictionary groups some."""
@@ -30,9 +30,9 @@ def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[s
     Raises:
         ConfigError: a file is missing, is not YAML, or holds something other than flags.
     """
-    file = value_in(argv, "--config")
+    file = peek(argv).get("config")
     words = [*(_words_of(Path(file), sections) if file else []), *argv]
-    preset = value_in(words, "--preset")
+    preset = peek(words).get("preset")
     return [*(_words_of(preset_file(preset), sections) if preset else []), *words]
 
 
