@@ -115,22 +115,16 @@ class Config:
 
 def _unknown_fields(values: Values) -> Iterator[str]:
     """Yield a message for each section that is unknown, and for each field that its section lacks."""
-    known = all_sections()
-    for section, fields_of_section in values.items():
-        if not isinstance(fields_of_section, Mapping):
-            continue  # a field, which the parser of flags knows
-        if section not in known:
-            yield f"there is no section {section}{_meant(section, known)}"
-            continue
-        fields = [flag.name for flag in flags_of(known[section])]
-        for name in fields_of_section:
-            if name not in fields:
-                yield f"section {section} has no field {name}{_meant(name, fields)}"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    groups = {name: group for name, group in values.items() if isinstance(group, Mapping)}
+    known = all_sections() if groups else {}
+    for section, group in groups.items():
+        kind = known.get(section)
+        what = f"section {section} has no field" if kind else "there is no section"
+        names = [flag.name for flag in flags_of(kind)] if kind else [*known]
+        for name in group if kind else [section]:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                yield f"{what} {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def words_of(values: Values, sections: Mapping[str, type] | None = None) -> list[str]:

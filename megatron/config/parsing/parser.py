@@ -10,7 +10,7 @@ from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.near_misses import answer_for, plain
+from megatron.config.parsing.near_misses import answer_for, field_of, plain
 
 _MOST_PROBLEMS = 50
 """Problems of files that are reported; looking for near misses takes time for each."""
@@ -46,7 +46,7 @@ def peek(argv: Sequence[str]) -> Given:
         if option.startswith("--"):
             is_value = bool(following) and not following.startswith("--")
             given = value if equals else following if is_value else None
-            found[option[2:].replace("-", "_")] = given
+            found[field_of(option)] = given
     return found
 
 
@@ -139,7 +139,7 @@ class FlagParser(ToolParser):
         for action in self._actions:
             if action.nargs is not None or len(action.option_strings) == 1:
                 continue
-            found = {each: typed.get(each[2:].replace("-", "_")) for each in action.option_strings}
+            found = {each: typed.get(field_of(each)) for each in action.option_strings}
             given = {option: value for option, value in found.items() if value is not None}
             if len(set(given.values())) > 1:
                 flags = [f"{option} {value}" for option, value in given.items()]

@@ -25,6 +25,7 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.config.parsing.files import Values
+from megatron.config.parsing.near_misses import field_of
 from megatron.config.parsing.parser import Given, peek
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
@@ -87,7 +88,7 @@ def objective_in(words: Sequence[str], task: str) -> ObjectiveName:
     """
     given = peek(words)
     for flag in ("--pretrained-checkpoint", "--load"):
-        folder = given.get(flag[2:].replace("-", "_"))
+        folder = given.get(field_of(flag))
         architecture = saved_architecture(Path(folder)) if folder else None
         if folder and architecture:
             objective = objective_of(task, causal=network_named(architecture).is_causal)
@@ -161,7 +162,7 @@ def _with_local_directories(words: Sequence[str]) -> list[str]:
     given, local = peek(words), [*words]
     cache = cache_of(urls_in(given))
     for flag in ("--pretrained-checkpoint", "--load", "--save"):
-        path = given.get(flag[2:].replace("-", "_"))
+        path = given.get(field_of(flag))
         if path and is_url(path):
             directory = Path(local_directory(path, cache, flag=flag))
             if flag != "--save":

@@ -19,6 +19,7 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec, MoESpec, flat
 from megatron.config.parsing.files import Values
+from megatron.config.parsing.near_misses import field_of
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
@@ -121,7 +122,7 @@ class Family:
             CheckpointError: no flag expresses an option.
         """
         of_fields = {
-            flag_setting(entry).removeprefix("--").replace("-", "_"): config[key]
+            field_of(flag_setting(entry)): config[key]
             for key, entry in self.keys.items()
             if isinstance(entry, str) and config.get(key) is not None
         }
