@@ -25,10 +25,8 @@ from megatron.common.registry import (
     TOKENIZERS,
     Registry,
 )
-from megatron.config.config import SECTIONS, Config, parse_config
+from megatron.config.config import Config, parse_config, words_of
 from megatron.config.inference.generation import GenerationConfig, generation_problems
-from megatron.config.parsing.files import flag_words
-from megatron.config.plugins import plugin_sections
 from megatron.optimizer.schedule import lr_decay
 from megatron.training.entry import train
 from megatron.training.loop.loop import Hook, StepResult, require_hooks
@@ -79,7 +77,7 @@ def make_config(**flags: Any) -> Config:
     Raises:
         ConfigError: a flag is unknown, missing or malformed; lists every problem.
     """
-    return parse_config(flag_words(flags, {**SECTIONS, **plugin_sections()}))[0]
+    return parse_config(words_of(flags))[0]
 
 
 def pretrain(
@@ -122,11 +120,7 @@ def generate(prompts: Sequence[str], **flags: Any) -> list[str]:
     from megatron.inference.loading.text_generator import TextGenerator
 
     sections = {"generation": GenerationConfig}
-    source = read_model_source(
-        flag_words(flags, {**SECTIONS, **plugin_sections(), **sections}),
-        sections,
-        description=None,
-    )
+    source = read_model_source(words_of(flags, sections), sections, description=None)
     options: GenerationConfig = source.own["generation"]
     raise_if_any(generation_problems(options))
     loaded = load_model(source, options, rows=max(len(prompts), options.beam_width or 0))

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.config.config import SECTIONS
+from megatron.config.config import SECTIONS, options_given
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.extensions.tasks.entry import objective_in, with_pretrained_network
 from megatron.extensions.tasks.flags import DownstreamConfig, is_finetuned
 from megatron.extensions.tasks.inference_flags import (
@@ -50,19 +50,20 @@ def main(argv: Sequence[str]) -> int:
 def finetune(argv: Sequence[str]) -> int:
     """Finetune a network on a task, or evaluate it with 0 epochs; return the exit code."""
     words = with_file_flags(with_kept_batch(argv), SECTIONS)
-    if value_in(words, "--epochs") == "0" and value_in(words, "--lr") is None:
+    given = peek(words)
+    if given.get("epochs") == "0" and given.get("lr") is None:
         words += ["--lr", "0"]  # which training needs
     words = with_pretrained_network(words, is_first=read_launch(None).rank == 0)
-    objective = objective_in(words, str(value_in(words, "--task")))
+    objective = objective_in(words, str(peek(words)["task"]))
     return train_from(words, objective, description=__doc__)
 
 
 def task_in(argv: Sequence[str]) -> str | None:
     """Return the --task of a command line and its --config; None without one."""
     try:
-        return value_in(with_file_flags(argv, SECTIONS), "--task")
+        return options_given(argv).get("task")
     except ConfigError:
-        return value_in(argv, "--task")  # the file is reported when all flags are read
+        return peek(argv).get("task")  # the file is reported when all flags are read
 
 
 def with_kept_batch(argv: Sequence[str]) -> list[str]:
@@ -78,7 +79,7 @@ def evaluate(argv: Sequence[str]) -> None:
     log.configure(read_launch(None).rank)
     task = task_in(argv)
     raise_if_any(name_problems(task))
-    if task is None and value_in(argv, "--load") is None and not _HELP & {*argv}:
+    if task is None and peek(argv).get("load") is None and not _HELP & {*argv}:
         raise ConfigError(
             "--task is missing: write what a network is finetuned on, such as MNLI, or evaluated on, "
             "such as WIKITEXT103"

@@ -14,9 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.config import SECTIONS, parse_conversion
-from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.parser import value_in
+from megatron.config.config import options_given, parse_conversion
 from megatron.config.run.urls import cache_of
 from megatron.config.tools.checkpoint_tools import PartitionsConfig, architectures
 
@@ -24,7 +22,7 @@ from megatron.config.tools.checkpoint_tools import PartitionsConfig, architectur
 def main(argv: Sequence[str]) -> None:
     """Convert by the command line `argv`."""
     parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
-    parsed = parse(())
+    parsed = parse({})
     own: PartitionsConfig = parsed.own
     folders = parsed.config.checkpoint
     for notice in parsed.notices:
@@ -43,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     cache = cache_of(parsed.config.urls)
     source = local_checkpoint(folders.load, cache, foreign=True)
     ranks = tensor_ranks(source)
-    size = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
+    size = options_given(argv).get("tensor_model_parallel_size")
     if size is not None and int(size) != ranks:
         raise ConfigError(
             f"--tensor-model-parallel-size {size}, but the files in {folders.load} are of {ranks} "
@@ -64,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
             heads=parsed.config.model.num_attention_heads or None,
             architecture=architectures()[own.model_type],
         )
-        for line in convert(conversion, lambda words: parse(words).config):
+        for line in convert(conversion, lambda found: parse(found).config):
             print(line)
 
 

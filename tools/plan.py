@@ -16,10 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, ExitCode, raise_if_any
-from megatron.config.config import SECTIONS, Config, parse_config_for_checkpoint
-from megatron.config.parsing.files import with_file_flags
+from megatron.config.config import (
+    SECTIONS,
+    Config,
+    options_given,
+    parse_config_for_checkpoint,
+)
 from megatron.config.parsing.flags import options_of
-from megatron.config.parsing.parser import value_in
 from megatron.config.plan.plan import Plan, plan
 from megatron.config.plan.samples import fewest_processes, with_some_data
 from megatron.config.tools.planning import PlanningConfig
@@ -54,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         ConfigError: lists every problem.
     """
     words = _with_kind_of_gpu(argv)
-    searches = value_in(with_file_flags(words, SECTIONS), "--search") is not None
+    searches = options_given(words).get("search") is not None
     config, own = parse_config_for_checkpoint(
         words,
         NOT_NEEDED | _UNDECIDED if searches else NOT_NEEDED,

@@ -28,7 +28,7 @@ from megatron.config.config import (
 )
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets, view_of
 from megatron.data.sampling.provenance import lines_of_step
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     if "-h" in argv or "--help" in argv:
         print(__doc__)
         return
-    load = value_in(argv, "--load")
+    load = peek(argv).get("load")
     if not load or not argv[0].isdigit():
         raise ConfigError("usage: why_step.py STEP --load DIR, the --save of the run")
     step, directory = int(argv[0]), Path(load)

@@ -4,7 +4,7 @@
 expresses a network, and from_hf.py read it; see docs/extending.md.
 """
 
-from collections.abc import Iterator
+from typing import Any
 
 from megatron.api import FAMILIES
 from megatron.checkpointing.expressed import Allowed
@@ -12,10 +12,10 @@ from megatron.checkpointing.hugging_face.families.family import (
     Family,
     HuggingFaceConfig,
     Modules,
-    activation_flags,
     activation_name,
+    activation_values,
 )
-from megatron.checkpointing.hugging_face.families.rotary import rotary_flags
+from megatron.checkpointing.hugging_face.families.rotary import rotary_values
 from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
 
@@ -29,12 +29,14 @@ def needs(_: ModelSpec) -> Allowed:
     }
 
 
-def flags_of(config: HuggingFaceConfig) -> Iterator[str]:
-    """Yield the flags of what is no field of ModelSpec."""
-    yield from rotary_flags(config)
-    yield from activation_flags(config["hidden_act"], gated=False)
-    groups = config["num_key_value_heads"]
-    yield from ("--group-query-attention", "--num-query-groups", str(groups))
+def values_of(config: HuggingFaceConfig) -> dict[str, Any]:
+    """Return the settings of what is no field of ModelSpec."""
+    return {
+        **rotary_values(config),
+        **activation_values(config["hidden_act"], gated=False),
+        "group_query_attention": True,
+        "num_query_groups": config["num_key_value_heads"],
+    }
 
 
 def qkv(spec: ModelSpec) -> QueriesKeysValues:
@@ -64,7 +66,7 @@ STARCODER2 = Family(
         "use_bias": True,
         "sliding_window": lambda _: None,
     },
-    flags_of=flags_of,
+    values_of=values_of,
     needs=needs,
     network={
         "embedding.word_embeddings": "model.embed_tokens",

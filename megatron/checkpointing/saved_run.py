@@ -21,18 +21,23 @@ from megatron.common.extensions import (
     used_sections,
 )
 from megatron.common.registry import NETWORKS
-from megatron.config.config import ANY_NETWORK, SECTIONS, Config, flatten, sections_in
+from megatron.config.config import (
+    ANY_NETWORK,
+    SECTIONS,
+    Config,
+    flatten,
+    options_given,
+    plugins_in,
+    sections_in,
+)
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of
-from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import value_in
-from megatron.config.plugins import missing_plugins, modules_in
+from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
 _NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
-_FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
+_FLAGS = {"use_checkpoint_args", "use_checkpoint_config"}
 
 
 @dataclass(frozen=True)
@@ -136,11 +141,10 @@ def lost_plugins(argv: Sequence[str]) -> list[str]:
     For the message of flags that only a plugin knows: [] where nothing can be read.
     """
     try:
-        words = with_file_flags(argv, SECTIONS)
-        saved = read_saved_run(value_in(words, "--load"))
+        saved = read_saved_run(options_given(argv).get("load"))
     except MegatronError:
         return []
-    return [*missing_plugins(saved.config, modules_in(words))]
+    return [*missing_plugins(saved.config, plugins_in(argv))]
 
 
 def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
@@ -150,21 +154,33 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
         ConfigError: a `--config` file cannot be read, or --ckpt-step is not an integer.
         CheckpointError: no manifest can be read.
     """
-    words = with_file_flags(argv, SECTIONS)
-    load, step = value_in(words, "--load"), value_in(words, "--ckpt-step")
-    if not load or not _FLAGS & {plain(word) for word in words}:
+    given = options_given(argv)
+    load, step = given.get("load"), given.get("ckpt_step")
+    if not load or _FLAGS.isdisjoint(given):
         return None
     if step and not step.isdigit():
         raise ConfigError(f"--ckpt-step {step} is no iteration")
-    load = local_directory(load, cache_of(urls_in(words)), flag="--load")
-    fetch(Path(load), step=int(step or 0))
-    if not published_tags(Path(load)) and (Path(load) / INITIAL).exists():
-        load = str(Path(load) / INITIAL)
-    tags = [tag_of(int(step))] if step else published_tags(Path(load))
+    folder = Path(local_directory(load, cache_of(urls_in(given)), flag="--load"))
+    fetch(folder, step=int(step or 0))
+    return saved_network(folder, int(step) if step else None)
+
+
+def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
+    """Read the flags of the network in `load`; None without a checkpoint.
+
+    Args:
+        step: of the checkpoint; None for the newest that can be read.
+
+    Raises:
+        CheckpointError: no manifest can be read.
+    """
+    if not published_tags(load) and (load / INITIAL).exists():
+        load = load / INITIAL
+    tags = published_tags(load) if step is None else [tag_of(step)]
     errors = []
     for tag in tags:
         try:
-            manifest = read_manifest(Path(load) / tag)
+            manifest = read_manifest(load / tag)
         except UnreadableCheckpointError:
             raise
         except CheckpointError as error:
@@ -185,7 +201,7 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
             flags["network"] = model["architecture"]
         if model.get("attention"):
             flags["attention_impl"] = model["attention"]
-        return SavedNetwork(Path(load) / tag, flags, tuple(own))
+        return SavedNetwork(load / tag, flags, tuple(own))
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
     # The first job of a chain: its flags have to be complete.

@@ -55,7 +55,7 @@ def declared_in(module: str, name: str, extensions: Iterable[str] | None = None)
     """Yield what extensions declare by a name in their module of another, one extension after the other.
 
     Names in `flags.py` are:
-        settings_of: function from a command line and saved flags to settings of files that flags name,
+        settings_of: function from values by field, saved or given, to settings of files that flags name,
             None without; they have `defaults`, values by field, and `contradictions`, a function from
             the values of all flags to messages.
         needs_complete_run: function from a Config to whether samples are numbered as those of a run

@@ -1,7 +1,8 @@
 """Config: every flag of a training run by section, and the command lines that give it."""
 
+import difflib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -35,10 +36,10 @@ from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.files import Values, flag_words, with_file_flags
 from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import Given, peek
 from megatron.config.plugins import (
     PluginConfig,
     load_plugins,
@@ -98,6 +99,42 @@ class Config:
         names = {kind: name for name, kind in there.items()}
         return replace(self, extensions={**self.extensions, names[type(section)]: section})
 
+    @classmethod
+    def of(cls, **values: Any) -> "Config":
+        """Return the config of values by section and field, as `model={"num_layers": 2}`, or by field.
+
+        Other fields have their defaults. Values follow the rules of a `--config` file.
+
+        Raises:
+            ConfigError: a section or field is unknown or missing, or a value not of its type; lists
+                every problem.
+        """
+        raise_if_any(_unknown_fields(values))
+        return parse_config(words_of(values))[0]
+
+
+def _unknown_fields(values: Values) -> Iterator[str]:
+    """Yield a message for each section that is unknown, and for each field that its section lacks."""
+    groups = {name: group for name, group in values.items() if isinstance(group, Mapping)}
+    known = all_sections() if groups else {}
+    for section, group in groups.items():
+        kind = known.get(section)
+        what = f"section {section} has no field" if kind else "there is no section"
+        names = [flag.name for flag in flags_of(kind)] if kind else [*known]
+        for name in group if kind else [section]:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                yield f"{what} {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def words_of(values: Values, sections: Mapping[str, type] | None = None) -> list[str]:
+    """Return the flags of values by field, which may be grouped by section: the form that users type.
+
+    Args:
+        sections: further ones that the values may be of, beside those of runs.
+    """
+    return flag_words(values, {**SECTIONS, **plugin_sections(), **(sections or {})})
+
 
 SECTIONS: Mapping[str, type] = {
     name: annotation
@@ -138,7 +175,7 @@ def parse_config(
     sections = load_sections(argv, objective=objective, saved=saved)
     words = with_file_flags(argv, sections)
     readers = declared_in("flags", "settings_of", owners(sections.values()))
-    found = [read(words, defaults or {}) for read in readers]
+    found = [read({**(defaults or {}), **peek(words)}) for read in readers]
     settings = [each for each in found if each is not None]
     given = {name: value for each in settings for name, value in each.defaults.items()}
     parsed = _parsed(words, sections, {**(defaults or {}), **given}, description)
@@ -170,10 +207,11 @@ def load_sections(
     """
     load_plugins(plugins_in(argv))
     words = with_file_flags(argv, SECTIONS)
+    given = peek(words)
     named = (
         OBJECTIVES.extension_with(objective),
-        OBJECTIVES.extension_with(value_in(words, "--objective") or objective),
-        NETWORKS.extension_with(value_in(words, "--network") or "gpt"),
+        OBJECTIVES.extension_with(given.get("objective") or objective),
+        NETWORKS.extension_with(given.get("network") or "gpt"),
         *extensions_with(used_sections(saved or {}) - SECTIONS.keys()),
     )
     known = {**SECTIONS, **extension_sections(filter(None, named)), **plugin_sections()}
@@ -227,6 +265,11 @@ def sections_in(config: Config) -> dict[str, type]:
 def all_sections() -> dict[str, type]:
     """Return the sections of a run, of all extensions, and of the plugins that are loaded."""
     return {**SECTIONS, **extension_sections(), **plugin_sections()}
+
+
+def options_given(argv: Sequence[str]) -> Given:
+    """Return the options in `argv` and in its file of flags, without parsing the rest."""
+    return peek(with_file_flags(argv, SECTIONS))
 
 
 def plugins_in(argv: Sequence[str]) -> list[str]:
@@ -312,7 +355,7 @@ class ConversionCommand:
 
 
 def parse_conversion(
-    found: Sequence[str],
+    found: Values,
     argv: Sequence[str],
     own: type,
     *,
@@ -322,15 +365,16 @@ def parse_conversion(
     """Parse `argv`; absent flags have the values that were found in the files.
 
     Args:
-        found: words of a command line with the values from the files.
+        found: settings in the files.
         own: the tool's own section.
         legacy: further flags to refuse or to accept with a notice.
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
     """
-    sections = load_sections([*found, *argv])
-    words = [*found, *with_file_flags(argv, sections)]
+    in_files = words_of(found)
+    sections = load_sections([*in_files, *argv])
+    words = [*in_files, *with_file_flags(argv, sections)]
     of_tool = {**sections, "own": own}
     parsed = _parsed(words, of_tool, flatten(ANY_RUN), description or "", legacy)
     tool = parsed.sections.pop("own")

@@ -1,6 +1,6 @@
 """Objectives as far as they need no torch: what each declares, its plan and checks of its flags."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +74,14 @@ class Declaration:
         """Return the objective that is trained with these flags where `name`, this one, is asked for."""
         return name
 
-    def saved_flags(self, words: Sequence[str], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    def saved_flags(self, given: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the flags of a checkpoint that a run takes over, by field.
 
         Args:
-            words: its command line.
+            given: values of options of its command line, by name; see `peek`.
 
         Raises:
-            ConfigError: a flag among `words` is for another program.
+            ConfigError: a flag that is given is for another program.
         """
         return saved
 

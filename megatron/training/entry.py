@@ -21,11 +21,10 @@ from megatron.common.errors import (
 )
 from megatron.common.registry import OBJECTIVES
 from megatron.config.checks.start import Start
-from megatron.config.config import SECTIONS, Config, parse_config
+from megatron.config.config import Config, options_given, parse_config
 from megatron.config.data.corpora import prefixes_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.parsing.files import with_file_flags
 from megatron.config.plan.validation import validate
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
@@ -61,8 +60,8 @@ def train_from(
         MegatronError: something that the user can mend.
     """
     saved = checkpoint_flags(argv)
-    words = with_file_flags(argv, SECTIONS)
-    flags = declaration_of(objective).saved_flags(words, saved.flags if saved else {})
+    given = options_given(argv)
+    flags = declaration_of(objective).saved_flags(given, saved.flags if saved else {})
     try:
         config, notices = parse_config(
             argv,

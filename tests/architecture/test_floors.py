@@ -16,6 +16,7 @@ from source import (
     files_of,
     import_graph,
     imported_libraries,
+    imported_modules,
     module_name,
 )
 
@@ -185,6 +186,41 @@ def test_one_file_reads_the_environment():
         "megatron/training/process/environment.py",
         "megatron/common/process_pool.py",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "importers"),
+    [
+        # Entries of runs and notebooks; a table of measurements holds command lines.
+        ("config.parse_config", {"api", "training.entry", "planner.calibration"}),
+        ("config.parse_conversion", {"extensions.tasks.entry"}),
+        ("config.parse_config_for_checkpoint", {"inference.loading.model_source"}),
+        # What is printed, or goes on to an entry.
+        (
+            "config.words_of",
+            {"api", "extensions.tasks.entry", "checkpointing.hugging_face.import_model"},
+        ),
+        ("parsing.files.flag_words", {"config.config"}),
+        # Before flags can be parsed: extensions, and the checkpoint whose settings are defaults.
+        (
+            "parsing.parser.peek",
+            {
+                *("config.config", "config.parsing.files", "config.parsing.settings"),
+                *("inference.loading.model_source", "extensions.retro.retrieval.project"),
+                *("extensions.tasks.entry", "extensions.nemo.flags"),
+            },
+        ),
+        ("config.options_given", {"training.entry", "checkpointing.saved_run"}),
+    ],
+)
+def test_command_lines_are_read_and_written_at_the_edges(name: str, importers: set[str]) -> None:
+    found = {
+        module_name(file).removeprefix("megatron.")
+        for file in PACKAGE.rglob("*.py")
+        if f"megatron.config.{name}" in imported_modules(file)
+    }
+    # Within the file of its definition a function is not imported.
+    assert found == importers
 
 
 def test_a_bare_string_is_a_docstring_or_stands_under_what_it_explains():

@@ -18,7 +18,7 @@ from scripts import tool_at
 
 from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.config.plan.plan import plan
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
@@ -131,7 +131,7 @@ def run(script, words, processes):
         )
         return
     tool = tool_at(script)
-    if is_finetuned(task := value_in(words, "--task")):
+    if is_finetuned(task := peek(words).get("task")):
         config, _ = parse_config(tool.with_kept_batch(words))
         config = with_steps_of_epochs(config, world_size=processes)
         plan(

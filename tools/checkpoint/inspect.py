@@ -18,6 +18,7 @@ from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
 from megatron.common.registry import NETWORKS
+from megatron.config.config import words_of
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.config.parsing.flags import parse_sections
@@ -113,7 +114,7 @@ def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
     yield f"vocabulary: {known} | embedding rows: {found.rows}"
     yield f"optimizer: {'states are read' if found.has_optimizer else 'states are not read'}"
     yield f"parameters: {len(found.checkpoint.parameters)}"
-    yield f"flags: {shlex.join(found.flags)}"
+    yield f"flags: {shlex.join(words_of(found.values))}"
     if each:
         for name, parameter in found.checkpoint.parameters.items():
             yield f"{name} {list(parameter.weight.shape)} | {', '.join(parameter.tensors)}"

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
         legacy=CONVERSION_LEGACY,
         description=__doc__,
     )
-    parsed = parse(())
+    parsed = parse({})
     own: ConversionConfig = parsed.own
     for notice in parsed.notices:
         print(notice)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
             heads=parsed.config.model.num_attention_heads or None,
             architecture=architectures()[own.model_type],
         )
-        for line in convert(conversion, lambda words: parse(words).config):
+        for line in convert(conversion, lambda found: parse(found).config):
             print(line)
 
 

@@ -19,7 +19,7 @@ from megatron.config.config import plugins_in
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import Given, peek
 from megatron.config.plugins import PluginModulesConfig, load_plugins, missing_plugins
 from megatron.config.run.urls import UrlConfig, cache_of, urls_in
 from megatron.config.tools.hugging_face import ExportConfig
@@ -31,7 +31,8 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GI
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
-    load, cache = value_in(argv, "--load"), cache_of(urls_in(argv))
+    given = peek(argv)
+    load, cache = given.get("load"), cache_of(urls_in(given))
     directory = local_checkpoint(load, cache) if load else None
     saved = read_manifest(checkpoint_of(directory)) if directory else None
     modules = plugins_in(argv)
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
             **{"plugins": PluginModulesConfig, "urls": UrlConfig, **exporters},
         },
         description=__doc__ or "",
-        defaults=_tokenizer_of(argv, saved) if saved else None,
+        defaults=_tokenizer_of(given, saved) if saved else None,
     ).sections
     config: ExportConfig = parsed["export"]
     own_flags = EXPORTERS.flags_of(config.exporter, parsed)
@@ -78,13 +79,13 @@ def main(argv: Sequence[str]) -> None:
     print(f"{config.save} holds {source} as {exported or config.exporter}")
 
 
-def _tokenizer_of(argv: Sequence[str], saved: Manifest) -> dict[str, object]:
-    """Return the tokenizer of the training, unless `argv` names one of another type."""
+def _tokenizer_of(given: Given, saved: Manifest) -> dict[str, object]:
+    """Return the tokenizer of the training, unless one of another type is given."""
     own = saved.config["tokenizer"]
-    is_other = value_in(argv, "--tokenizer-type") not in (None, own["tokenizer_type"])
+    is_other = given.get("tokenizer_type") not in (None, own["tokenizer_type"])
     if is_other:
         return {}
-    if value_in(argv, "--tokenizer-name-or-path") and own["tokenizer_type"] != "PretrainedFromHF":
+    if given.get("tokenizer_name_or_path") and own["tokenizer_type"] != "PretrainedFromHF":
         return {"tokenizer_type": "PretrainedFromHF"}
     return own
 

@@ -15,7 +15,7 @@ from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.common.remote_files import is_url
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.recipe import corpus_report_of, tokenize_corpus
 from megatron.extensions.corpora.cleaning.wikipedia import extract_articles
@@ -25,9 +25,10 @@ from megatron.extensions.corpora.flags import WikipediaConfig
 def main(argv: Sequence[str]) -> None:
     """Convert by the flags `argv`, then print the report."""
     log.configure(rank=0)
-    if value_in(argv, "--input") is not None:
+    given = peek(argv)
+    if given.get("input") is not None:
         raise ConfigError("--input is for tools/preprocess_data.py; --dump names the dump")
-    prefix = value_in(argv, "--output-prefix") or "wikipedia"
+    prefix = given.get("output_prefix") or "wikipedia"
     if is_url(prefix):
         raise ConfigError(
             f"--output-prefix {prefix}: the articles are written to a folder, and no URL"

@@ -17,7 +17,7 @@ from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, WrongCheckpointError, near
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.config.plan.plan import plan
 from megatron.training.loop.journal import read_journal
 from megatron.training.loop.state import TrainState
@@ -28,7 +28,8 @@ from megatron.training.telemetry.writers import build_writer
 
 def main(argv: Sequence[str]) -> None:
     """Write the curves of the run that `argv` names."""
-    load, target = value_in(argv, "--load"), value_in(argv, "--tensorboard-dir")
+    given = peek(argv)
+    load, target = given.get("load"), given.get("tensorboard_dir")
     if not (load and target):
         raise ConfigError(
             "give --load, where the run saved, and --tensorboard-dir, an empty folder"

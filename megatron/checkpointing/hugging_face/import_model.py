@@ -35,10 +35,11 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.common.registry import KINDS
-from megatron.config.config import Config, parse_config
+from megatron.config.config import Config, words_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
+from megatron.config.parsing.files import Values
 from megatron.config.plan.plan import Plan, plan
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -55,11 +56,11 @@ _INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _MOST_TOKENS = 4096  # default of --seq-length, at most
 
-_NO_TRAINING = [
-    *("--micro-batch-size", "1", "--train-iters", "1", "--lr", "0.0001"),
-    *("--save-interval", "1", "--no-save-optim", "--no-save-rng"),
-]
-"""Required flags that do not matter without training."""
+_NO_TRAINING = {
+    **{"micro_batch_size": 1, "train_iters": 1, "lr": 0.0001},
+    **{"save_interval": 1, "no_save_optim": True, "no_save_rng": True},
+}
+"""Required settings that do not matter without training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ class ModelDescription:
 
 
 def describe_model(source: Path, options: ImportOptions, *, save: Path) -> ModelDescription:
-    """Translate config.json of the model in `source` to flags, plan and manifest.
+    """Translate config.json of the model in `source` to settings, plan and manifest.
 
     Args:
         save: --save of the run to come.
@@ -175,11 +176,11 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     family = family_of_config(config)
     rows = int(config["vocab_size"])
     length = options.seq_length or min(_positions(config), _MOST_TOKENS)
-    flags = [*family.flags(config), *_shared_flags(source, config, rows, options, length)]
-    flags += family.flags_for(length)
+    values = {**family.values(config), **_shared_values(source, config, rows, options, length)}
+    values |= family.values_for(length)
     declared = declaration_of(family.objective)
-    data = ["--data-path" if KINDS.about(declared.kind) else "--train-data", "none"]
-    run_config, _ = parse_config([*flags, *_NO_TRAINING, *data, "--save", str(save)])
+    data = {"data_path" if KINDS.about(declared.kind) else "train_data": ["none"]}
+    run_config = Config.of(**{**values, **_NO_TRAINING, **data, "save": save})
     tokenizer = build_tokenizer(
         **objective_tokenizer_arguments(run_config.tokenizer, family.objective)
     )
@@ -192,7 +193,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     require_same_network(family, config, run_plan.model)
     return ModelDescription(
         family=family,
-        flags=flags,
+        flags=[part for word in words_of(values) for part in _apart(word)],
         script=family.script_of(config) or declared.script,
         plan=run_plan,
         tokenizer=tokenizer,
@@ -244,27 +245,34 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
     return {**config["text_config"], **outer}
 
 
-def _shared_flags(
+def _shared_values(
     source: Path, config: Mapping[str, Any], rows: int, options: ImportOptions, length: int
-) -> Iterator[str]:
-    """Yield flags common to all architectures."""
-    if not config["tie_word_embeddings"]:
-        yield "--untie-embeddings-and-output-weights"
-    yield from ("--seq-length", str(length))
-    # All rows are weights, even if the tokenizer has fewer tokens; tensor parallelism pads.
-    yield from ("--make-vocab-size-divisible-by", "1", "--true-vocab-size", str(rows))
+) -> Values:
+    """Return the settings common to all architectures."""
     dtype_name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     of_file = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype_name.removeprefix("torch."), "fp32")
-    if (dtype := options.dtype or of_file) != "fp32":
-        yield f"--{dtype}"
-    if options.tokenizer or any((source / name).is_file() for name in _TOKENIZER_FILES):
-        yield from ("--tokenizer-type", "PretrainedFromHF")
-        yield from ("--tokenizer-name-or-path", options.tokenizer or str(source.resolve()))
-        if options.trusts_code:
-            yield from ("--tokenizer-kwargs", "trust_remote_code", "true")
-    else:
+    dtype = options.dtype or of_file
+    values = {
+        "untie_embeddings_and_output_weights": not config["tie_word_embeddings"],
+        "seq_length": length,
+        # All rows are weights, even if the tokenizer has fewer tokens; tensor parallelism pads.
+        **{"make_vocab_size_divisible_by": 1, "true_vocab_size": rows},
+        **({} if dtype == "fp32" else {dtype: True}),
+    }
+    if not options.tokenizer and not any((source / name).is_file() for name in _TOKENIZER_FILES):
         # Token ids instead of text; the last one is EOD.
-        yield from ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(rows - 1))
+        return {**values, "tokenizer_type": "NullTokenizer", "vocab_size": rows - 1}
+    return {
+        **values,
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": options.tokenizer or source.resolve(),
+        "tokenizer_kwargs": ["trust_remote_code", "true"] if options.trusts_code else None,
+    }
+
+
+def _apart(word: str) -> list[str]:
+    """Return a flag and its value as two words."""
+    return word.split("=", 1) if word.startswith("--") else [word]
 
 
 def _positions(config: Mapping[str, Any]) -> int:

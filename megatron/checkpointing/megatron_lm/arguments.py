@@ -1,10 +1,11 @@
-"""Translate the arguments saved in Megatron-LM and BigScience checkpoints to our flags."""
+"""Translate the arguments saved in Megatron-LM and BigScience checkpoints to our settings."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from megatron.common.errors import CheckpointError
 from megatron.config.data.tokenizer import with_sentencepiece_form
+from megatron.config.parsing.files import Values
 
 _SAME_NAMES = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
@@ -34,8 +35,8 @@ _TOKENIZERS = {
 _TOKENIZER_ARGUMENTS = {name for names in _TOKENIZERS.values() for name in names}
 
 
-def flags_of(saved: Any) -> list[str]:
-    """Return our flags for the network and the tokenizer of `saved`.
+def values_of(saved: Any) -> Values:
+    """Return our settings of the network and the tokenizer of `saved`.
 
     Args:
         saved: the argument namespace; None in files without one.
@@ -44,14 +45,14 @@ def flags_of(saved: Any) -> list[str]:
         CheckpointError: no flag expresses a part of the network.
     """
     if saved is None:
-        return []
+        return {}
     arguments = vars(saved)
     if problems := list(_unknown_parts(arguments)):
         raise CheckpointError("; ".join(problems))
-    return list(_flags(arguments))
+    return dict(_values(arguments))
 
 
-def _flags(arguments: dict[str, Any]) -> Iterator[str]:
+def _values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     tokenizer = _tokenizer(arguments)
     for name in _SAME_NAMES:
         value = arguments.get(name)
@@ -60,38 +61,27 @@ def _flags(arguments: dict[str, Any]) -> Iterator[str]:
         if isinstance(value, tuple | list):
             value = ",".join(str(part) for part in value)
         if value is not None and value != "":
-            yield f"{_option(name)}={value}"
+            yield name, value
     for name in _SWITCHES:
-        if arguments.get(name):
-            yield _option(name)
+        yield name, bool(arguments.get(name))
     if windows := arguments.get("window_attn_skip_freq"):
-        yield f"--window-attn-skip-freq={windows}".replace(" ", "")
-    eps = arguments.get("layernorm_epsilon", arguments.get("norm_epsilon"))
-    if eps is not None:
-        yield f"--layernorm-epsilon={eps}"
+        yield "window_attn_skip_freq", str(windows).replace(" ", "")
+    yield "layernorm_epsilon", arguments.get("layernorm_epsilon", arguments.get("norm_epsilon"))
     # Megatron-LM saves groups only if used; DeepSpeed's fork always saves them.
     grouped = arguments.get("group_query_attention")
     groups = arguments.get("num_query_groups" if grouped else "num_key_value_heads")
     if groups not in (None, arguments.get("num_attention_heads")):
-        yield from ("--group-query-attention", f"--num-query-groups={groups}")
-    if arguments.get("add_bias_linear") is False:
-        yield "--disable-bias-linear"
+        yield from (("group_query_attention", True), ("num_query_groups", groups))
+    yield "disable_bias_linear", arguments.get("add_bias_linear") is False
     if not any(arguments.get(name) for name in ("swiglu", "squared_relu", "glu_activation")):
-        yield f"--gelu={_gelu(arguments)}"
-    yield f"--position-embedding-type={_position(arguments)}"
+        yield "gelu", _gelu(arguments)
+    yield "position_embedding_type", _position(arguments)
     if tokenizer:
-        yield f"--tokenizer-type={tokenizer}"
+        yield "tokenizer_type", tokenizer
         # Megatron-LM had no such argument while it had only legacy tokens.
         form = with_sentencepiece_form(arguments, is_legacy=True)
-        if form.get("tokenizer_sentencepiece_legacy"):
-            yield "--tokenizer-sentencepiece-legacy"
-    pad_to = arguments.get("pad_vocab_size_to")
-    if pad_to:
-        yield f"--pad-vocab-size-to={pad_to}"
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        yield "tokenizer_sentencepiece_legacy", bool(form.get("tokenizer_sentencepiece_legacy"))
+    yield "pad_vocab_size_to", arguments.get("pad_vocab_size_to") or None
 
 
 def _gelu(arguments: dict[str, Any]) -> str:

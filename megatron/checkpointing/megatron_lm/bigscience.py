@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.manifest import LATEST
-from megatron.checkpointing.megatron_lm.arguments import flags_of
+from megatron.checkpointing.megatron_lm.arguments import values_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     ForeignCheckpoint,
     Rows,
@@ -82,7 +82,7 @@ def find(path: Path) -> ForeignCheckpoint:
     info = main.get("checkpoint_info") or {}
     return ForeignCheckpoint(
         folder=folder,
-        flags=flags_of(arguments),
+        values=values_of(arguments),
         rows=sum(len(shard) for shard in files.shards(files.table)),
         vocab_size=info.get("original_vocab_size"),
         checkpoint=FullCheckpoint(

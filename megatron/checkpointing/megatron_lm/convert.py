@@ -1,6 +1,6 @@
 """Convert checkpoints between Megatron-LM, BigScience, Meta's Llama, Hugging Face and our format."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
+from megatron.config.parsing.files import Values
 from megatron.config.plan.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.logging import LoggingConfig
@@ -102,13 +103,13 @@ def find(
             )
 
 
-def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) -> Iterator[str]:
+def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterator[str]:
     """Run a conversion; yield messages for the user.
 
     Memory: one parameter, or one rank's weights for Megatron-LM.
 
     Args:
-        parse: returns the Config, given flags from the files that the command line overrides.
+        parse: returns the Config, given settings from the files that the command line overrides.
 
     Raises:
         ConfigError: flags are missing or contradict the files.
@@ -118,7 +119,7 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
     loader = "hugging_face" if loader == "llama2_hf" else loader
     saver = conversion.saver or ("megatron" if loader == "megatron" else "own")
     if loader == "hugging_face":
-        yield from _from_transformers(conversion, parse(()), saver)
+        yield from _from_transformers(conversion, parse({}), saver)
         return
     if loader == "own":
         folder = checkpoint_of(conversion.source)
@@ -207,12 +208,12 @@ def _from_transformers(conversion: Conversion, config: Config, saver: str) -> It
 
 def _to_native(
     found: ForeignCheckpoint,
-    parse: Callable[[Sequence[str]], Config],
+    parse: Callable[[Values], Config],
     *,
     keeps_rows: bool,
 ) -> tuple[Manifest, FullCheckpoint]:
     """Translate a foreign checkpoint to our manifest and weights."""
-    config = parse(found.flags)
+    config = parse(found.values)
     vocab_size = _vocab_size(found, config, needed=keeps_rows)
     if vocab_size > found.rows:
         raise ConfigError(

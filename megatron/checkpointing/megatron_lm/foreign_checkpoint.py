@@ -10,6 +10,7 @@ from torch import Tensor
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.parsing.files import Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class ForeignCheckpoint:
     """Training state of another program.
 
     Args:
-        flags: our flags for its network, as far as the files contain them.
+        values: settings of its network, as far as the files contain them.
         rows: of the token embedding, padding included.
         vocab_size: without padding; None if the files do not contain it.
         checkpoint: weights, and optimizer states if supported.
@@ -28,7 +29,7 @@ class ForeignCheckpoint:
     """
 
     folder: Path
-    flags: Sequence[str]
+    values: Values
     rows: int
     vocab_size: int | None
     checkpoint: FullCheckpoint

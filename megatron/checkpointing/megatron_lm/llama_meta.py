@@ -23,6 +23,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
+from megatron.config.parsing.files import Values
 
 PARAMETERS = "params.json"
 _SEQUENCE = 4096  # of Llama 2; the files do not contain it
@@ -54,7 +55,7 @@ def find(path: Path) -> ForeignCheckpoint:
         raise CheckpointError(f"{path}: not Meta's files of Llama: {error!r}") from error
     return ForeignCheckpoint(
         folder=path,
-        flags=[*_flags(params, inner, dtype), *_tokenizer(path, rows)],
+        values={**_values(params, inner, dtype), **_tokenizer(path, rows)},
         rows=rows,
         vocab_size=rows,
         checkpoint=FullCheckpoint(
@@ -134,31 +135,33 @@ def _load_parameter(name: str, make: Any) -> ParameterState:
         raise CheckpointError(f"{name}: its shards are missing or do not fit: {error}") from error
 
 
-def _flags(params: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Iterator[str]:
+def _values(params: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Values:
     heads, groups = params["n_heads"], params.get("n_kv_heads")
-    yield from (f"--num-layers={params['n_layers']}", f"--hidden-size={params['dim']}")
-    yield from (f"--num-attention-heads={heads}", f"--ffn-hidden-size={inner}")
-    yield from (f"--seq-length={_SEQUENCE}", f"--layernorm-epsilon={params['norm_eps']}")
-    if groups and groups != heads:
-        yield from ("--group-query-attention", f"--num-query-groups={groups}")
-    yield from (
-        "--position-embedding-type=rotary",
-        f"--rotary-base={params.get('rope_theta', 1e4)}",
-    )
-    if params.get("use_scaled_rope"):
-        yield "--use-rope-scaling"
-    yield from ("--normalization=RMSNorm", "--swiglu", "--disable-bias-linear")
-    yield from ("--untie-embeddings-and-output-weights", "--attention-dropout=0")
-    yield "--hidden-dropout=0"
-    if dtype in (torch.bfloat16, torch.float16):
-        yield "--bf16" if dtype == torch.bfloat16 else "--fp16"
+    is_grouped = bool(groups) and groups != heads
+    return {
+        **{"num_layers": params["n_layers"], "hidden_size": params["dim"]},
+        **{"num_attention_heads": heads, "ffn_hidden_size": inner},
+        **{"seq_length": _SEQUENCE, "layernorm_epsilon": params["norm_eps"]},
+        **({"group_query_attention": True, "num_query_groups": groups} if is_grouped else {}),
+        "position_embedding_type": "rotary",
+        "rotary_base": params.get("rope_theta", 1e4),
+        "use_rope_scaling": bool(params.get("use_scaled_rope")),
+        **{"normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True},
+        **{"untie_embeddings_and_output_weights": True, "attention_dropout": 0},
+        "hidden_dropout": 0,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": dtype == torch.float16,
+    }
 
 
-def _tokenizer(path: Path, rows: int) -> Iterator[str]:
-    """Yield the flags of the SentencePiece tokenizer of Llama 1 and 2, if it is beside the files."""
+def _tokenizer(path: Path, rows: int) -> Values:
+    """Return the settings of the SentencePiece tokenizer of Llama 1 and 2, if it is beside the files."""
     for folder in (path, path.parent):
         if rows == 32000 and (folder / "tokenizer.model").is_file():
             # These models were trained on texts that start with BOS.
-            yield from ("--tokenizer-type=Llama2Tokenizer", "--tokenizer-sentencepiece-legacy")
-            yield f"--tokenizer-model={folder / 'tokenizer.model'}"
-            return
+            return {
+                "tokenizer_type": "Llama2Tokenizer",
+                "tokenizer_sentencepiece_legacy": True,
+                "tokenizer_model": folder / "tokenizer.model",
+            }
+    return {}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.megatron_lm.arguments import flags_of
+from megatron.checkpointing.megatron_lm.arguments import values_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     ForeignCheckpoint,
     Rows,
@@ -29,6 +29,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
+from megatron.config.parsing.files import Values
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
@@ -142,10 +143,10 @@ def found_in(
     rows = Rows(version=version, head_dim=head_dim, gate=_gate(saved_args))
     return ForeignCheckpoint(
         folder=folder,
-        flags=[
-            *(flags_of(arguments) or _flags_of_shapes(modules, layers[""], heads)),
-            *form.flags(modules, names.num_decoder_layers, saved_args),
-        ],
+        values={
+            **(values_of(arguments) or _values_of_shapes(modules, layers[""], heads)),
+            **form.values(modules, names.num_decoder_layers, saved_args),
+        },
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
         checkpoint=FullCheckpoint(
@@ -281,17 +282,14 @@ def _vocab_size(first: Mapping[str, Any]) -> int | None:
     return int(name) if name else None
 
 
-def _flags_of_shapes(
-    modules: Mapping[str, Sequence[Tensor]], layers: int, heads: int
-) -> Iterator[str]:
-    """Derive flags from shapes for files without arguments, such as GPT-2 345M's."""
+def _values_of_shapes(modules: Mapping[str, Sequence[Tensor]], layers: int, heads: int) -> Values:
+    """Derive settings from shapes for files without arguments, such as GPT-2 345M's."""
     table = modules["embedding.word_embeddings.weight"][0]
     positions = modules["embedding.position_embeddings.weight"][0].shape[0]
-    yield from (f"--num-layers={layers}", f"--hidden-size={table.shape[1]}")
-    yield from (f"--num-attention-heads={heads}", f"--seq-length={positions}")
-    yield from (
-        f"--max-position-embeddings={positions}",
-        "--position-embedding-type=learned_absolute",
-    )
-    if table.dtype != torch.float32:
-        yield "--bf16" if table.dtype == torch.bfloat16 else "--fp16"
+    return {
+        **{"num_layers": layers, "hidden_size": table.shape[1], "num_attention_heads": heads},
+        **{"seq_length": positions, "max_position_embeddings": positions},
+        "position_embedding_type": "learned_absolute",
+        "bf16": table.dtype == torch.bfloat16,
+        "fp16": table.dtype not in (torch.bfloat16, torch.float32),
+    }

@@ -1,4 +1,4 @@
-"""The form of each network in Megatron-LM's files: which files hold it, names, flags, arguments."""
+"""The form of each network in Megatron-LM's files: which files hold it, names, settings, arguments."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megatron.common.registry import NETWORKS, imported
 from megatron.config.networks.architecture import network_named
+from megatron.config.parsing.files import Values
 
 Renamed = tuple[tuple[str, str], ...]
 """Patterns of names of parameters, and what each becomes."""
@@ -25,17 +26,17 @@ class Form:
         """Whether parameters of these names are those of this network and of no other."""
         return False
 
-    def flags(
+    def values(
         self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """Yield its flags beside those of a GPT.
+    ) -> Values:
+        """Return its settings beside those of a GPT.
 
         Args:
             modules: shards of its parameters, by module name.
             layers: of a decoder behind an encoder.
             arguments: those in the files.
         """
-        return iter(())
+        return {}
 
     def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
         """Return its arguments beside those of a GPT.

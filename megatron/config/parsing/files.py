@@ -10,7 +10,10 @@ from megatron.common.errors import ConfigError
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import FileWord, value_in
+from megatron.config.parsing.parser import FileWord, peek
+
+Values = Mapping[str, Any]
+"""Values of settings by field, as a file of flags holds them; a dictionary groups some."""
 
 Switches = Callable[[str], tuple[list[str], list[str]]]
 """Function of an option with hyphens: the words that stand for "on" and for "off" in a file of flags."""
@@ -27,9 +30,9 @@ def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[s
     Raises:
         ConfigError: a file is missing, is not YAML, or holds something other than flags.
     """
-    file = value_in(argv, "--config")
+    file = peek(argv).get("config")
     words = [*(_words_of(Path(file), sections) if file else []), *argv]
-    preset = value_in(words, "--preset")
+    preset = peek(words).get("preset")
     return [*(_words_of(preset_file(preset), sections) if preset else []), *words]
 
 
@@ -130,7 +133,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError("its values are nested too deeply") from error
 
 
-def flag_words(flags: Mapping[str, Any], sections: Mapping[str, type]) -> list[str]:
+def flag_words(flags: Values, sections: Mapping[str, type]) -> list[str]:
     """Return the command line that a dictionary stands for, by the rules of a file of flags."""
     entries = _entries(dict(flags), _switches(sections))
     return [word for _, words in entries for word in words]

@@ -15,6 +15,11 @@ def plain(option: str) -> str:
     return option.replace("_", "-")
 
 
+def field_of(option: str) -> str:
+    """Return the name of an option as fields have it, such as num_layers for --num-layers."""
+    return option.removeprefix("--").replace("-", "_")
+
+
 def answer_for(name: str, answers: Mapping[str, str], known: Iterable[str]) -> str:
     """Return what is to be written in place of the unknown flag `name`; "" if nothing is known.
 

@@ -2,15 +2,15 @@
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise, zip_longest
 from typing import Any, NoReturn
 
 from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.near_misses import answer_for, plain
+from megatron.config.parsing.near_misses import answer_for, field_of, plain
 
 _MOST_PROBLEMS = 50
 """Problems of files that are reported; looking for near misses takes time for each."""
@@ -31,18 +31,22 @@ class FileWord(str):
         return made
 
 
-def value_in(argv: Sequence[str], option: str) -> str | None:
-    """Return the last value of `option` in `argv`, without parsing the rest; None if there is none."""
-    return _last_value(argv, lambda name: plain(name) == plain(option))
+Given = Mapping[str, str | None]
+"""The last value of each option of a command line, by its name with underscores; None without one."""
 
 
-def _last_value(argv: Sequence[str], is_option: Callable[[str], bool]) -> str | None:
-    found: str | None = None
-    for index, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and is_option(name):
-            following = "".join(argv[index + 1 : index + 2])
-            found = value if equals else None if following.startswith("--") else following or None
+def peek(argv: Sequence[str]) -> Given:
+    """Return the options in `argv`, without parsing the rest.
+
+    For what has to be known before flags can be parsed: which parts and which files have some.
+    """
+    found: dict[str, str | None] = {}
+    for word, following in zip_longest(argv, argv[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if option.startswith("--"):
+            is_value = bool(following) and not following.startswith("--")
+            given = value if equals else following if is_value else None
+            found[field_of(option)] = given
     return found
 
 
@@ -131,11 +135,11 @@ class FlagParser(ToolParser):
 
     def _contradictions(self, words: Sequence[str]) -> Iterator[str]:
         """Yield flags given under two spellings with different values; files are overridden."""
-        typed = [word for word in words if not isinstance(word, FileWord)]
+        typed = peek([word for word in words if not isinstance(word, FileWord)])
         for action in self._actions:
             if action.nargs is not None or len(action.option_strings) == 1:
                 continue
-            found = {option: _last_value(typed, option.__eq__) for option in action.option_strings}
+            found = {each: typed.get(field_of(each)) for each in action.option_strings}
             given = {option: value for option, value in found.items() if value is not None}
             if len(set(given.values())) > 1:
                 flags = [f"{option} {value}" for option, value in given.items()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, near, raise_if_any
 from megatron.config.parsing.files import parse_yaml, read_yaml
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 
 _WORD = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_]\w*(\.\w[\w-]*)*)(=(?P<value>.*))?", re.S)
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -64,7 +64,8 @@ def _without_config_name(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     Raises:
         ConfigError: there is no such file.
     """
-    name, folder = value_in(argv, _NAME), value_in(argv, _PATH)
+    given = peek(argv)
+    name, folder = given.get("config_name"), given.get("config_path")
     words = list(argv)
     for option in (_PATH, _NAME):
         for index, word in reversed([*enumerate(words)]):

@@ -1,11 +1,10 @@
 """Files at URLs (object storage): the directory of their local copies."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.config.parsing.declaration import setting
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import Given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +16,10 @@ class UrlConfig:
     files, checkpoints, and outputs until they are uploaded (default: ~/.cache/megatron/urls)."""
 
 
-def urls_in(argv: Sequence[str]) -> UrlConfig:
-    """Return the flags about URLs in a command line, without parsing the rest."""
-    names = ("--object-storage-cache-path", "--s3-cache-path")
-    paths = [path for name in names if (path := value_in(argv, name))]
-    return UrlConfig(object_storage_cache_path=paths[0] if paths else None)
+def urls_in(given: Given) -> UrlConfig:
+    """Return the flags about URLs among the options of a command line."""
+    path = given.get("object_storage_cache_path") or given.get("s3_cache_path")
+    return UrlConfig(object_storage_cache_path=path)
 
 
 def cache_of(urls: UrlConfig) -> Path:

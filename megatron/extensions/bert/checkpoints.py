@@ -1,6 +1,6 @@
 """MegatronBert: BERT with norms in front of sublayers; heads of pretraining. BERT in Megatron-LM's files."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +11,22 @@ from megatron.checkpointing.hugging_face.families.family import (
     Family,
     HuggingFaceConfig,
     Modules,
-    activation_flags,
     activation_name,
+    activation_values,
 )
 from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
 from megatron.checkpointing.megatron_lm.networks import Form
 from megatron.common.registry import FAMILIES
 from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.parsing.files import Values
 from megatron.extensions.bert.flags import BertSpec
 
 
-def encoder_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    """Yield the flags of positions and activation."""
-    yield from ("--position-embedding-type", "learned_absolute")
-    flags = activation_flags(config["hidden_act"], gated=False)
-    yield from flags
-    if flags == ["--gelu", "tanh"]:  # of the head too
-        yield "--openai-gelu"
+def encoder_values(config: HuggingFaceConfig) -> Values:
+    """Return the settings of positions and activation."""
+    activation = activation_values(config["hidden_act"], gated=False)
+    of_head = {"openai_gelu": activation == {"gelu": "tanh"}}
+    return {"position_embedding_type": "learned_absolute", **activation, **of_head}
 
 
 def encoder_needs(_: ModelSpec) -> Allowed:
@@ -81,7 +80,7 @@ MEGATRON_BERT = Family(
         "is_decoder": False,
         "add_cross_attention": False,
     },
-    flags_of=encoder_flags,
+    values_of=encoder_values,
     needs=encoder_needs,
     network={
         **ENCODER,
@@ -140,14 +139,15 @@ class BERTForm(Form):
         """Whether there is a masked-LM head, or that of a task."""
         return any(name.startswith(("lm_head.dense.", "classification_head.")) for name in names)
 
-    def flags(
+    def values(
         self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """Yield the flags of the heads."""
-        if not any(name.startswith(("binary_head.", "classification_head.")) for name in modules):
-            yield "--bert-no-binary-head"
-        if arguments.get("openai_gelu"):
-            yield "--openai-gelu"
+    ) -> Values:
+        """Return the settings of the heads."""
+        heads = ("binary_head.", "classification_head.")
+        return {
+            "bert_binary_head": any(name.startswith(heads) for name in modules),
+            "openai_gelu": bool(arguments.get("openai_gelu")),
+        }
 
     def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
         """Return the arguments of the heads."""

@@ -217,15 +217,14 @@ def _found(
     task = named or (
         "question-answering" if (layers, outputs) == (1, 2) else "token-classification"
     )
-    flags = ["--task", task, "--train-data", "none", "--head-layers", str(layers)]
     # NeMo computes GELU in its exact form.
-    flags += ["--gelu=erf"]
+    values = {"task": task, "train_data": ["none"], "head_layers": layers, "gelu": "erf"}
     if task == "question-answering":  # which has to leave room for a context
         positions = len(ranks[0]["model"]["language_model.embedding.position_embeddings.weight"])
-        flags += ["--max-query-length", str(min(64, positions // 2))]
+        values["max_query_length"] = min(64, positions // 2)
     else:
-        flags += ["--labels", *_labels(model, settings, outputs)]
-    return replace(found, flags=[*found.flags, *flags], objective=objective_of(task))
+        values["labels"] = _labels(model, settings, outputs)
+    return replace(found, values={**found.values, **values}, objective=objective_of(task))
 
 
 def _labels(model: Mapping[str, Any], settings: Mapping[str, Any], outputs: int) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, near, raise_if_any, reason
-from megatron.config.parsing.parser import FileWord, value_in
+from megatron.config.parsing.parser import FileWord, peek
 from megatron.config.parsing.settings import KeyValue, Settings, read_settings, value
 from megatron.extensions.nemo.flags_networks import CONFIG_GROUP, language_model_flags
 from megatron.extensions.nemo.flags_tasks import (
@@ -37,7 +37,7 @@ def nemo_flags(argv: Sequence[str], task: NemoTask, *, world_size: int) -> list[
         ConfigError: lists keys that are unknown or have no meaning here, and wrong values.
     """
     settings, flags = read_settings(argv, task.defaults)
-    if "pretrained_model" in settings or value_in(flags, "--epochs") == "0":
+    if "pretrained_model" in settings or peek(flags).get("epochs") == "0":
         # The length of samples is that of the network that is evaluated.
         settings = {
             key: setting

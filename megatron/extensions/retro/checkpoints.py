@@ -8,6 +8,7 @@ from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed
 from megatron.config.network.model_spec import names_of
+from megatron.config.parsing.files import Values
 from megatron.extensions.retro.flags import RetroSpec
 
 _CROSS_ATTENTION = ".cross_attention.attn."
@@ -65,25 +66,27 @@ class RetroForm(Form):
             module = module.replace(own, core)
         return re.sub(r"^(layers|final_layernorm)\.", r"decoder.\1.", module)
 
-    def flags(
+    def values(
         self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """Yield the flags of the encoder of neighbors and of its form."""
-        yield from ("--retro-add-retriever", "--retro-normed-residual")
-        if not any(name.startswith("final_layernorm.") for name in modules):
-            yield "--retro-no-final-norm"
+    ) -> Values:
+        """Return the settings of the encoder of neighbors and of its form."""
         of_encoder = {
             match[1]
             for name in modules
             if (match := re.search(r"\.encoder\.layers\.(\d+)\.", name))
         }
-        yield f"--retro-encoder-layers={len(of_encoder)}"
-        for field, names in _ARGUMENTS.items():
-            value = next(
-                (arguments[name] for name in names if arguments.get(name) is not None), None
-            )
-            if value is not None:
-                yield f"--{field.replace('_', '-')}={value}"
+        return {
+            "retro_add_retriever": True,
+            "retro_normed_residual": True,
+            "retro_final_norm": any(name.startswith("final_layernorm.") for name in modules),
+            "retro_encoder_layers": len(of_encoder),
+            **{
+                field: next(
+                    (found for name in names if (found := arguments.get(name)) is not None), None
+                )
+                for field, names in _ARGUMENTS.items()
+            },
+        }
 
     def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
         """Return the arguments of the encoder of neighbors."""

@@ -1,6 +1,6 @@
 """Objectives of networks with retrieval: pretraining, and instruction tuning on questions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,6 @@ from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import Declaration
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.parser import value_in
 from megatron.extensions.retro.flags import RetroConfig, neighbor_problems, plan_retro
 from megatron.extensions.retro.instruct_flags import (
     QUESTIONS,
@@ -88,13 +87,13 @@ class InstructDeclaration(RetrievalDeclaration):
             yield "--split is for token files; questions to evaluate on are in NAME_QA_dev.json"
         yield from context_problems(instruct)
 
-    def saved_flags(self, words: Sequence[str], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    def saved_flags(self, given: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the flags of a checkpoint without a project, whose samples are those of pretraining.
 
         Raises:
-            ConfigError: `words` name a project.
+            ConfigError: a project is given.
         """
-        if value_in(words, "--retro-project-dir"):
+        if given.get("retro_project_dir"):
             raise ConfigError(
                 "--retro-project-dir is for pretrain_retro.py: questions are in --data-folder, and "
                 "--retro-chunk-length is a flag here"

@@ -1,6 +1,6 @@
 """Retro, a GPT that attends to retrieved neighbors: flags, resolution and checks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import range_problems, resolved, setting
 from megatron.config.parsing.flags import given_options
-from megatron.config.parsing.parser import value_in
 from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import RetroPlan, RetroProject, read_retro_project
 
@@ -65,13 +64,16 @@ class RetroConfig:
     """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
 
 
-def settings_of(words: Sequence[str], saved: Mapping[str, Any]) -> RetroProject | None:
+def settings_of(values: Mapping[str, Any]) -> RetroProject | None:
     """Return the project of a command line, or of a checkpoint; None if there is none.
+
+    Args:
+        values: by field, those given over those saved.
 
     Raises:
         ConfigError: its config.json cannot be read.
     """
-    directory = value_in(words, "--retro-project-dir") or saved.get("retro_project_dir")
+    directory = values.get("retro_project_dir")
     return read_retro_project(directory) if directory else None
 
 

@@ -1,13 +1,14 @@
 """T5 in Megatron-LM's files."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed, first_decoder_stage
 from megatron.config.network.model_spec import names_of
+from megatron.config.parsing.files import Values
 from megatron.extensions.t5.flags import DecoderSpec
 
 _CROSS_ATTENTION = re.compile(r"\.(inter|cross)_attention\.(query|key_value|dense|linear_)")
@@ -23,17 +24,18 @@ class T5Form(Form):
         """Whether there is cross-attention of a decoder."""
         return any(_CROSS_ATTENTION.search(name) for name in names)
 
-    def flags(
+    def values(
         self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """Yield the flags of the decoder."""
-        yield f"--decoder-num-layers={layers}"
+    ) -> Values:
+        """Return the settings of the decoder."""
         length = arguments.get("decoder_seq_length") or arguments.get("seq_length")
-        if length:
-            yield f"--decoder-seq-length={length}"
-        for name in ("relative_attention_num_buckets", "relative_attention_max_distance"):
-            if arguments.get("position_embedding_type") == "relative" and arguments.get(name):
-                yield f"--{name.replace('_', '-')}={arguments[name]}"
+        is_relative = arguments.get("position_embedding_type") == "relative"
+        distances = ("relative_attention_num_buckets", "relative_attention_max_distance")
+        return {
+            "decoder_num_layers": layers,
+            "decoder_seq_length": length or None,
+            **{name: arguments.get(name) or None for name in distances if is_relative},
+        }
 
     def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
         """Return the arguments of the decoder."""

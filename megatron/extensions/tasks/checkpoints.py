@@ -10,12 +10,13 @@ from megatron.checkpointing.hugging_face.families.family import Family, HuggingF
 from megatron.checkpointing.hugging_face.families.registry import DECODERS
 from megatron.common.registry import FAMILIES
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 from megatron.extensions.bert.checkpoints import (
     ENCODER,
     MEGATRON_BERT,
     POOLER,
-    encoder_flags,
     encoder_needs,
+    encoder_values,
 )
 from megatron.extensions.tasks.flags import HeadSpec
 
@@ -42,26 +43,26 @@ def _label_names(spec: ModelSpec) -> tuple[str, ...]:
     return head.labels or tuple(f"LABEL_{i}" for i in range(head.num_outputs))
 
 
-def _label_flags(config: HuggingFaceConfig) -> list[str]:
-    """Return the flags of the labels in config.json, in the order of their ids."""
+def _labels(config: HuggingFaceConfig) -> list[str]:
+    """Return the labels in config.json, in the order of their ids."""
     names = {int(i): str(name) for i, name in config["id2label"].items()}
-    return ["--labels", *(names[i] for i in sorted(names))]
+    return [names[i] for i in sorted(names)]
 
 
-def _class_flags(config: HuggingFaceConfig) -> list[str]:
-    """Return the flags of a classification of texts, or of a regression."""
+def _class_values(config: HuggingFaceConfig) -> Values:
+    """Return the settings of a classification of texts, or of a regression."""
     if len(config["id2label"]) == 1:
-        return ["--task", "STS-B"]
-    return ["--task", "text-classification", *_label_flags(config)]
+        return {"task": "STS-B"}
+    return {"task": "text-classification", "labels": _labels(config)}
 
 
 def _class_script(config: HuggingFaceConfig) -> str:
     return "" if len(config["id2label"]) == 1 else "tasks/text_classification.py"
 
 
-def _query_flags(length: int) -> list[str]:
-    """Return the flag of the longest question, which has to leave room for a context."""
-    return ["--max-query-length", str(max(1, min(_MOST_QUERY_TOKENS, length // 2)))]
+def _query_values(length: int) -> Values:
+    """Return the setting of the longest question, which has to leave room for a context."""
+    return {"max_query_length": max(1, min(_MOST_QUERY_TOKENS, length // 2))}
 
 
 def _decoder_classifier(family: Family) -> Family:
@@ -73,7 +74,7 @@ def _decoder_classifier(family: Family) -> Family:
         architecture=f"{stem}ForSequenceClassification",
         auto_class="AutoModelForSequenceClassification",
         keys={**family.keys, **_CLASS_KEYS},
-        flags_of=lambda config: [*family.flags_of(config), *_class_flags(config)],
+        values_of=lambda config: {**family.values_of(config), **_class_values(config)},
         needs=lambda spec: {
             **family.needs(spec),
             "num_outputs": (spec.part(HeadSpec).num_outputs or 1,),
@@ -89,7 +90,7 @@ def _downstream(
     task: str,
     *,
     objective: str,
-    flags: Callable[[HuggingFaceConfig], list[str]],
+    values: Callable[[HuggingFaceConfig], Values],
     needs: Callable[[ModelSpec], Allowed],
     network: Mapping[str, str],
     keys: Mapping[str, Callable[[ModelSpec], Any]] = MappingProxyType({}),
@@ -99,7 +100,7 @@ def _downstream(
 
     Args:
         task: in the names of the classes of transformers.
-        flags: of the task, for config.json.
+        values: settings of the task, for config.json.
         needs: values of the fields of the head.
         network: modules of the head.
         keys: entries of config.json about the head.
@@ -110,7 +111,7 @@ def _downstream(
         architecture=f"MegatronBertFor{task}",
         auto_class=f"AutoModelFor{task}",
         keys={**MEGATRON_BERT.keys, **keys},
-        flags_of=lambda config: [*encoder_flags(config), *flags(config)],
+        values_of=lambda config: {**encoder_values(config), **values(config)},
         needs=lambda spec: {
             **encoder_needs(spec),
             "binary_head": (False,),
@@ -132,10 +133,9 @@ _BERTS = (
     _downstream(
         "TokenClassification",
         objective="token-classification",
-        flags=lambda config: [
-            *("--task", "token-classification", "--head-layers", "1"),
-            *_label_flags(config),
-        ],
+        values=lambda config: {
+            **{"task": "token-classification", "head_layers": 1, "labels": _labels(config)}
+        },
         needs=lambda spec: {"head_layers": (1,), "labels": (spec.part(HeadSpec).labels or ("O",),)},
         network={"classification_head.0": "classifier"},
         keys=_LABEL_KEYS,
@@ -143,15 +143,15 @@ _BERTS = (
     _downstream(
         "QuestionAnswering",
         objective="question-answering",
-        flags=lambda _: ["--task", "question-answering", "--head-layers", "1"],
+        values=lambda _: {"task": "question-answering", "head_layers": 1},
         needs=lambda _: {"head_layers": (1,), "labels": ((),), "num_outputs": (2,)},
         network={"classification_head.0": "qa_outputs"},
-        flags_for=_query_flags,
+        values_for=_query_values,
     ),
     _downstream(
         "SequenceClassification",
         objective="classification",
-        flags=_class_flags,
+        values=_class_values,
         needs=lambda _: {"head_layers": (0,)},
         network={**POOLER, "classification_head": "classifier"},
         keys=_CLASS_KEYS,
@@ -160,7 +160,7 @@ _BERTS = (
     _downstream(
         "MultipleChoice",
         objective="multiple-choice",
-        flags=lambda _: ["--task", "RACE"],
+        values=lambda _: {"task": "RACE"},
         needs=lambda spec: {
             "head_layers": (0,),
             "num_outputs": (1,),

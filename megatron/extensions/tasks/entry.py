@@ -14,18 +14,19 @@ from pathlib import Path
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.remote import downloaded, fetch, local_directory
-from megatron.checkpointing.saved_run import checkpoint_flags, read_saved_run, saved_architecture
+from megatron.checkpointing.saved_run import read_saved_run, saved_architecture, saved_network
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
 from megatron.common.extensions import declared_in
 from megatron.common.registry import LOADERS, imported
 from megatron.common.remote_files import is_url
-from megatron.config.config import Config, all_sections, flatten, parse_conversion
+from megatron.config.config import Config, flatten, parse_conversion, words_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
-from megatron.config.parsing.files import flag_words
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.files import Values
+from megatron.config.parsing.near_misses import field_of
+from megatron.config.parsing.parser import Given, peek
 from megatron.config.run.urls import cache_of, urls_in
 from megatron.config.tools.checkpoint_tools import ConversionConfig
 from megatron.extensions.tasks.data.text_flags import TextTaskConfig
@@ -65,11 +66,12 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
         words = flags_of(words, task, world_size=launch.world_size)
     is_first = launch.rank == 0
     words = with_pretrained_network([f"--task={task}", *words], is_first=is_first)
-    load = value_in(words, "--load")
-    if load and load != value_in(words, "--save") and not Path(load).exists():
+    given = peek(words)
+    load = given.get("load")
+    if load and load != given.get("save") and not Path(load).exists():
         raise WrongCheckpointError(f"--load {load}: there is no such path{near(Path(load))}")
     if load and Path(load).exists() and system_of(Path(load)) in LOADERS:
-        words += _tokenizer_of(Path(load), words, is_first=is_first)
+        words += _tokenizer_of(Path(load), given, is_first=is_first)
         words.append(f"--load={_converted(Path(load), words, is_first=is_first)}")
     if load:
         words.append("--use-checkpoint-args")
@@ -84,8 +86,9 @@ def objective_in(words: Sequence[str], task: str) -> ObjectiveName:
     Raises:
         WrongCheckpointError: no network of this architecture learns it.
     """
+    given = peek(words)
     for flag in ("--pretrained-checkpoint", "--load"):
-        folder = value_in(words, flag)
+        folder = given.get(field_of(flag))
         architecture = saved_architecture(Path(folder)) if folder else None
         if folder and architecture:
             objective = objective_of(task, causal=network_named(architecture).is_causal)
@@ -111,36 +114,37 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
         ConfigError: --save is missing, where a network is converted.
     """
     words = _with_local_directories(words)
-    name = value_in(words, "--pretrained-checkpoint")
+    given = peek(words)
+    name = given.get("pretrained_checkpoint")
     if name is None:
         return [*words]
     source = Path(name)
-    words = [*words, *_tokenizer_of(source, words, is_first=is_first)]
+    words = [*words, *_tokenizer_of(source, given, is_first=is_first)]
     folder = source if _is_own(source) else _converted(source, words, is_first=is_first)
-    saved = checkpoint_flags(["--use-checkpoint-args", "--load", str(folder)])
+    given, saved = peek(words), saved_network(folder)
     flags: Mapping[str, object] = saved.flags if saved else {}
     saved_type = flags.get("tokenizer_type")
-    if saved_type and value_in(words, "--tokenizer-type") not in (None, saved_type):
+    if saved_type and given.get("tokenizer_type") not in (None, saved_type):
         # Files of one type mean nothing to another.
         flags = {field: value for field, value in flags.items() if field not in _TOKENIZER}
-    if flatten(read_saved_run(str(folder)).config).get("task") != value_in(words, "--task"):
+    if flatten(read_saved_run(str(folder)).config).get("task") != given.get("task"):
         # Labels and options of another task.
         own = {field.name for field in fields(TextTaskConfig)}
         flags = {field: value for field, value in flags.items() if field not in own}
-    return [*flag_words(flags, all_sections()), *words, f"--pretrained-checkpoint={folder}"]
+    return [*words_of(flags), *words, f"--pretrained-checkpoint={folder}"]
 
 
-def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list[str]:
-    """Return the flags of the tokenizer in a checkpoint of another program, unless `words` name another.
+def _tokenizer_of(source: Path, given: Given, *, is_first: bool) -> list[str]:
+    """Return the flags of the tokenizer in a checkpoint of another program, unless another is given.
 
     Its vocabulary is written to --save.
 
     Raises:
         WrongCheckpointError: it is no archive, or has no vocabulary.
     """
-    save = value_in(words, "--save")
+    save = given.get("save")
     system = system_of(source)
-    if system not in LOADERS or value_in(words, "--vocab-file") or save is None:
+    if system not in LOADERS or given.get("vocab_file") or save is None:
         return []
     found = imported(LOADERS.about(str(system)).tokenizer_in)(source)
     if found is None:
@@ -155,14 +159,15 @@ def _tokenizer_of(source: Path, words: Sequence[str], *, is_first: bool) -> list
 
 def _with_local_directories(words: Sequence[str]) -> list[str]:
     """Return `words` with local directories for checkpoints at URLs; download those to load."""
-    cache, local = cache_of(urls_in(words)), [*words]
+    given, local = peek(words), [*words]
+    cache = cache_of(urls_in(given))
     for flag in ("--pretrained-checkpoint", "--load", "--save"):
-        path = value_in(words, flag)
+        path = given.get(field_of(flag))
         if path and is_url(path):
             directory = Path(local_directory(path, cache, flag=flag))
             if flag != "--save":
                 # Files without a manifest that this run uploads are no checkpoint of another system.
-                fetch(directory, foreign=path != value_in(words, "--save"))
+                fetch(directory, foreign=path != given.get("save"))
             local.append(f"{flag}={downloaded(directory)}")
     return local
 
@@ -195,7 +200,7 @@ def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
         ConfigError: there is no --save.
         WrongCheckpointError: the folder holds another network, or the conversion takes too long.
     """
-    save = value_in(words, "--save")
+    save = peek(words).get("save")
     if save is None:
         raise ConfigError(f"{source} is converted to a folder of --save, which is missing")
     folder = Path(save) / CONVERTED
@@ -231,14 +236,15 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
 
     own = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
 
-    def parse(found: Sequence[str]) -> Config:
+    def parse(found: Values) -> Config:
         # The task is that of the network that is converted.
         own_task = parse_conversion(found, own, ConversionConfig).config
         config = parse_conversion(found, [*words, *own], ConversionConfig).config
         of_task = {name: own_task.extensions.get(name, kind()) for name, kind in SECTIONS.items()}
         return replace(config, extensions={**config.extensions, **of_task})
 
-    heads = value_in(words, "--num-attention-heads")
+    given = peek(words)
+    heads = given.get("num_attention_heads")
     conversion = Conversion(
         source=source,
         output=folder,
@@ -246,6 +252,6 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
         flags=("", ""),
         heads=int(heads) if heads and heads.isdecimal() else None,
         architecture=None,
-        task=value_in(words, "--task"),
+        task=given.get("task"),
     )
     return [*convert(conversion, parse)]

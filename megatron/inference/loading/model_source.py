@@ -17,7 +17,7 @@ from megatron.config.config import Config, flag_problems, parse_config_for_check
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import LAYOUT
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.config.run.urls import cache_of, urls_in
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def read_model_source(
         WrongCheckpointError: there is no model in --load.
     """
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
-    load = value_in(argv, "--load")
+    given = peek(argv)
+    load = given.get("load")
     if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
         parse(argv, {})  # prints and exits
     problems = [*flag_problems(argv, sections)]
@@ -68,7 +69,7 @@ def read_model_source(
         problems.append("--load is missing: the directory that a run saved to with --save")
         raise ConfigError(*problems)
     raise_if_any(problems)
-    folder, manifest, weights = _model_in(local_checkpoint(load, cache_of(urls_in(argv))))
+    folder, manifest, weights = _model_in(local_checkpoint(load, cache_of(urls_in(given))))
     trained = {
         section: {name: value for name, value in fields.items() if name not in LAYOUT}
         for section, fields in manifest.config.items()

@@ -80,7 +80,7 @@ def read(path, **how):
     """Return the network of files of NeMo's and its weights, as a conversion makes them."""
     found = find(path, **how)
     own = ["--model-type=BERT", "--load-dir=a", "--save-dir=b"]
-    config = parse_conversion(found.flags, own, ConversionConfig).config
+    config = parse_conversion(found.values, own, ConversionConfig).config
     model = native_manifest(found, config, vocab_size=VOCAB).plan["model"]
     parameters = native_weights(found, model).parameters
     return found, model, {name: p.weight.all() for name, p in parameters.items()}
@@ -281,8 +281,7 @@ def test_the_file_of_labels_is_a_name_and_no_pattern(tmp_path, name):
     archive, _ = written(tmp_path, "token-classification")
     content = yaml.safe_dump({"class_labels": {"class_labels_file": name}}).encode()
     _members(archive, {"model_config.yaml": content})
-    flags = find(archive, task="token-classification").flags
-    assert list(flags[-4:]) == ["--labels", "0", "1", "2"]
+    assert find(archive, task="token-classification").values["labels"] == ["0", "1", "2"]
 
 
 def test_an_archive_that_does_not_fit_is_not_unpacked(tmp_path, monkeypatch):

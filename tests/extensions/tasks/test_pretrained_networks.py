@@ -6,7 +6,7 @@ from tiny import tiny_config
 
 from megatron.checkpointing.megatron_lm import convert as conversions
 from megatron.common.errors import ConfigError, WrongCheckpointError
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.entry import train_text_task, with_pretrained_network
 
@@ -31,8 +31,8 @@ def own(tmp_path):
 def test_sizes_and_tokenizer_are_those_of_the_checkpoint(own):
     words = [f"--pretrained-checkpoint={own}", "--lr", "1"]
     found = with_pretrained_network(words, is_first=True)
-    assert value_in(found, "--hidden-size") == "16"
-    assert value_in(found, "--tokenizer-type") == "NullTokenizer"
+    assert peek(found).get("hidden_size") == "16"
+    assert peek(found).get("tokenizer_type") == "NullTokenizer"
     assert found[-3:] == ["--lr", "1", f"--pretrained-checkpoint={own}"]
     assert with_pretrained_network(["--lr", "1"], is_first=True) == ["--lr", "1"]
 
@@ -46,9 +46,9 @@ def test_options_are_those_of_the_checkpoint_where_its_task_is_the_same(tmp_path
     write_checkpoint(tmp_path / "own", weights, *words, vocab_size=VOCAB, **named, **how)
     flags = [f"--pretrained-checkpoint={tmp_path / 'own'}"]
     found = with_pretrained_network([*flags, "--task=question-answering"], is_first=True)
-    assert value_in(found, "--max-query-length") == "3"
+    assert peek(found).get("max_query_length") == "3"
     found = with_pretrained_network([*flags, "--task=token-classification"], is_first=True)
-    assert value_in(found, "--max-query-length") is None
+    assert peek(found).get("max_query_length") is None
 
 
 def test_another_format_is_converted_once_in_a_process_of_its_own(own, tmp_path, monkeypatch):
@@ -67,7 +67,7 @@ def test_another_format_is_converted_once_in_a_process_of_its_own(own, tmp_path,
     for is_first in (True, False, True):
         found = with_pretrained_network(words, is_first=is_first)
         assert found[-1] == f"--pretrained-checkpoint={folder}"
-        assert value_in(found, "--num-layers") == "2"
+        assert peek(found).get("num_layers") == "2"
     words[0] = f"--pretrained-checkpoint={tmp_path / 'mlm' / 'iter_0000003'}"
     with pytest.raises(WrongCheckpointError, match="holds the weights of .*mlm, not of"):
         with_pretrained_network(words, is_first=True)

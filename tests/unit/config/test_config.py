@@ -7,7 +7,14 @@ from tiny import tiny_argv, tiny_config
 
 from megatron.common.errors import ConfigError
 from megatron.config import config as config_module
-from megatron.config.config import SECTIONS, parse_config, parse_config_for_checkpoint
+from megatron.config.config import (
+    ANY_NETWORK,
+    SECTIONS,
+    Config,
+    parse_config,
+    parse_config_for_checkpoint,
+    words_of,
+)
 from megatron.config.inference.generation import GenerationConfig
 
 
@@ -74,3 +81,34 @@ def test_a_tool_takes_the_rest_from_the_checkpoint(monkeypatch):
     assert asdict(config) == expected
     assert own["generation"] == GenerationConfig(top_k=3)
     assert [notice.partition(":")[0] for notice in output] == ["--use-deepspeed"]
+
+
+def test_a_config_of_values_equals_that_of_their_flags():
+    config = tiny_config("--bf16", "--no-log-loss-scale-to-tensorboard", "--seed", "5")
+    sections = asdict(config)
+    assert Config.of(**{name: values for name, values in sections.items() if values}) == config
+    tiny = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "seq_length": 4}
+    made = Config.of(model=tiny, lr=1e-4, micro_batch_size=1, parallel={"device": "cpu"})
+    assert (made.model.num_layers, made.schedule.lr, made.parallel.device) == (2, 1e-4, "cpu")
+    assert made.training.seed == config_module.TrainingConfig.seed
+
+
+def test_values_that_make_no_config_are_refused():
+    with pytest.raises(ConfigError) as refused:
+        Config.of(modle={}, model={"num_layer": 2, "lr": 1})
+    assert refused.value.problems == (
+        "there is no section modle; did you mean model?",
+        "section model has no field num_layer; did you mean num_layers?",
+        "section model has no field lr",
+    )
+    with pytest.raises(ConfigError, match="--num-layers.*: invalid int value: '2.5'"):
+        Config.of(**{**ANY_NETWORK, "model": {**ANY_NETWORK["model"], "num_layers": 2.5}})
+    with pytest.raises(ConfigError, match="are required: .*--micro-batch-size"):
+        Config.of(**ANY_NETWORK)
+
+
+def test_values_become_the_flags_that_users_type():
+    values = {"model": {"num_layers": 2, "swiglu": True, "kv_channels": None}, "lr": 1e-4}
+    assert words_of(values) == ["--num-layers=2", "--swiglu", "--lr=0.0001"]
+    assert words_of({"rope_truncation": False, "bf16": False}) == ["--no-rope-truncation"]
+    assert words_of({"data_path": ["0.5", "a"]}) == ["--data-path", "0.5", "a"]

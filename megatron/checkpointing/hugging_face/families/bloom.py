@@ -1,6 +1,5 @@
 """BLOOM: ALiBi and a norm after the token embedding; fused QKV in our order of rows."""
 
-from collections.abc import Iterator
 from operator import attrgetter
 
 from megatron.checkpointing.expressed import Allowed
@@ -9,6 +8,7 @@ from megatron.checkpointing.hugging_face.families.family import (
     HuggingFaceConfig,
 )
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 
 
 def _needs(spec: ModelSpec) -> Allowed:
@@ -21,10 +21,13 @@ def _needs(spec: ModelSpec) -> Allowed:
     }
 
 
-def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
-    # ALiBi has no longest sequence; BLOOM was trained with 2048 tokens.
-    yield from ("--max-position-embeddings", str(config.get("seq_length") or 2048))
-    yield from ("--position-embedding-type", "alibi", "--embed-layernorm")
+def _values_of(config: HuggingFaceConfig) -> Values:
+    return {
+        # ALiBi has no longest sequence; BLOOM was trained with 2048 tokens.
+        "max_position_embeddings": config.get("seq_length") or 2048,
+        "position_embedding_type": "alibi",
+        "embed_layernorm": True,
+    }
 
 
 BLOOM = Family(
@@ -40,7 +43,7 @@ BLOOM = Family(
         "hidden_dropout": "hidden_dropout",
         "seq_length": attrgetter("positions.max_position_embeddings"),
     },
-    flags_of=_flags_of,
+    values_of=_values_of,
     needs=_needs,
     network={
         "embedding.word_embeddings": "transformer.word_embeddings",

@@ -1,6 +1,6 @@
-"""Architecture of transformers as tables: its options, config.json, tensors, and our flags."""
+"""Architecture of transformers as tables: its options, config.json, tensors, and our settings."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -18,6 +18,8 @@ from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec, MoESpec, flat
+from megatron.config.parsing.files import Values
+from megatron.config.parsing.near_misses import field_of
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
@@ -60,8 +62,8 @@ class Family:
         auto_class: class of transformers that finds it.
         keys: entries of config.json, without vocabulary and dtype: the ModelSpec field of the same
             value, for which there is a flag; a function of the network; or a constant.
-        flags_of: flags for the entries that are not ModelSpec fields. Raises CheckpointError if no
-            flag expresses an option.
+        values_of: settings for the entries that are not ModelSpec fields. Raises CheckpointError if
+            no flag expresses an option.
         needs: allowed values where they differ from those of `plain_values`.
         network: modules outside the transformer layers.
         layer: modules of a transformer layer, without prefix.
@@ -72,7 +74,7 @@ class Family:
         has_prediction_layer: whether files may hold a layer behind the last one, which predicts a
             later token and is left out.
         script_of: the script that trains such a network; "" for that of the objective.
-        flags_for: flags that depend on the length of samples.
+        values_for: settings that depend on the length of samples.
         absent: modules of `network` that this class does not have; they begin with initial weights.
     """
 
@@ -80,7 +82,7 @@ class Family:
     architecture: str
     auto_class: str = "AutoModelForCausalLM"
     keys: Mapping[str, str | bool | Callable[[ModelSpec], Any]]
-    flags_of: Callable[[HuggingFaceConfig], Iterable[str]]
+    values_of: Callable[[HuggingFaceConfig], Values]
     needs: Callable[[ModelSpec], Allowed] = lambda _: {}
     network: Table
     layer: Table
@@ -89,7 +91,7 @@ class Family:
     objective: ObjectiveName = "gpt"
     computes: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
     script_of: Callable[[HuggingFaceConfig], str] = lambda _: ""
-    flags_for: Callable[[int], Iterable[str]] = lambda _: ()
+    values_for: Callable[[int], Values] = lambda _: {}
     absent: Collection[str] = ()
     has_prediction_layer: bool = False
 
@@ -113,18 +115,18 @@ class Family:
             for key, entry in self.keys.items()
         }
 
-    def flags(self, config: HuggingFaceConfig) -> Iterator[str]:
-        """Yield the flags of pretraining for config.json, without those common to all families.
+    def values(self, config: HuggingFaceConfig) -> Values:
+        """Return the settings of config.json, without those common to all families.
 
         Raises:
             CheckpointError: no flag expresses an option.
         """
-        for key, entry in self.keys.items():
-            value = config.get(key) if isinstance(entry, str) else None
-            if value is not None and value is not False:
-                yield flag_setting(str(entry))
-                yield from () if value is True else (str(value),)
-        yield from self.flags_of(config)
+        of_fields = {
+            field_of(flag_setting(entry)): config[key]
+            for key, entry in self.keys.items()
+            if isinstance(entry, str) and config.get(key) is not None
+        }
+        return {**of_fields, **self.values_of(config)}
 
     def parts(self, spec: ModelSpec) -> Iterator[Part]:
         """Yield all parameters but absent ones, front to back; those of a layer as in `layer`.
@@ -194,32 +196,32 @@ def activation_name(spec: ModelSpec) -> str:
     return ACTIVATIONS[spec.mlp.activation]
 
 
-def activation_flags(function: str, *, gated: bool) -> list[str]:
-    """Return the flags of an activation, by transformers' name of the function.
+def activation_values(function: str, *, gated: bool) -> dict[str, Any]:
+    """Return the settings of an activation, by transformers' name of the function.
 
     Raises:
         CheckpointError: no flag expresses it.
     """
     function = "silu" if function == "swish" else function
-    flags = {
-        **{name: ["--gelu", "tanh"] for name in _GELU_TANH},
-        "gelu": ["--gelu", "erf"],
-        "relu": ["--relu"],
-        "relu2": ["--squared-relu"],
+    known: dict[str, dict[str, Any]] = {
+        **{name: {"gelu": "tanh"} for name in _GELU_TANH},
+        "gelu": {"gelu": "erf"},
+        "relu": {"relu": True},
+        "relu2": {"squared_relu": True},
     }
     if gated:
-        flags = {
-            their: ["--glu-activation", our] for our, their in ACTIVATIONS.items() if "glu" in our
-        } | {name: ["--glu-activation", "geglu_tanh"] for name in _GELU_TANH}
-    if function not in flags:
+        known = {
+            their: {"glu_activation": our} for our, their in ACTIVATIONS.items() if "glu" in our
+        } | {name: {"glu_activation": "geglu_tanh"} for name in _GELU_TANH}
+    if function not in known:
         raise CheckpointError(
             f"config.json: there is no flag for the activation {function}; known are "
-            f"{', '.join(flags)}"
+            f"{', '.join(known)}"
         )
-    return flags[function]
+    return known[function]
 
 
-def bias_flags(*, attention: bool, mlp: bool) -> list[str]:
-    """Return the flags of the biases of attention's and the MLP's linear layers."""
-    apart = ["--attention-bias", "on" if attention else "off"] if attention != mlp else []
-    return [*([] if mlp else ["--disable-bias-linear"]), *apart]
+def bias_values(*, attention: bool, mlp: bool) -> dict[str, Any]:
+    """Return the settings of the biases of attention's and the MLP's linear layers."""
+    apart = {"attention_bias": "on" if attention else "off"} if attention != mlp else {}
+    return {**({} if mlp else {"disable_bias_linear": True}), **apart}

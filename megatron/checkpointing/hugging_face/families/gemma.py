@@ -5,27 +5,27 @@ second layer a window. Gemma 3 has norms of queries and keys in place of the bou
 other rotary positions in the layers with a window.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
     Family,
     HuggingFaceConfig,
-    bias_flags,
 )
 from megatron.checkpointing.hugging_face.families.llama import (
     ATTENTION,
     KEYS,
     MLP,
     NAMES,
-    common_flags,
+    attention_bias_values,
     common_needs,
+    common_values,
     layer_types,
-    window_flags,
+    window_values,
 )
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 
 
 def _gemma_needs(spec: ModelSpec) -> Allowed:
@@ -87,34 +87,34 @@ _GEMMA3_KEYS = {
 }
 
 
-def _gemma_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from common_flags(config)
-    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
-    yield from ("--scale-embedding", "--apply-layernorm-1p")
+def _gemma_values(config: HuggingFaceConfig) -> Values:
+    own = {"scale_embedding": True, "apply_layernorm_1p": True}
+    return {**common_values(config), **attention_bias_values(config), **own}
 
 
-def _gemma2_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from _gemma_flags({**config, "hidden_act": config["hidden_activation"]})
-    scalar = str(float(config["query_pre_attn_scalar"]))
-    yield from ("--sandwich-norm", "--query-pre-attn-scalar", scalar)
-    for bounded in ("attn", "final"):
-        if bound := config.get(f"{bounded}_logit_softcapping"):
-            yield from (f"--{bounded}-logit-softcapping", str(float(bound)))
-    yield from window_flags(config.get("sliding_window"), config["layer_types"])
+def _gemma2_values(config: HuggingFaceConfig) -> Values:
+    bounds = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {
+        **_gemma_values({**config, "hidden_act": config["hidden_activation"]}),
+        "sandwich_norm": True,
+        "query_pre_attn_scalar": float(config["query_pre_attn_scalar"]),
+        **{name: float(config[name]) for name in bounds if config.get(name)},
+        **window_values(config.get("sliding_window"), config["layer_types"]),
+    }
 
 
-def _gemma3_flags(config: HuggingFaceConfig) -> Iterator[str]:
+def _gemma3_values(config: HuggingFaceConfig) -> Values:
     rotary = config["rope_parameters"]
     full, local = rotary["full_attention"], rotary["sliding_attention"]
-    flags = list(_gemma2_flags({**config, "rope_parameters": full}))
-    yield from (*flags, "--qk-layernorm")
-    if "--window-size" in flags:
-        if local.get("rope_type", "default") != "default":
-            raise CheckpointError(
-                f"config.json: there is no flag for rotary positions of the kind {local} in layers "
-                "with a window"
-            )
-        yield from ("--rotary-local-base", str(float(local["rope_theta"])))
+    values = {**_gemma2_values({**config, "rope_parameters": full}), "qk_layernorm": True}
+    if "window_size" not in values:
+        return values
+    if local.get("rope_type", "default") != "default":
+        raise CheckpointError(
+            f"config.json: there is no flag for rotary positions of the kind {local} in layers "
+            "with a window"
+        )
+    return {**values, "rotary_local_base": float(local["rope_theta"])}
 
 
 _NAMES: dict[str, Any] = {**NAMES, "norms_around_one": True}
@@ -133,7 +133,7 @@ GEMMA = Family(
     model_type="gemma",
     architecture="GemmaForCausalLM",
     keys=_GEMMA_KEYS,
-    flags_of=_gemma_flags,
+    values_of=_gemma_values,
     needs=_gemma_needs,
     **_NAMES,
 )
@@ -141,7 +141,7 @@ GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     keys=_GEMMA2_KEYS,
-    flags_of=_gemma2_flags,
+    values_of=_gemma2_values,
     needs=_gemma2_needs,
     **_SANDWICH_NAMES,
 )
@@ -149,7 +149,7 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     keys=_GEMMA3_KEYS,
-    flags_of=_gemma3_flags,
+    values_of=_gemma3_values,
     needs=_gemma3_needs,
     **_SANDWICH_NAMES,
 )

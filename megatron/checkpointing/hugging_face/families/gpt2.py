@@ -1,25 +1,25 @@
 """GPT-2: learned positions, LayerNorm, a plain MLP, linear layers kept as [in, out]."""
 
-from collections.abc import Iterator
 from operator import attrgetter
 
 from megatron.checkpointing.hugging_face.families.family import (
     Family,
     HuggingFaceConfig,
     Modules,
-    activation_flags,
     activation_name,
+    activation_values,
 )
 from megatron.checkpointing.hugging_face.families.tensor_mapping import (
     StackedTransposed,
     Transposed,
 )
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 
 
-def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from ("--position-embedding-type", "learned_absolute")
-    yield from activation_flags(config["activation_function"], gated=False)
+def _values_of(config: HuggingFaceConfig) -> Values:
+    activation = activation_values(config["activation_function"], gated=False)
+    return {"position_embedding_type": "learned_absolute", **activation}
 
 
 def _qkv(spec: ModelSpec) -> StackedTransposed:
@@ -51,7 +51,7 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    flags_of=_flags_of,
+    values_of=_values_of,
     network={
         "embedding.word_embeddings": "transformer.wte",
         "embedding.position_embeddings": "transformer.wpe",

@@ -1,22 +1,22 @@
 """GPT-NeoX and Pythia: rotary positions of a share of each head, LayerNorm, parallel residuals."""
 
-from collections.abc import Iterator
 from operator import attrgetter
 
 from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
     Family,
     HuggingFaceConfig,
-    activation_flags,
     activation_name,
-    bias_flags,
+    activation_values,
+    bias_values,
 )
 from megatron.checkpointing.hugging_face.families.rotary import (
     EXPRESSED,
     rope_scaling_config,
-    rotary_flags,
+    rotary_values,
 )
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 
 
 def _needs(spec: ModelSpec) -> Allowed:
@@ -28,10 +28,12 @@ def _needs(spec: ModelSpec) -> Allowed:
     }
 
 
-def _flags_of(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from rotary_flags(config)
-    yield from activation_flags(config["hidden_act"], gated=False)
-    yield from bias_flags(attention=config.get("attention_bias", True), mlp=True)
+def _values_of(config: HuggingFaceConfig) -> Values:
+    return {
+        **rotary_values(config),
+        **activation_values(config["hidden_act"], gated=False),
+        **bias_values(attention=config.get("attention_bias", True), mlp=True),
+    }
 
 
 def _rotary_share(spec: ModelSpec) -> float:
@@ -57,7 +59,7 @@ GPT_NEOX = Family(
         "use_parallel_residual": "parallel_residual",
         "attention_bias": attrgetter("attention_output_bias"),
     },
-    flags_of=_flags_of,
+    values_of=_values_of,
     needs=_needs,
     network={
         "embedding.word_embeddings": "gpt_neox.embed_in",

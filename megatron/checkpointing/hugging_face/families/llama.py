@@ -4,7 +4,7 @@ Mistral is Llama with a window. Qwen2 has biases of queries, keys and values alo
 queries and keys; both may have a window.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,17 +14,18 @@ from megatron.checkpointing.hugging_face.families.family import (
     HuggingFaceConfig,
     Modules,
     Table,
-    activation_flags,
     activation_name,
-    bias_flags,
+    activation_values,
+    bias_values,
 )
 from megatron.checkpointing.hugging_face.families.rotary import (
     EXPRESSED,
     rope_scaling_config,
-    rotary_flags,
+    rotary_values,
 )
 from megatron.checkpointing.hugging_face.families.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"
 
@@ -109,60 +110,62 @@ _QWEN_KEYS = {
 }
 
 
-def common_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    """Yield the flags for `KEYS` that are not ModelSpec fields."""
+def common_values(config: HuggingFaceConfig) -> dict[str, Any]:
+    """Return the settings for `KEYS` that are not ModelSpec fields."""
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
-    if groups < heads:
-        yield from ("--group-query-attention", "--num-query-groups", str(groups))
-    yield from rotary_flags(config)
-    yield from ("--normalization", "RMSNorm", "--hidden-dropout", "0")
-    yield from activation_flags(config["hidden_act"], gated=True)
+    return {
+        **({"group_query_attention": True, "num_query_groups": groups} if groups < heads else {}),
+        **rotary_values(config),
+        **{"normalization": "RMSNorm", "hidden_dropout": 0},
+        **activation_values(config["hidden_act"], gated=True),
+    }
 
 
-def _llama_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from common_flags(config)
-    yield from bias_flags(
-        attention=bool(config.get("attention_bias")), mlp=bool(config.get("mlp_bias"))
-    )
+def _llama_values(config: HuggingFaceConfig) -> Values:
+    attention, mlp = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    return {**common_values(config), **bias_values(attention=attention, mlp=mlp)}
 
 
-def _mistral_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*common_flags(config), "--disable-bias-linear")
-    yield from window_flags(config.get("sliding_window"), [_WINDOW])
+def attention_bias_values(config: HuggingFaceConfig) -> Values:
+    """Return the settings of biases that only attention may have."""
+    return bias_values(attention=bool(config.get("attention_bias")), mlp=False)
 
 
-def window_flags(window: int | None, kinds: Sequence[str]) -> Iterator[str]:
-    """Yield the flags of a window that layers of some `kinds` have."""
+def _mistral_values(config: HuggingFaceConfig) -> Values:
+    window = window_values(config.get("sliding_window"), [_WINDOW])
+    return {**common_values(config), "disable_bias_linear": True, **window}
+
+
+def window_values(window: int | None, kinds: Sequence[str]) -> Values:
+    """Return the settings of a window that layers of some `kinds` have."""
     has_window = [kind == _WINDOW for kind in kinds]
-    if window and any(has_window):
-        yield from ("--window-size", f"{window - 1},0")
-        if not all(has_window):
-            pattern = ",".join(str(int(windowed)) for windowed in has_window)
-            yield from ("--window-attn-skip-freq", f"[{pattern}]")
+    if not window or not any(has_window):
+        return {}
+    pattern = ",".join(str(int(windowed)) for windowed in has_window)
+    some = {} if all(has_window) else {"window_attn_skip_freq": f"[{pattern}]"}
+    return {"window_size": f"{window - 1},0", **some}
 
 
-def window_above_flags(window: int | None, config: HuggingFaceConfig) -> Iterator[str]:
-    """Yield the flags of a window of the layers that `layer_types` or `max_window_layers` names."""
+def window_above_values(window: int | None, config: HuggingFaceConfig) -> Values:
+    """Return the settings of a window of the layers that `layer_types` or `max_window_layers` names."""
     layers = config["num_hidden_layers"]
     full = config.get("max_window_layers", layers)
     kinds = [_FULL if number < full else _WINDOW for number in range(layers)]
-    yield from window_flags(window, config.get("layer_types") or kinds)
+    return window_values(window, config.get("layer_types") or kinds)
 
 
-def _qwen_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from common_flags(config)
+def _qwen_values(config: HuggingFaceConfig) -> Values:
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    yield from window_above_flags(window, config)
+    return {**common_values(config), **window_above_values(window, config)}
 
 
-def _qwen2_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*_qwen_flags(config), "--disable-bias-linear", "--add-qkv-bias")
+def _qwen2_values(config: HuggingFaceConfig) -> Values:
+    return {**_qwen_values(config), "disable_bias_linear": True, "add_qkv_bias": True}
 
 
-def _qwen3_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*_qwen_flags(config), "--qk-layernorm")
-    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
+def _qwen3_values(config: HuggingFaceConfig) -> Values:
+    return {**_qwen_values(config), "qk_layernorm": True, **attention_bias_values(config)}
 
 
 def _qkv(spec: ModelSpec) -> QueriesKeysValues:
@@ -207,7 +210,7 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     keys={**KEYS, **_BIAS, "mlp_bias": attrgetter("mlp.linear_bias")},
-    flags_of=_llama_flags,
+    values_of=_llama_values,
     needs=_llama_needs,
     **NAMES,
 )
@@ -215,7 +218,7 @@ MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     keys={**KEYS, "sliding_window": window_or_none},
-    flags_of=_mistral_flags,
+    values_of=_mistral_values,
     needs=_mistral_needs,
     **NAMES,
 )
@@ -223,7 +226,7 @@ QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     keys=_QWEN_KEYS,
-    flags_of=_qwen2_flags,
+    values_of=_qwen2_values,
     needs=_qwen2_needs,
     **NAMES,
 )
@@ -231,7 +234,7 @@ QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     keys={**_QWEN_KEYS, **_BIAS},
-    flags_of=_qwen3_flags,
+    values_of=_qwen3_values,
     needs=_qwen3_needs,
     **NAMES,
 )

@@ -5,7 +5,6 @@ choose the experts (arXiv:2412.19437, section 2.1.2). dots.llm1 is such a networ
 queries and keys, GLM-4.5 one with rotary positions of a part of each head.
 """
 
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -15,18 +14,18 @@ from megatron.checkpointing.hugging_face.families.family import (
     HuggingFaceConfig,
     Modules,
     Table,
-    bias_flags,
 )
 from megatron.checkpointing.hugging_face.families.llama import (
     ATTENTION,
     KEYS,
     MLP,
     NAMES,
-    common_flags,
+    attention_bias_values,
     common_needs,
-    window_above_flags,
-    window_flags,
+    common_values,
+    window_above_values,
     window_or_none,
+    window_values,
 )
 from megatron.checkpointing.hugging_face.families.tensor_mapping import (
     ExpertMatrices,
@@ -35,6 +34,7 @@ from megatron.checkpointing.hugging_face.families.tensor_mapping import (
 )
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec, MoESpec
+from megatron.config.parsing.files import Values
 
 _SCORED_PER_GROUP = 2  # best experts of a group whose sum is its score
 
@@ -107,70 +107,79 @@ def _shared_experts(spec: ModelSpec) -> int:
     return max(spec.part(MoESpec).shared_expert_ffn_hidden_size // spec.expert_width, 1)
 
 
-def _mixture_flags(config: HuggingFaceConfig, experts: int, dense: list[int]) -> Iterator[str]:
-    """Yield the flags of the layers with experts, and of attention and MLPs without biases."""
-    yield from (*common_flags(config), "--num-experts", str(experts))
+def _mixture_values(config: HuggingFaceConfig, experts: int, dense: list[int]) -> dict[str, Any]:
+    """Return the settings of the layers with experts, and of attention and MLPs without biases."""
+    values = {**common_values(config), "num_experts": experts}
     if dense:
         layers = range(config["num_hidden_layers"])
-        yield "--moe-layer-freq"
-        yield f"[{','.join(str(int(number not in dense)) for number in layers)}]"
+        pattern = ",".join(str(int(number not in dense)) for number in layers)
+        values["moe_layer_freq"] = f"[{pattern}]"
     if width := config.get("moe_intermediate_size"):
-        yield from ("--moe-ffn-hidden-size", str(width))
+        values["moe_ffn_hidden_size"] = width
+    return values
 
 
-def _mixtral_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from _mixture_flags(config, config["num_local_experts"], [])
-    yield from ("--ffn-hidden-size", str(config["intermediate_size"]), "--disable-bias-linear")
-    yield from ("--moe-router-score-function", "softmax")
-    yield from window_flags(config.get("sliding_window"), ["sliding_attention"])
+def _mixtral_values(config: HuggingFaceConfig) -> Values:
+    return {
+        **_mixture_values(config, config["num_local_experts"], []),
+        "ffn_hidden_size": config["intermediate_size"],
+        "disable_bias_linear": True,
+        "moe_router_score_function": "softmax",
+        **window_values(config.get("sliding_window"), ["sliding_attention"]),
+    }
 
 
-def _qwen_flags(config: HuggingFaceConfig) -> Iterator[str]:
+def _qwen_values(config: HuggingFaceConfig) -> Values:
     layers, step = range(config["num_hidden_layers"]), config.get("decoder_sparse_step", 1)
     ordinary = config.get("mlp_only_layers") or ()
     dense = [number for number in layers if number in ordinary or (number + 1) % step]
     experts = config.get("num_experts") or config["num_local_experts"]
-    yield from _mixture_flags(config, experts, dense)
-    yield from ("--moe-router-score-function", "softmax")
-    if not config.get("norm_topk_prob"):
-        yield "--moe-router-pre-softmax"
     if config.get("use_sliding_window"):
         raise CheckpointError("config.json: use_sliding_window is true; it is not imported")
+    return {
+        **_mixture_values(config, experts, dense),
+        "moe_router_score_function": "softmax",
+        "moe_router_pre_softmax": not config.get("norm_topk_prob"),
+    }
 
 
-def _qwen2_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*_qwen_flags(config), "--disable-bias-linear", "--add-qkv-bias")
-    yield "--moe-shared-expert-gate"
+def _qwen2_values(config: HuggingFaceConfig) -> Values:
+    own = dict.fromkeys(("disable_bias_linear", "add_qkv_bias", "moe_shared_expert_gate"), True)
+    return {**_qwen_values(config), **own}
 
 
-def _qwen3_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*_qwen_flags(config), "--qk-layernorm")
-    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
+def _qwen3_values(config: HuggingFaceConfig) -> Values:
+    return {**_qwen_values(config), "qk_layernorm": True, **attention_bias_values(config)}
 
 
-def _deepseek_flags(config: HuggingFaceConfig) -> Iterator[str]:
+def _deepseek_values(config: HuggingFaceConfig) -> Values:
     dense = [*range(config.get("first_k_dense_replace") or 0)]
-    yield from _mixture_flags(config, config["n_routed_experts"], dense)
-    yield from ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
     shared = (config.get("n_shared_experts") or 0) * config["moe_intermediate_size"]
-    yield from ("--moe-shared-expert-intermediate-size", str(shared))
+    values = {
+        **_mixture_values(config, config["n_routed_experts"], dense),
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_shared_expert_intermediate_size": shared,
+    }
     if (config.get("n_group") or 1) > 1:
-        yield from ("--moe-router-num-groups", str(config["n_group"]))
-        yield from ("--moe-router-group-topk", str(config["topk_group"]))
+        values["moe_router_num_groups"] = config["n_group"]
+        values["moe_router_group_topk"] = config["topk_group"]
+    return values
 
 
-def _dots_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*_deepseek_flags(config), "--qk-layernorm")
-    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
-    yield from window_above_flags(config.get("sliding_window"), config)
+def _dots_values(config: HuggingFaceConfig) -> Values:
+    window = window_above_values(config.get("sliding_window"), config)
+    biases = attention_bias_values(config)
+    return {**_deepseek_values(config), "qk_layernorm": True, **biases, **window}
 
 
-def _glm_flags(config: HuggingFaceConfig) -> Iterator[str]:
-    yield from (*_deepseek_flags(config), "--disable-bias-linear")
-    if config.get("use_qk_norm"):
-        yield "--qk-layernorm"
-    if config.get("attention_bias"):
-        yield "--add-qkv-bias"
+def _glm_values(config: HuggingFaceConfig) -> Values:
+    return {
+        **_deepseek_values(config),
+        "disable_bias_linear": True,
+        "qk_layernorm": bool(config.get("use_qk_norm")),
+        "add_qkv_bias": bool(config.get("attention_bias")),
+    }
 
 
 def _expert_table(block: str, gate: str, up: str, down: str) -> Table:
@@ -240,7 +249,7 @@ MIXTRAL = Family(
         "num_local_experts": _experts,
         "num_experts_per_tok": "experts_per_token",
     },
-    flags_of=_mixtral_flags,
+    values_of=_mixtral_values,
     needs=_mixtral_needs,
     **_names(_expert_table("block_sparse_moe", "w1", "w3", "w2")),
 )
@@ -248,7 +257,7 @@ QWEN2_MOE = Family(
     model_type="qwen2_moe",
     architecture="Qwen2MoeForCausalLM",
     keys={**_QWEN_KEYS, "shared_expert_intermediate_size": "shared_expert_ffn_hidden_size"},
-    flags_of=_qwen2_flags,
+    values_of=_qwen2_values,
     needs=_qwen2_needs,
     **_names(
         _ROUTED,
@@ -260,7 +269,7 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     keys={**_QWEN_KEYS, "attention_bias": attrgetter("attention_output_bias")},
-    flags_of=_qwen3_flags,
+    values_of=_qwen3_values,
     needs=_qwen3_needs,
     **_names(_ROUTED),
 )
@@ -272,7 +281,7 @@ DOTS1 = Family(
         "attention_bias": attrgetter("attention_output_bias"),
         "sliding_window": window_or_none,
     },
-    flags_of=_dots_flags,
+    values_of=_dots_values,
     needs=_dots_needs,
     **_DEEPSEEK_NAMES,
 )
@@ -287,7 +296,7 @@ GLM4_MOE = Family(
         # Layers that predict later tokens are not imported.
         "num_nextn_predict_layers": lambda _: 0,
     },
-    flags_of=_glm_flags,
+    values_of=_glm_values,
     needs=_glm_needs,
     has_prediction_layer=True,
     **_DEEPSEEK_NAMES,

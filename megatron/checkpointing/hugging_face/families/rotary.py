@@ -7,6 +7,7 @@ from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import HuggingFaceConfig
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.files import Values
 
 EXPRESSED: Allowed = dict.fromkeys(
     (
@@ -41,8 +42,8 @@ def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
     return {**rope, "original_max_position_embeddings": own.rope_original_length}
 
 
-def rotary_flags(config: HuggingFaceConfig) -> list[str]:
-    """Translate the rotary keys of config.json to flags.
+def rotary_values(config: HuggingFaceConfig) -> Values:
+    """Translate the rotary keys of config.json to settings.
 
     Raises:
         CheckpointError: no flag expresses this kind of scaling.
@@ -54,58 +55,58 @@ def rotary_flags(config: HuggingFaceConfig) -> list[str]:
         **(config.get("rope_parameters") or {}),
     }
     share = rope["partial_rotary_factor"]
-    return [
-        *("--position-embedding-type", "rotary", "--rotary-base", str(float(rope["rope_theta"]))),
-        *(["--rotary-percent", str(share)] if share not in (None, 1, 1.0) else []),
-        *_stretching_flags(rope, int(config["max_position_embeddings"])),
-    ]
+    return {
+        "position_embedding_type": "rotary",
+        "rotary_base": float(rope["rope_theta"]),
+        **({"rotary_percent": share} if share not in (None, 1, 1.0) else {}),
+        **_stretching_values(rope, int(config["max_position_embeddings"])),
+    }
 
 
-def _stretching_flags(rope: dict[str, Any], positions: int) -> list[str]:
+def _stretching_values(rope: dict[str, Any], positions: int) -> Values:
     match rope.get("rope_type", rope.get("type", "default")):
         case "default":
-            return []
+            return {}
         case "linear":
-            return ["--rotary-seq-len-interpolation-factor", str(float(rope["factor"]))]
+            return {"rotary_seq_len_interpolation_factor": float(rope["factor"])}
         case "llama3" if all(name in rope for name in _LLAMA_3):
             low, high, length = (rope[name] for name in _LLAMA_3)
-            return _rule_flags("llama3", rope["factor"], length, (low, high))
+            return _rule_values("llama3", rope["factor"], length, (low, high))
         case "dynamic":
-            return _rule_flags("dynamic", rope["factor"], positions)
+            return _rule_values("dynamic", rope["factor"], positions)
         case "yarn":
-            return _yarn_flags(rope, positions)
+            return _yarn_values(rope, positions)
     raise CheckpointError(
         f"config.json: there is no flag for rotary positions of the kind {rope}; known are "
         f"default, linear, dynamic, yarn, and llama3 with {', '.join(_LLAMA_3)}"
     )
 
 
-def _rule_flags(
+def _rule_values(
     rule: str, factor: float, length: int, turns: tuple[float, float] | None = None
-) -> list[str]:
-    low, high = map(str, map(float, turns or (0, 0)))
-    bounds = ["--rope-low-freq-factor", low, "--rope-high-freq-factor", high] if turns else []
-    return [
-        *("--use-rope-scaling", "--rope-scaling-type", rule),
-        *("--rope-scaling-factor", str(float(factor)), *bounds),
-        *("--rope-original-max-position-embeddings", str(int(length))),
-    ]
+) -> Values:
+    names = ("rope_low_freq_factor", "rope_high_freq_factor")
+    return {
+        **{"use_rope_scaling": True, "rope_scaling_type": rule},
+        "rope_scaling_factor": float(factor),
+        **dict(zip(names, map(float, turns or ()), strict=False)),
+        "rope_original_max_position_embeddings": int(length),
+    }
 
 
-def _yarn_flags(rope: dict[str, Any], positions: int) -> list[str]:
+def _yarn_values(rope: dict[str, Any], positions: int) -> Values:
     length = rope.get("original_max_position_embeddings") or positions
     factor = rope.get("factor") or positions / length
     attention = rope.get("attention_factor")
     numerator, denominator = rope.get("mscale"), rope.get("mscale_all_dim")
     if attention is None and numerator and denominator:
         attention = _yarn_mscale(factor, numerator) / _yarn_mscale(factor, denominator)
-    return [
-        *_rule_flags(
-            "yarn", factor, length, (rope.get("beta_slow") or 1, rope.get("beta_fast") or 32)
-        ),
-        *([] if attention is None else ["--rope-attention-factor", str(float(attention))]),
-        *([] if rope.get("truncate", True) else ["--no-rope-truncation"]),
-    ]
+    turns = (rope.get("beta_slow") or 1, rope.get("beta_fast") or 32)
+    return {
+        **_rule_values("yarn", factor, length, turns),
+        **({} if attention is None else {"rope_attention_factor": float(attention)}),
+        "rope_truncation": rope.get("truncate", True),
+    }
 
 
 def _yarn_mscale(factor: float, share: float) -> float:

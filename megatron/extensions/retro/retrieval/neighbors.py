@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.config.config import parse_config
+from megatron.config.config import ANY_NETWORK, Config
 from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.provenance import TracedSource
@@ -26,12 +26,6 @@ log = logging.getLogger(__name__)
 
 _KEY = "neighbors"
 _BATCH = 1000  # chunks that are searched for together
-
-_NETWORK = (
-    *("--num-layers", "1", "--hidden-size", "1", "--num-attention-heads", "1"),
-    *("--lr", "1", "--micro-batch-size", "1"),
-)
-"""Flags of a run that its samples do not depend on."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,8 @@ def samples_of(project: Project) -> Iterator[Samples]:
         ConfigError: no run could have these settings.
         DataError: token files are damaged, or hold less than one sample for training.
     """
-    config, _ = parse_config([*_NETWORK, "--retro-project-dir", str(project.directory)])
+    # Samples do not depend on the network.
+    config = Config.of(**ANY_NETWORK, micro_batch_size=1, retro_project_dir=project.directory)
     plan = plan_samples(config, world_size=1)
     sets = build_datasets(plan.data, seq_length=plan.seq_length, seed=plan.training.seed)
     yield Samples("train", sets.train, plan.data.train.num_samples)

@@ -15,7 +15,7 @@ from megatron.common.atomic_files import replace_text, replacing
 from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.parsing.flags import Parsed, finite_or_none, parse_sections
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 from megatron.data.sampling.splits import split_ranges
 from megatron.data.token_files.block_digests import digests_path
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
@@ -132,7 +132,8 @@ def read_retro_flags(
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed.
     """
-    directory = value_in(argv, "--retro-project-dir") or value_in(argv, "--retro-workdir")
+    given = peek(argv)
+    directory = given.get("retro_project_dir") or given.get("retro_workdir")
     saved = saved_settings(Path(directory)) if directory else {}
     return parse_sections(
         argv,

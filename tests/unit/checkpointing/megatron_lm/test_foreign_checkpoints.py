@@ -29,12 +29,13 @@ from transformers import (
 from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import names_in, read_manifest
-from megatron.checkpointing.megatron_lm.arguments import flags_of
+from megatron.checkpointing.megatron_lm.arguments import values_of
 from megatron.checkpointing.megatron_lm.convert import find
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError, ConfigError
+from megatron.config.config import words_of
 from megatron.config.network.model import full_attention_layers_of
 from megatron.config.network.model_spec import spec_of
 
@@ -296,7 +297,7 @@ def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
 
 @pytest.mark.parametrize("pattern", [2, [1, 0]])
 def test_windows_of_some_layers_are_read_from_the_arguments_of_megatron_lm(pattern):
-    flags = flags_of(Namespace(window_size=(3, 0), window_attn_skip_freq=pattern))
+    flags = words_of(values_of(Namespace(window_size=(3, 0), window_attn_skip_freq=pattern)))
     assert full_attention_layers_of(tiny_config(*flags).model) == (2,)
 
 

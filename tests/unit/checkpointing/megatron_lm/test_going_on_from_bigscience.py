@@ -13,7 +13,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 from megatron.checkpointing.saved_run import checkpoint_flags
-from megatron.config.config import parse_config
+from megatron.config.config import Config, parse_config
 from megatron.config.plan.plan import plan
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT, gpt_batch
@@ -87,8 +87,8 @@ def test_the_next_steps_are_those_of_the_program_that_began(
         model, tmp_path / "theirs", states=shards_of(model, optimizer), **SIZES
     )
     conversion = Conversion(source=tmp_path / "theirs", output=tmp_path / "ours", flags=("", ""))
-    needed = ["--micro-batch-size", "1", "--lr", "1", "--train-iters", "1", "--data-path", "none"]
-    lines = list(convert(conversion, lambda words: parse_config([*needed, *words])[0]))
+    needed = {"micro_batch_size": 1, "lr": 1, "train_iters": 1, "data_path": ["none"]}
+    lines = list(convert(conversion, lambda found: Config.of(**needed, **found)))
     flags = (
         f"--use-checkpoint-args --load {tmp_path / 'ours'} --micro-batch-size 2 --lr {LR} "
         f"--train-iters 20 --weight-decay {DECAY} --adam-beta2 0.95 --clip-grad 0 --data-path none "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.config.parsing.parser import value_in
+from megatron.config.parsing.parser import peek
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from megatron.config.parsing.parser import value_in
     ],
 )
 def test_the_last_value_counts(line, value):
-    assert value_in(line.split(), "--load") == value
+    assert peek(line.split()).get("load") == value
