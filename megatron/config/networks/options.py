@@ -1,13 +1,8 @@
 """Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
 
-from megatron.config.network.model_spec import (
-    LoraSpec,
-    ModelSpec,
-    MoESpec,
-    defaults_of,
-    flat,
-    names_of,
-)
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.lora import LoraSpec
+from megatron.config.network.model_spec import ModelSpec, defaults_of, flat, names_of
 
 COMMON = frozenset(
     (

@@ -17,7 +17,8 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec, MoESpec, flat
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec, flat
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""

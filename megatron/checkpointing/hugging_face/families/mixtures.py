@@ -34,7 +34,8 @@ from megatron.checkpointing.hugging_face.families.tensor_mapping import (
     GateUp,
 )
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import ModelSpec, MoESpec
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec
 
 _SCORED_PER_GROUP = 2  # best experts of a group whose sum is its score
 

@@ -35,7 +35,7 @@ from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError, ConfigError
-from megatron.config.network.model import full_attention_layers_of
+from megatron.config.network.model_resolution import full_attention_layers_of
 from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
