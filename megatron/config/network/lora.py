@@ -17,7 +17,7 @@ class LoraConfig:
     lora_alpha: float | None = setting(None, above=0, matters=False)
     """The product counts --lora-alpha / --lora-rank times (default: once)."""
 
-    lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False)
+    lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False, in_weights=False)
     """Share of the features in front of an adapter that are dropped."""
 
     lora_target_modules: list[str] | None = None

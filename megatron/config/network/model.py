@@ -11,26 +11,28 @@ from megatron.config.parsing.declaration import setting
 class ModelConfig:
     """The network."""
 
-    num_layers: int = setting(at_least=1, older=("--encoder-num-layers",))
+    num_layers: int = setting(at_least=1, older=("--encoder-num-layers",), megatron_lm=True)
     """Number of transformer layers; of the encoder, where a decoder is behind it."""
 
-    hidden_size: int = setting(at_least=1)
+    hidden_size: int = setting(at_least=1, megatron_lm=True)
     """Width of the residual stream, in features."""
 
-    num_attention_heads: int = setting(at_least=1)
+    num_attention_heads: int = setting(at_least=1, megatron_lm=True)
     """Number of attention heads over all tensor-parallel ranks."""
 
-    seq_length: int = setting(at_least=1, older=("--encoder-seq-length",))
+    seq_length: int = setting(
+        at_least=1, older=("--encoder-seq-length",), in_weights=False, megatron_lm=True
+    )
     """Sequence length: tokens of a sample."""
 
-    max_position_embeddings: int | None = None
+    max_position_embeddings: int | None = setting(None, megatron_lm=True)
     """Longest sequence of the network, in tokens (default: --seq-length). A learned table of positions
     has so many rows."""
 
-    ffn_hidden_size: int | None = setting(None, at_least=1)
+    ffn_hidden_size: int | None = setting(None, at_least=1, megatron_lm=True)
     """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
 
-    kv_channels: int | None = setting(None, at_least=1, plan="model.head_dim")
+    kv_channels: int | None = setting(None, at_least=1, plan="model.head_dim", megatron_lm=True)
     """Features per attention head (default: hidden_size / num_attention_heads)."""
 
     group_query_attention: bool = False
@@ -39,7 +41,7 @@ class ModelConfig:
     num_query_groups: int | None = setting(None, at_least=1, older=("--num-key-value-heads",))
     """Number of keys and values per token with --group-query-attention (default: 1)."""
 
-    window_size: str | None = None
+    window_size: str | None = setting(None, megatron_lm=True)
     """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
     for all of them."""
 
@@ -48,7 +50,10 @@ class ModelConfig:
     a layer with --window-size and 0 for one without, such as [1,1,1,0]*6."""
 
     apply_query_key_layer_scaling: bool = setting(
-        True, flag="--no-query-key-layer-scaling", plan="model.query_key_layer_scaling"
+        True,
+        flag="--no-query-key-layer-scaling",
+        plan="model.query_key_layer_scaling",
+        in_weights=False,
     )
     """Attention scores divided by the number of their layer until softmax multiplies it back,
     which keeps those of deep layers inside the range of fp16. The result is the same."""
@@ -62,7 +67,7 @@ class ModelConfig:
     final_logit_softcapping: float | None = setting(None, above=0, plan="model.logit_softcap")
     """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
 
-    qk_layernorm: bool = False
+    qk_layernorm: bool = setting(False, megatron_lm=True)
     """Norm every head's query and key, in front of rotary positions."""
 
     position_embedding_type: (
@@ -80,7 +85,11 @@ class ModelConfig:
     """The learned table of positions."""
 
     rotary_base: float = setting(
-        10000.0, above=0, matters=False, older=("--rotary-position-embeddings-theta",)
+        10000.0,
+        above=0,
+        matters=False,
+        older=("--rotary-position-embeddings-theta",),
+        megatron_lm=True,
     )
     """Base of the rotary wavelengths."""
 
@@ -90,15 +99,15 @@ class ModelConfig:
     """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
     as in Gemma 3 (default: layers with and without the window have the same positions)."""
 
-    rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1)
+    rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1, megatron_lm=True)
     """Share of a head's features that rotary embedding rotates, from the first on."""
 
     rotary_seq_len_interpolation_factor: float | None = setting(
-        None, above=0, matters=False, plan="model.rotary_interpolation"
+        None, above=0, matters=False, plan="model.rotary_interpolation", megatron_lm=True
     )
     """Divide rotary positions by this, to stretch a trained network to longer sequences."""
 
-    use_rope_scaling: bool = False
+    use_rope_scaling: bool = setting(False, megatron_lm=True)
     """Stretch the long wavelengths of rotary positions; as Llama 3.1 does, unless
     --rope-scaling-type names another rule."""
 
@@ -108,7 +117,9 @@ class ModelConfig:
     """Rule of --use-rope-scaling: that of Llama 3.1, YaRN, or dynamic NTK, which changes nothing up
     to the length that the network was trained on (farther than that it is refused)."""
 
-    rope_scaling_factor: float = setting(8.0, above=0, matters=False, plan="model.rope_scaling")
+    rope_scaling_factor: float = setting(
+        8.0, above=0, matters=False, plan="model.rope_scaling", megatron_lm=True
+    )
     """By how much --use-rope-scaling stretches them."""
 
     rope_low_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-slow",))
@@ -131,7 +142,7 @@ class ModelConfig:
     rope_truncation: bool = setting(True, plan="model.rope_truncation")
     """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
 
-    normalization: str = setting("LayerNorm", names=NORMS)
+    normalization: str = setting("LayerNorm", names=NORMS, megatron_lm=True)
     """Which norm stands in front of attention, of the MLP and of the head."""
 
     norm_epsilon: float = setting(
@@ -139,18 +150,18 @@ class ModelConfig:
     )
     """Added to the variance in every norm."""
 
-    apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p")
+    apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p", megatron_lm=True)
     """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
     act around 1."""
 
     scale_embedding: bool = setting(False, plan="model.scaled_embedding")
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
 
-    embed_layernorm: bool = False
+    embed_layernorm: bool = setting(False, megatron_lm=True)
     """Norm the token embedding, in front of positions and dropout."""
 
     apply_residual_connection_post_layernorm: bool = setting(
-        False, plan="model.residual_after_norm"
+        False, plan="model.residual_after_norm", megatron_lm=True
     )
     """Take the residual behind a layer's norms instead of in front of them."""
 
@@ -170,14 +181,16 @@ class ModelConfig:
     onnx_safe: Literal["True", "False", "true", "false"] | None = None
     """Megatron's spelling of --gelu erf, when true."""
 
-    glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = None
+    glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = setting(
+        None, megatron_lm=True
+    )
     """A gated MLP: one half of its inner features, passed through GELU (erf or tanh), nothing, ReLU
     or SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
 
-    swiglu: bool = False
+    swiglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation swiglu."""
 
-    squared_relu: bool = False
+    squared_relu: bool = setting(False, megatron_lm=True)
     """The square of ReLU in the MLP instead of GELU."""
 
     relu: bool = False
@@ -190,30 +203,36 @@ class ModelConfig:
     add_bias_linear: bool = setting(True, flag="--disable-bias-linear", plan="model.linear_bias")
     """The biases of the linear layers."""
 
-    add_qkv_bias: bool = setting(False, plan="model.qkv_bias")
+    add_qkv_bias: bool = setting(False, plan="model.qkv_bias", megatron_lm=True)
     """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
 
     attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
     """Biases of attention's linear layers (queries, keys, values and output) apart from those of
     the MLP (default: both as with --disable-bias-linear)."""
 
-    untie_embeddings_and_output_weights: bool = setting(False, plan="not model.tied_embeddings")
+    untie_embeddings_and_output_weights: bool = setting(
+        False, plan="not model.tied_embeddings", megatron_lm=True
+    )
     """Give the head a weight of its own instead of that of the token embedding."""
 
-    fp32_residual_connection: bool = setting(False, plan="model.fp32_residual")
+    fp32_residual_connection: bool = setting(
+        False, plan="model.fp32_residual", in_weights=False, megatron_lm=True
+    )
     """Keep the residual stream in 32 bits when the layers compute in 16."""
 
-    attention_dropout: float = setting(0.1, at_least=0, below=1)
+    attention_dropout: float = setting(0.1, at_least=0, below=1, in_weights=False, megatron_lm=True)
     """Probability that an attention weight is dropped in training."""
 
-    hidden_dropout: float = setting(0.1, at_least=0, below=1)
+    hidden_dropout: float = setting(0.1, at_least=0, below=1, in_weights=False, megatron_lm=True)
     """Probability that a feature is dropped after embedding, attention and MLP in training."""
 
-    init_method_std: float = setting(0.02, above=0, plan="model.init_std")
+    init_method_std: float = setting(
+        0.02, above=0, plan="model.init_std", in_weights=False, megatron_lm=True
+    )
     """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) in front of the
     residual stream."""
 
-    init_method_xavier_uniform: bool = False
+    init_method_xavier_uniform: bool = setting(False, plan="model.init", in_weights=False)
     """Draw the initial weights evenly from +-sqrt(6 / (rows + columns)) instead."""
 
 

@@ -222,6 +222,12 @@ def _take(part: type, left: dict[str, Any]) -> Any:
     return part(**{name: left.pop(name) for name in names_of(part) if name in left})
 
 
+def every_field() -> frozenset[str]:
+    """Return the names of the fields that all networks have, those of optional parts too."""
+    own = {*names_of(ModelSpec)} - {*_HOLD_PARTS}
+    return frozenset(own.union(*map(names_of, _PARTS.values())))
+
+
 def names_of(part: type) -> tuple[str, ...]:
     """Return the names of a part's fields."""
     return tuple(each.name for each in fields(part))

@@ -69,8 +69,7 @@ def _mixtral_needs(spec: ModelSpec) -> Allowed:
 
 def _qwen2_needs(spec: ModelSpec) -> Allowed:
     own: Allowed = {"qkv_bias": (True,), "shared_expert_gate": (True,)}
-    anything = dict.fromkeys(("shared_expert_ffn_hidden_size", "router_normalises"))
-    return {**_needs(spec), **own, **anything}
+    return {**_needs(spec), **own, "router_normalises": None}
 
 
 def _qwen3_needs(spec: ModelSpec) -> Allowed:
@@ -89,7 +88,6 @@ def _deepseek_needs(spec: ModelSpec) -> Allowed:
         "router_score": ("sigmoid",),
         "router_bias": (True,),
         "router_normalises": (True,),
-        "router_scale": None,
         "router_groups": None,
         "router_groups_per_token": (per_group if moe.router_groups else 0,),
     }
