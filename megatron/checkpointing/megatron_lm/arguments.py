@@ -6,9 +6,9 @@ from typing import Any
 from megatron.common.errors import CheckpointError
 from megatron.config.data.tokenizer import with_sentencepiece_form
 from megatron.config.network.model import ModelConfig
-from megatron.config.parsing.declaration import flags_of
+from megatron.config.parsing.declaration import flags_of as declared_flags
 
-OF_NETWORK = tuple(flag for flag in flags_of(ModelConfig) if flag.setting.megatron_lm)
+OF_NETWORK = tuple(flag for flag in declared_flags(ModelConfig) if flag.setting.megatron_lm)
 """Flags of the network that are arguments of the same name."""
 _SAME_NAMES = (
     *(flag.name for flag in OF_NETWORK if flag.hint is not bool),

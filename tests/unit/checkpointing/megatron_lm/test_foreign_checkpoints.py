@@ -29,7 +29,7 @@ from transformers import (
 from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import names_in, read_manifest
-from megatron.checkpointing.megatron_lm.arguments import flags_of
+from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK, flags_of
 from megatron.checkpointing.megatron_lm.convert import find
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
@@ -292,6 +292,12 @@ def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
     at_urls = ["--load-dir", theirs.as_uri(), "--save-dir", f"{tmp_path.as_uri()}/bucket/own"]
     tool("checkpoint/util.py", *GPT, "--saver", "own", *at_urls, *cache)
     assert state_digest(tmp_path / "bucket/own" / folder.name) == state_digest(folder)
+
+
+def test_settings_that_megatron_has_by_the_same_name_are_read():
+    assert {"rope_scaling_factor", "fp32_residual_connection"} <= {f.name for f in OF_NETWORK}
+    flags = flags_of(Namespace(use_rope_scaling=True, rope_scaling_factor=4.0))
+    assert {"--use-rope-scaling", "--rope-scaling-factor=4.0"} <= {*flags}
 
 
 @pytest.mark.parametrize("pattern", [2, [1, 0]])
