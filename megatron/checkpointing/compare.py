@@ -7,8 +7,9 @@ from typing import Any
 
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declared_in
-from megatron.config.flag_names import flag_and_value
-from megatron.config.network.model_spec import NO_HEAD, LoraSpec, defaults_of, names_of
+from megatron.config.flag_names import flag_and_value, is_in_weights
+from megatron.config.network.lora import LoraSpec
+from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of
 from megatron.config.networks.architecture import Architecture, network_named
 from megatron.config.parallelism.layout import ParallelPlan
 
@@ -53,20 +54,6 @@ def _texts(difference: Difference) -> tuple[str, str]:
 def _cut(text: str) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
-
-_NOT_IN_WEIGHTS = (
-    "attention_dropout",
-    "hidden_dropout",
-    "init",
-    "init_std",
-    "seq_length",
-    "fp32_residual",
-    "query_key_layer_scaling",
-    "lora_dropout",
-    "head_dropout",
-    "padded_vocab_in_softmax",
-)
-"""Fields of the network that the shapes and meaning of weights do not depend on."""
 
 _OF_LAYOUT = ("padded_vocab_size",)
 """Fields of the network that follow from the layout."""
@@ -138,7 +125,7 @@ def require_same(
         added += (*NO_HEAD, *_own_fields(now)) if replaces_head(then, now) else ()
         added += ("architecture", *_network(now).added_options) if extends(then, now) else ()
     found = [
-        *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *added)),
+        *_differences(then, now, "model", skip=(*_OF_LAYOUT, *added), in_weights=True),
         # Weights alone are cast.
         *(_differences(then, now, "precision", only=("dtype",)) if with_optimizer else ()),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
@@ -206,7 +193,7 @@ def _schedule_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
     """Refuse a checkpoint of another network; see `require_same`."""
-    if found := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
+    if found := [*_differences(then, now, "model", in_weights=True)]:
         raise WrongCheckpointError(
             f"{folder} holds another network than the flags describe:\n{table(found)}"
         )
@@ -309,7 +296,7 @@ def require_reshapable(
 
 def other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the changed options that a resuming run may change."""
-    yield from _differences(then, now, "model", only=_not_in_weights(now))
+    yield from _differences(then, now, "model", in_weights=False)
     for section in _COMPARED_SECTIONS:
         if section in then:
             # Options that the saving version did not have cannot differ.
@@ -330,12 +317,11 @@ def _without_num_samples(options: Any) -> Any:
     return [*map(_without_num_samples, options)] if isinstance(options, list | tuple) else options
 
 
-def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:
-    names = (*_NOT_IN_WEIGHTS, *_network(now).not_in_weights)
-    if now["model"]["position_embedding"] == "learned":
-        return names
-    # Only a learned table has a row for each position.
-    return (*names, "max_position_embeddings")
+def _is_in_weights(field: str, model: Mapping[str, Any]) -> bool:
+    """Return whether the weights of a network depend on one of its fields, given with its section."""
+    if field == "model.max_position_embeddings":
+        return bool(model["position_embedding"] == "learned")  # a row for each position
+    return is_in_weights(field)
 
 
 def _differences(
@@ -345,7 +331,13 @@ def _differences(
     *,
     only: tuple[str, ...] = (),
     skip: tuple[str, ...] = (),
+    in_weights: bool | None = None,
 ) -> Iterator[Difference]:
+    """Yield the differing options of a section.
+
+    Args:
+        in_weights: whether to yield those that weights depend on, or the others; None for both.
+    """
     names = only or sorted({*then[section], *now[section]} - set(skip))
     older = {"model": _DEFAULTS, "parallel": _LAYOUT_DEFAULTS}.get(section, {})
     for name in names:
@@ -353,7 +345,7 @@ def _differences(
             _as_json(plan[section].get(name, older.get(name))) for plan in (then, now)
         )
         if name == "own_flags":
-            yield from _own_differences(dict(saved or ()), dict(current or ()))
+            yield from _own_differences(dict(saved or ()), dict(current or ()), in_weights)
             continue
         if isinstance(saved, dict) and isinstance(current, dict):
             part = f"{section}.{name}"
@@ -361,6 +353,8 @@ def _differences(
             continue
         # Options that the saving version did not have were off.
         if saved != current and (current or name in then[section]):
+            if in_weights not in (None, _is_in_weights(f"{section}.{name}", now[section])):
+                continue
             in_tokens = now[section].get("unit") == "tokens"
             (flag, saved), (_, current) = (
                 flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens)
@@ -369,11 +363,13 @@ def _differences(
             yield Difference(flag, saved, current)
 
 
-def _own_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _own_differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], in_weights: bool | None
+) -> Iterator[Difference]:
     """Yield the differing flags of plugins' parts, None where there is no such flag."""
     for name in sorted({*then, *now}):
         saved, current = then.get(name), now.get(name)
-        if saved != current:
+        if saved != current and in_weights in (None, is_in_weights(f"own_flags.{name}")):
             (flag, saved), (_, current) = (
                 flag_and_value(f"own_flags.{name}", value) for value in (saved, current)
             )

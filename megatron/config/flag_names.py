@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from megatron.config.config import SECTIONS, all_sections
-from megatron.config.parsing.declaration import flags_of
+from megatron.config.parsing.declaration import Flag, flags_of
 
 _NO_FLAG = (
     "model.vocab_size",
@@ -66,27 +66,45 @@ def flag_setting(name: str) -> str:
     return _SET_BY.get(name) or flag_of(f"model.{name}") or name
 
 
+def is_in_weights(field: str) -> bool:
+    """Return whether weights depend on a decision: they do unless its setting declares otherwise."""
+    found = _declared(field)
+    return found is None or found[0].setting.in_weights
+
+
+def not_in_weights() -> frozenset[str]:
+    """Return the decisions of settings of the core that weights do not depend on, without sections."""
+    known = _flags_of(tuple(SECTIONS.values())).items()
+    return frozenset(
+        name.rpartition(".")[2] for name, (flag, _) in known if not flag.setting.in_weights
+    )
+
+
 def _flag_of(field: str) -> tuple[str | None, bool]:
     """Return the flag of a decision, and whether it turns it off."""
-    if field in _NO_FLAG:
-        return None, False
+    found = None if field in _NO_FLAG else _declared(field)
+    return (found[0].options[0], found[1]) if found else (None, False)
+
+
+def _declared(field: str) -> tuple[Flag, bool] | None:
+    """Return the flag of a decision, and whether it turns it off; None without one."""
     for known in (lambda: SECTIONS, all_sections):  # those of extensions only where they are needed
         flags = _flags_of(tuple(known().values()))
         if found := flags.get(field) or flags.get(field.partition(".")[2]):
             return found
-    return None, False
+    return None
 
 
 @cache
-def _flags_of(sections: tuple[type, ...]) -> Mapping[str, tuple[str, bool]]:
+def _flags_of(sections: tuple[type, ...]) -> Mapping[str, tuple[Flag, bool]]:
     """Return the flags of decisions, and of those that have the name of their setting."""
-    found: dict[str, tuple[str, bool]] = {}
+    found: dict[str, tuple[Flag, bool]] = {}
     for flag in (each for section in sections for each in flags_of(section)):
-        option, is_on = flag.options[0], flag.default is True
+        is_on = flag.default is True
         is_off = is_on or flag.setting.plan.startswith("not ")
-        found |= dict.fromkeys(flag.setting.decisions, (option, is_off))
+        found |= dict.fromkeys(flag.setting.decisions, (flag, is_off))
         if not is_on:
-            found.setdefault(flag.name, (option, False))
+            found.setdefault(flag.name, (flag, False))
     return found
 
 

@@ -14,8 +14,9 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
-from megatron.config.network.model import ModelConfig, position_of, resolve_model
+from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems
+from megatron.config.network.model_resolution import position_of, resolve_model
 from megatron.config.network.model_spec import ModelSpec, flat, names_of
 from megatron.config.networks.architecture import Architecture
 from megatron.config.networks.options import ignored_options

@@ -2,7 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
-from megatron.config.network.model_spec import MoESpec
+from megatron.config.network.experts import MoESpec
 from megatron.config.networks.counts import table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan

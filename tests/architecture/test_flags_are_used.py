@@ -26,6 +26,7 @@ ALL_SECTIONS = sorted(
 START_CONFIG = ("Start", "config")
 READ_AND_DECIDED = {
     "ModelConfig.attention_bias: <class 'bool'>",
+    "ModelConfig.init_method_xavier_uniform: typing.Literal['normal', 'xavier_uniform']",
     "ModelConfig.window_attn_skip_freq: tuple[int, ...]",
     "RetroConfig.retro_add_retriever: tuple[int, ...]",
     "TrainingConfig.skip_train_iteration_range: tuple[tuple[int, int], ...]",

@@ -8,11 +8,13 @@ from golden_files import require_golden
 from tiny import tiny_spec, with_changes
 
 from megatron.checkpointing.expressed import not_expressed, plain_values
+from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import all_families
 from megatron.checkpointing.megatron_lm import megatron_files
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
+from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec, defaults_of, flat, names_of
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
@@ -20,7 +22,7 @@ from megatron.extensions.nemo.checkpoints_export import _require_expressed
 
 TRAINING = {
     *("attention_dropout", "hidden_dropout", "fp32_residual", "init", "init_std"),
-    *("query_key_layer_scaling", "padded_vocab_in_softmax", "seq_length"),
+    *("query_key_layer_scaling", "padded_vocab_in_softmax", "seq_length", "lora_dropout"),
 }
 """Fields that the logits of a trained network do not depend on."""
 PLAIN = {"num_layers": 3, "ffn_hidden_size": 32, "query_key_layer_scaling": True}
@@ -38,6 +40,13 @@ class Extended(ModelSpec):
     """A network with an option that is added later."""
 
     embedding_multiplier: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Required(ModelSpec):
+    """A network with an option that is added later, without a default."""
+
+    embedding_multiplier: float
 
 
 def refused(problems: Any, name: str) -> bool:
@@ -90,17 +99,27 @@ def test_a_later_option_is_refused_unless_it_has_its_default(exporter):
     assert refused(changed, "embedding_multiplier")
 
 
-def other_value(name: str) -> Any:
-    """Return a value that a field does not have by default."""
-    match DEFAULTS[name]:
+def test_a_later_option_without_a_default_is_refused():
+    spec = Required(**vars(tiny_spec()), embedding_multiplier=1.0)
+    names = [name for name, *_ in not_expressed(spec, plain_values(spec))]
+    assert names == ["embedding_multiplier"]
+
+
+def other_value(name: str, value: Any = None) -> Any:
+    """Return a value that a field does not have by default, or another than `value`."""
+    match DEFAULTS[name] if value is None else value:
         case bool() as value:
             return not value
-        case int() | float() as value:
+        case "normal":
+            return "xavier_uniform"
+        case int() as value:
             return value + 4
+        case float() as value:
+            return value + 5
         case str():
             return "retro" if name == "architecture" else "another"
-        case ():
-            return (("flag", 1),) if name == "own_flags" else (2, 2, 2)
+        case tuple() as value:
+            return (("flag", 1),) if name == "own_flags" else (3, 3, 3) if value else (2, 2, 2)
 
 
 DEFAULTS = {name: defaults_of()[name] for name in flat(tiny_spec()) if name in defaults_of()}
@@ -108,6 +127,94 @@ OWNERS = {
     field: name for name in ("bert", "t5", "retro") for field in names_of(network_named(name).part)
 }
 """Networks by the fields that only they have."""
+
+
+_STRETCHED = {"rope_scaling": 2.0, "rope_rule": "yarn"}
+NEEDED: dict[str, dict[str, Any]] = {
+    "full_attention_layers": {"window": 4},
+    **dict.fromkeys(("rope_rule", "rope_original_length"), {"rope_scaling": 2.0}),
+    **dict.fromkeys(("rope_low_freq_factor", "rope_high_freq_factor"), {"rope_scaling": 2.0}),
+    **dict.fromkeys(("rope_attention_factor", "rope_truncation"), _STRETCHED),
+}
+"""What a field means nothing without."""
+_ROTARY = ("rotary_dim", "rotary_base", "rotary_interpolation", "rope_scaling")
+_EXPERTS = ("experts_per_token", "expert_ffn_hidden_size")
+_APART = (
+    *("architecture", "vocab_size", "padded_vocab_size", "tied_embeddings"),
+    *("num_outputs", "num_choices", "labels", "head_dropout"),
+    "head_activation",  # see Family.computes
+)
+"""Fields that exports write beside the tables of a family, or leave to training."""
+FITTING = {
+    "num_layers": ("num_experts",),
+    "hidden_size": ("head_dim", "ffn_hidden_size"),
+    "num_attention_heads": ("hidden_size", "num_query_groups"),
+    "ffn_hidden_size": ("shared_expert_ffn_hidden_size",),
+    "expert_ffn_hidden_size": ("shared_expert_ffn_hidden_size",),
+    "head_dim": ("rotary_dim",),
+    "linear_bias": ("qkv_bias",),
+}
+"""Fields that others have to fit, with those that may be refused in their place."""
+
+
+def fields_of(spec: ModelSpec) -> list[str]:
+    """Return the fields that mean something in a network of this kind."""
+    skipped = {*TRAINING, *_APART}
+    skipped |= {field for field, owner in OWNERS.items() if owner != spec.architecture}
+    skipped |= set() if spec.positions.rotary_dim else {*_ROTARY}
+    skipped |= set() if spec.moe else {*_EXPERTS}
+    return [field for field in flat(spec) if field not in skipped]
+
+
+def exportable(family: Family) -> ModelSpec:
+    """Return the smallest network that an architecture expresses."""
+    changes: dict[str, Any] = {"architecture": declaration_of(family.objective).network}
+    spec = tiny_spec(**PLAIN | changes)
+    while found := {n: values[0] for n, _, values in not_expressed(spec, family.allowed(spec))}:
+        bias = found.pop("attention_output_bias", spec.attention_output_bias)
+        spec = with_changes(spec, **found)
+        spec = with_changes(spec, attention_bias_apart=bias != spec.mlp.linear_bias)
+    return spec
+
+
+def files_of(family: Family, spec: ModelSpec) -> Any:
+    """Return the entries of config.json, and the tensors."""
+    tensors = [(part.theirs, type(part.mapping)) for part in family.parts(spec)]
+    return family.config(spec), tensors
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.architecture)
+def test_each_field_is_in_the_files_or_refused_by_its_flag(family):
+    plain = exportable(family)
+    assert [*family.problems(plain)] == []
+    lost = []
+    for field in fields_of(plain):
+        base = with_changes(plain, **NEEDED.get(field, {}))
+        if [*family.problems(base)]:
+            continue  # what it means nothing without is refused
+        value = 1 if field == "num_query_groups" else other_value(field, flat(base)[field])
+        spec = with_changes(base, **{field: value})
+        messages = [*family.problems(spec)]
+        flags = [flag_setting(name) for name in (field, *FITTING.get(field, ()))]
+        refuses = any(refused(messages, flag) for flag in flags)
+        if not refuses and (messages or files_of(family, spec) == files_of(family, base)):
+            lost.append((field, messages))
+    assert lost == []
+
+
+@pytest.mark.parametrize("exporter", ["Megatron-LM", "NeMo"])
+@pytest.mark.parametrize("field", DEFAULTS)
+def test_what_other_files_lack_is_refused_by_its_flag(field, exporter):
+    if OWNERS.get(field, network_of(exporter)) != network_of(exporter) or field == "architecture":
+        return
+    own = OF_BERT if exporter == "NeMo" else {"architecture": "gpt"}
+    spec = tiny_spec(**PLAIN | own | {field: other_value(field)})
+    if exporter == "NeMo":
+        messages = of_nemo(spec)
+    else:
+        messages = [*megatron_files._problems(flat(spec), 1, 1, ("--tensor", "--pipeline"))]
+    accepted = not refused(problems_of(exporter, **{field: other_value(field)}), field)
+    assert accepted or refused(messages, flag_setting(field))
 
 
 @pytest.mark.parametrize("field", DEFAULTS)

@@ -22,7 +22,8 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import LoraSpec, ModelSpec, flat, spec_of
+from megatron.config.network.lora import LoraSpec
+from megatron.config.network.model_spec import ModelSpec, flat, spec_of
 from megatron.tensor_parallel.linear import DOWN, UP
 
 _TASKS = {

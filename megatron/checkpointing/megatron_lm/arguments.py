@@ -5,21 +5,18 @@ from typing import Any
 
 from megatron.common.errors import CheckpointError
 from megatron.config.data.tokenizer import with_sentencepiece_form
+from megatron.config.network.model import ModelConfig
+from megatron.config.parsing.declaration import flags_of as declared_flags
 from megatron.config.parsing.files import Values
 
+OF_NETWORK = tuple(flag for flag in declared_flags(ModelConfig) if flag.setting.megatron_lm)
+"""Flags of the network that are arguments of the same name."""
 _SAME_NAMES = (
-    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
-    *("seq_length", "max_position_embeddings", "normalization", "init_method_std"),
-    *("attention_dropout", "hidden_dropout", "rotary_percent", "rotary_base"),
-    *("rotary_seq_len_interpolation_factor", "make_vocab_size_divisible_by"),
-    *("tokenizer_name_or_path", "tokenizer_model", "vocab_file", "merge_file"),
-    *("glu_activation", "window_size", "micro_batch_size"),
+    *(flag.name for flag in OF_NETWORK if flag.hint is not bool),
+    *("make_vocab_size_divisible_by", "tokenizer_name_or_path", "tokenizer_model"),
+    *("vocab_file", "merge_file", "micro_batch_size"),
 )
-_SWITCHES = (
-    *("swiglu", "squared_relu", "embed_layernorm", "apply_layernorm_1p", "qk_layernorm"),
-    *("apply_residual_connection_post_layernorm", "add_qkv_bias", "use_rope_scaling"),
-    *("untie_embeddings_and_output_weights", "bf16", "fp16", "fp32_residual_connection"),
-)
+_SWITCHES = (*(flag.name for flag in OF_NETWORK if flag.hint is bool), "bf16", "fp16")
 _BIGSCIENCE_POSITIONS = {1: "rotary", 2: "absolute", 3: "alibi"}
 _POSITIONS = {"rope": "rotary", "absolute": "learned_absolute"}
 _TOKENIZERS = {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
 from megatron.checkpointing.manifest import STAGING, Manifest
+from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK
 from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
@@ -23,24 +24,14 @@ from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec, flat, spec_of
+from megatron.config.parsing.declaration import Flag
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
-_SAME = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length"),
-    *("max_position_embeddings", "normalization", "embed_layernorm", "qk_layernorm"),
-    *("attention_dropout", "hidden_dropout"),
-)
-"""Arguments with the same name as a ModelSpec field."""
-_SAME_FLAGS = (
-    *("rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor"),
-    *("use_rope_scaling", "rope_scaling_factor", "window_size", "init_method_std"),
-)
-"""Arguments with the same name as a flag of the network."""
 _BY_ARGUMENT = (
-    *("num_query_groups", "head_dim", "window", "embed_layernorm", "qk_layernorm"),
-    *("residual_after_norm", "linear_bias", "qkv_bias", "rotary_interpolation"),
+    *(name.removeprefix("model.") for flag in OF_NETWORK for name in flag.decisions),
+    *("num_query_groups", "window", "linear_bias"),
 )
-"""Fields that other arguments express."""
+"""Fields that arguments express."""
 _ACTIVATIONS = ("gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "liglu", "reglu")
 _TOKENIZER_FLAGS = (
     *("tokenizer_type", "vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"),
@@ -161,12 +152,14 @@ def _shards(
 def _problems(
     model: Mapping[str, Any], tensor: int, pipeline: int, flags: tuple[str, str]
 ) -> Iterator[str]:
+    spec = spec_of(model)
     if model.get("num_experts"):
-        yield "Megatron-LM's files cannot express layers with experts"
+        spec = replace(spec, moe=None)
+        yield "Megatron-LM's files cannot express layers with experts (--num-experts)"
     if model.get("lora_rank"):
+        spec = replace(spec, lora=None)
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
     yield from _form_of(model).problems(model, pipeline=pipeline, flag=flags[1])
-    spec = replace(spec_of(model), moe=None, lora=None)
     for field, value, _ in not_expressed(spec, _expressed(spec)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
     has_decoder = model.get("num_decoder_layers", 0) > 0
@@ -195,13 +188,13 @@ def _expressed(spec: ModelSpec) -> Allowed:
     """Return the values of fields that the arguments or weights of these files express."""
     return {
         **plain_values(spec),
+        **dict.fromkeys(_BY_ARGUMENT),
         "architecture": None,
         "position_embedding": ("learned", "rotary", "alibi", "none"),
         "normalization": ("LayerNorm", "RMSNorm"),
         "activation": _ACTIVATIONS,
         "attention_output_bias": None,
         "attention_bias_apart": (False,),
-        **dict.fromkeys(_BY_ARGUMENT),
         **dict.fromkeys(_form_of(flat(spec)).expresses),
     }
 
@@ -284,31 +277,30 @@ def _arguments(
     model, state, config = manifest.plan["model"], manifest.state, manifest.config
     dtype, activation = manifest.plan["precision"]["dtype"], model["activation"]
     position = {"learned": "learned_absolute", "rotary": "rope"}
+    network = {flag.name: _argument(flag, config["model"], model) for flag in OF_NETWORK}
     return Namespace(
-        **{name: model[name] for name in _SAME},
-        **{name: config["model"][name] for name in _SAME_FLAGS},
+        **network
+        | {
+            "embed_layernorm": model["embed_layernorm"],  # another flag may imply it
+            "kv_channels": model["head_dim"],
+            "swiglu": activation == "swiglu",
+            "squared_relu": activation == "squared_relu",
+            "glu_activation": activation if activation in ("geglu", "liglu", "reglu") else None,
+        },
         **{name: config["tokenizer"][name] for name in _TOKENIZER_FLAGS},
         tokenizer_sentencepiece_legacy=config["tokenizer"].get(
             "tokenizer_sentencepiece_legacy", False
         ),
         num_query_groups=model["num_query_groups"],
         group_query_attention=model["num_query_groups"] != model["num_attention_heads"],
-        kv_channels=model["head_dim"],
         padded_vocab_size=rows,
         position_embedding_type=position.get(
             model["position_embedding"], model["position_embedding"]
         ),
         layernorm_epsilon=model["norm_epsilon"],
-        apply_layernorm_1p=model["layernorm_1p"],
-        apply_residual_connection_post_layernorm=model["residual_after_norm"],
-        swiglu=activation == "swiglu",
-        squared_relu=activation == "squared_relu",
-        glu_activation=activation if activation in ("geglu", "liglu", "reglu") else None,
         bias_gelu_fusion=activation == "gelu_tanh",
         window_attn_skip_freq=_windows(model),
         add_bias_linear=model["linear_bias"],
-        add_qkv_bias=model["qkv_bias"] and not model["linear_bias"],
-        untie_embeddings_and_output_weights=not model["tied_embeddings"],
         **_form_of(model).arguments(model, pipeline),
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
@@ -318,6 +310,12 @@ def _arguments(
         consumed_train_samples=0 if for_release else state["samples"],
         consumed_valid_samples=0 if for_release else state["valid_samples"],
     )
+
+
+def _argument(flag: Flag, given: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
+    """Return the value of a flag as it was given, or what was decided without it."""
+    value = given.get(flag.name, flag.default)
+    return model.get(flag.name) if value is None else value
 
 
 def _form_of(model: Mapping[str, Any]) -> Form:

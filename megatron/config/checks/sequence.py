@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from megatron.common.registry import ATTENTIONS
 from megatron.config.checks.start import Start
-from megatron.config.network.model import num_query_groups_of
+from megatron.config.network.model_resolution import num_query_groups_of
 from megatron.config.parallelism.layout import (
     ULYSSES,
     context_problems,

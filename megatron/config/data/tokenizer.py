@@ -79,7 +79,7 @@ class TokenizerConfig:
     vocabulary size of the tokenizer). Models of transformers may have more rows than their tokenizer
     has tokens."""
 
-    padded_vocab_in_softmax: bool | None = setting(None, with_truth=True)
+    padded_vocab_in_softmax: bool | None = setting(None, with_truth=True, in_weights=False)
     """Let the padded vocabulary columns take part in the softmax of the training loss, as in
     Megatron-LM. Without the flag it is as in the run that is continued; a new run leaves them out, so
     that the loss does not depend on the padding."""

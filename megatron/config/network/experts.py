@@ -5,7 +5,6 @@ from typing import Literal
 
 from megatron.config.network.expert_plan import ExpertPlan
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
-from megatron.config.network.model_spec import MoESpec
 from megatron.config.parsing.declaration import setting
 
 _NO_LIMIT = "; --disable-moe-token-dropping takes the limit away"
@@ -133,6 +132,24 @@ class ExpertConfig:
 
     moe_input_jitter_eps: float | None = setting(None, above=0, below=1)
     """Multiply the router's input by 1 plus or minus up to this in training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """Mixtures of experts in place of MLPs. The defaults, on disk, stand for a network without any."""
+
+    num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP
+    experts_per_token: int = 1
+    residual_experts: bool = False  # beside the experts there is an MLP for every token
+    expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
+    shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
+    shared_expert_gate: bool = False  # factor of their output for each token
+    router_score: str = "softmax"  # or sigmoid
+    router_normalises: bool = False  # weights of the chosen experts to a sum of 1
+    router_scale: float = 1.0  # factor of these weights
+    router_bias: bool = False  # experts are chosen by their scores plus a bias
+    router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
+    router_groups_per_token: int = 0
 
 
 def is_megatron_lm(experts: ExpertConfig) -> bool:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron.common.registry import ATTENTIONS
-from megatron.config.network.model import ModelConfig, head_dim_of
+from megatron.config.network.model import ModelConfig
+from megatron.config.network.model_resolution import head_dim_of
 from megatron.config.parallelism.kernels_plan import (
     NARROWEST_FLEX_HEAD,
     CompileMode,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron.config.network.model_spec import LoraSpec
 from megatron.config.parsing.declaration import range_problems, setting
 
 
@@ -18,13 +17,28 @@ class LoraConfig:
     lora_alpha: float | None = setting(None, above=0, matters=False)
     """The product counts --lora-alpha / --lora-rank times (default: once)."""
 
-    lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False)
+    lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False, in_weights=False)
     """Share of the features in front of an adapter that are dropped."""
 
     lora_target_modules: list[str] | None = None
     """Linear layers that get adapters: query_key_value, dense, dense_h_to_4h, dense_4h_to_h, or
     their names in Hugging Face's models, such as q_proj k_proj v_proj, or all-linear (default:
     query_key_value)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSpec:
+    """Low-rank adapters (LoRA). The defaults, on disk, stand for a network without adapters."""
+
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_dropout: float = 0.0
+    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of an adapter's matrices."""
+        return self.lora_alpha / self.lora_rank
 
 
 LINEAR = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")

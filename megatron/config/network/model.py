@@ -1,49 +1,38 @@
-"""The network: its flags, and the ModelSpec that they resolve to."""
+"""The network: its flags, and beside them the parts of a spec that they decide, each with every choice made."""
 
-import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
-from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
-from megatron.config.network.layer_pattern import window_of, windowless_layers
-from megatron.config.network.lora import LoraConfig, lora_spec
-from megatron.config.network.model_spec import (
-    AttentionSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    PositionSpec,
-    VocabularySpec,
-)
-from megatron.config.parsing.declaration import resolved, setting
+from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network."""
 
-    num_layers: int = setting(at_least=1, older=("--encoder-num-layers",))
+    num_layers: int = setting(at_least=1, older=("--encoder-num-layers",), megatron_lm=True)
     """Number of transformer layers; of the encoder, where a decoder is behind it."""
 
-    hidden_size: int = setting(at_least=1)
+    hidden_size: int = setting(at_least=1, megatron_lm=True)
     """Width of the residual stream, in features."""
 
-    num_attention_heads: int = setting(at_least=1)
+    num_attention_heads: int = setting(at_least=1, megatron_lm=True)
     """Number of attention heads over all tensor-parallel ranks."""
 
-    seq_length: int = setting(at_least=1, older=("--encoder-seq-length",))
+    seq_length: int = setting(
+        at_least=1, older=("--encoder-seq-length",), in_weights=False, megatron_lm=True
+    )
     """Sequence length: tokens of a sample."""
 
-    max_position_embeddings: int | None = None
+    max_position_embeddings: int | None = setting(None, megatron_lm=True)
     """Longest sequence of the network, in tokens (default: --seq-length). A learned table of positions
     has so many rows."""
 
-    ffn_hidden_size: int | None = setting(None, at_least=1)
+    ffn_hidden_size: int | None = setting(None, at_least=1, megatron_lm=True)
     """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
 
-    kv_channels: int | None = setting(None, at_least=1, plan="model.head_dim")
+    kv_channels: int | None = setting(None, at_least=1, plan="model.head_dim", megatron_lm=True)
     """Features per attention head (default: hidden_size / num_attention_heads)."""
 
     group_query_attention: bool = False
@@ -52,7 +41,7 @@ class ModelConfig:
     num_query_groups: int | None = setting(None, at_least=1, older=("--num-key-value-heads",))
     """Number of keys and values per token with --group-query-attention (default: 1)."""
 
-    window_size: str | None = None
+    window_size: str | None = setting(None, megatron_lm=True)
     """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
     for all of them."""
 
@@ -61,7 +50,10 @@ class ModelConfig:
     a layer with --window-size and 0 for one without, such as [1,1,1,0]*6."""
 
     apply_query_key_layer_scaling: bool = setting(
-        True, flag="--no-query-key-layer-scaling", plan="model.query_key_layer_scaling"
+        True,
+        flag="--no-query-key-layer-scaling",
+        plan="model.query_key_layer_scaling",
+        in_weights=False,
     )
     """Attention scores divided by the number of their layer until softmax multiplies it back,
     which keeps those of deep layers inside the range of fp16. The result is the same."""
@@ -75,7 +67,7 @@ class ModelConfig:
     final_logit_softcapping: float | None = setting(None, above=0, plan="model.logit_softcap")
     """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
 
-    qk_layernorm: bool = False
+    qk_layernorm: bool = setting(False, megatron_lm=True)
     """Norm every head's query and key, in front of rotary positions."""
 
     position_embedding_type: (
@@ -93,7 +85,11 @@ class ModelConfig:
     """The learned table of positions."""
 
     rotary_base: float = setting(
-        10000.0, above=0, matters=False, older=("--rotary-position-embeddings-theta",)
+        10000.0,
+        above=0,
+        matters=False,
+        older=("--rotary-position-embeddings-theta",),
+        megatron_lm=True,
     )
     """Base of the rotary wavelengths."""
 
@@ -103,15 +99,15 @@ class ModelConfig:
     """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
     as in Gemma 3 (default: layers with and without the window have the same positions)."""
 
-    rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1)
+    rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1, megatron_lm=True)
     """Share of a head's features that rotary embedding rotates, from the first on."""
 
     rotary_seq_len_interpolation_factor: float | None = setting(
-        None, above=0, matters=False, plan="model.rotary_interpolation"
+        None, above=0, matters=False, plan="model.rotary_interpolation", megatron_lm=True
     )
     """Divide rotary positions by this, to stretch a trained network to longer sequences."""
 
-    use_rope_scaling: bool = False
+    use_rope_scaling: bool = setting(False, megatron_lm=True)
     """Stretch the long wavelengths of rotary positions; as Llama 3.1 does, unless
     --rope-scaling-type names another rule."""
 
@@ -121,7 +117,9 @@ class ModelConfig:
     """Rule of --use-rope-scaling: that of Llama 3.1, YaRN, or dynamic NTK, which changes nothing up
     to the length that the network was trained on (farther than that it is refused)."""
 
-    rope_scaling_factor: float = setting(8.0, above=0, matters=False, plan="model.rope_scaling")
+    rope_scaling_factor: float = setting(
+        8.0, above=0, matters=False, plan="model.rope_scaling", megatron_lm=True
+    )
     """By how much --use-rope-scaling stretches them."""
 
     rope_low_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-slow",))
@@ -144,7 +142,7 @@ class ModelConfig:
     rope_truncation: bool = setting(True, plan="model.rope_truncation")
     """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
 
-    normalization: str = setting("LayerNorm", names=NORMS)
+    normalization: str = setting("LayerNorm", names=NORMS, megatron_lm=True)
     """Which norm stands in front of attention, of the MLP and of the head."""
 
     norm_epsilon: float = setting(
@@ -152,18 +150,18 @@ class ModelConfig:
     )
     """Added to the variance in every norm."""
 
-    apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p")
+    apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p", megatron_lm=True)
     """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
     act around 1."""
 
     scale_embedding: bool = setting(False, plan="model.scaled_embedding")
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
 
-    embed_layernorm: bool = False
+    embed_layernorm: bool = setting(False, megatron_lm=True)
     """Norm the token embedding, in front of positions and dropout."""
 
     apply_residual_connection_post_layernorm: bool = setting(
-        False, plan="model.residual_after_norm"
+        False, plan="model.residual_after_norm", megatron_lm=True
     )
     """Take the residual behind a layer's norms instead of in front of them."""
 
@@ -183,14 +181,16 @@ class ModelConfig:
     onnx_safe: Literal["True", "False", "true", "false"] | None = None
     """Megatron's spelling of --gelu erf, when true."""
 
-    glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = None
+    glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = setting(
+        None, megatron_lm=True
+    )
     """A gated MLP: one half of its inner features, passed through GELU (erf or tanh), nothing, ReLU
     or SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
 
-    swiglu: bool = False
+    swiglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation swiglu."""
 
-    squared_relu: bool = False
+    squared_relu: bool = setting(False, megatron_lm=True)
     """The square of ReLU in the MLP instead of GELU."""
 
     relu: bool = False
@@ -203,227 +203,157 @@ class ModelConfig:
     add_bias_linear: bool = setting(True, flag="--disable-bias-linear", plan="model.linear_bias")
     """The biases of the linear layers."""
 
-    add_qkv_bias: bool = setting(False, plan="model.qkv_bias")
+    add_qkv_bias: bool = setting(False, plan="model.qkv_bias", megatron_lm=True)
     """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
 
     attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
     """Biases of attention's linear layers (queries, keys, values and output) apart from those of
     the MLP (default: both as with --disable-bias-linear)."""
 
-    untie_embeddings_and_output_weights: bool = setting(False, plan="not model.tied_embeddings")
+    untie_embeddings_and_output_weights: bool = setting(
+        False, plan="not model.tied_embeddings", megatron_lm=True
+    )
     """Give the head a weight of its own instead of that of the token embedding."""
 
-    fp32_residual_connection: bool = setting(False, plan="model.fp32_residual")
+    fp32_residual_connection: bool = setting(
+        False, plan="model.fp32_residual", in_weights=False, megatron_lm=True
+    )
     """Keep the residual stream in 32 bits when the layers compute in 16."""
 
-    attention_dropout: float = setting(0.1, at_least=0, below=1)
+    attention_dropout: float = setting(0.1, at_least=0, below=1, in_weights=False, megatron_lm=True)
     """Probability that an attention weight is dropped in training."""
 
-    hidden_dropout: float = setting(0.1, at_least=0, below=1)
+    hidden_dropout: float = setting(0.1, at_least=0, below=1, in_weights=False, megatron_lm=True)
     """Probability that a feature is dropped after embedding, attention and MLP in training."""
 
-    init_method_std: float = setting(0.02, above=0, plan="model.init_std")
+    init_method_std: float = setting(
+        0.02, above=0, plan="model.init_std", in_weights=False, megatron_lm=True
+    )
     """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) in front of the
     residual stream."""
 
-    init_method_xavier_uniform: bool = False
+    init_method_xavier_uniform: bool = setting(False, plan="model.init", in_weights=False)
     """Draw the initial weights evenly from +-sqrt(6 / (rows + columns)) instead."""
 
 
-def resolve_model(
-    model: ModelConfig,
-    experts: ExpertConfig,
-    lora: LoraConfig,
-    tokenizer: TokenizerConfig,
-    *,
-    vocab_size: int,
-    tensor: int,
-    norms_embedding: bool,
-) -> ModelSpec:
-    """Return what all networks have in common, as a GPT, for a tokenizer of `vocab_size` tokens.
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Self-attention."""
 
-    Args:
-        tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
-        norms_embedding: whether another flag implies --embed-layernorm.
-    """
-    return resolved(
-        ModelSpec,
-        "model",
-        model,
-        vocabulary=_vocabulary_spec(model, tokenizer, vocab_size, tensor),
-        positions=_position_spec(model),
-        attention=_attention_spec(model),
-        norm=resolved(
-            NormSpec,
-            "model",
-            model,
-            embed_layernorm=model.embed_layernorm or norms_embedding,
-        ),
-        mlp=resolved(
-            MLPSpec,
-            "model",
-            model,
-            ffn_hidden_size=ffn_hidden_size_of(model),
-            activation=activation_of(model),
-            left_at_default=["mlp_layout"],
-        ),
-        moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
-        lora=lora_spec(lora),
-        init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
-        left_at_default=("architecture", "own_flags", "own", "head"),
-    )
+    num_attention_heads: int
+    num_query_groups: int  # keys and values per token
+    head_dim: int
+    attention_dropout: float
+    window: int  # most tokens that a token sees, itself included; 0: no limit
+    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
+    query_key_layer_scaling: bool
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
+    attention_softcap: float = 0.0  # bound of scores; 0: none
+    qkv_bias: bool
+    attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
+    qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
+    attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
+
+    @property
+    def query_features(self) -> int:
+        """Features of the queries of a token, over all heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_features(self) -> int:
+        """Features of the keys of a token, and as many of the values."""
+        return self.num_query_groups * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """Factor of the attention scores."""
+        return (self.query_scalar or self.head_dim) ** -0.5
+
+    def window_of(self, number: int) -> int:
+        """Return the window of the layer `number`, from 1 on; 0 for no limit."""
+        return 0 if number in self.full_attention_layers else self.window
 
 
-def _attention_spec(model: ModelConfig) -> AttentionSpec:
-    scalar = model.query_pre_attn_scalar
-    return resolved(
-        AttentionSpec,
-        "model",
-        model,
-        num_query_groups=num_query_groups_of(model),
-        head_dim=head_dim_of(model),
-        window=window_of(model.window_size),
-        full_attention_layers=full_attention_layers_of(model),
-        query_scalar=0.0 if scalar in (None, head_dim_of(model)) else scalar,
-        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
-        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
-        left_at_default=("attention", "qkv_layout"),
-    )
+@dataclass(frozen=True, kw_only=True)
+class VocabularySpec:
+    """The table of tokens, and the logits."""
+
+    vocab_size: int  # rows of the token table that are no padding
+    padded_vocab_size: int  # rows of the token table
+    padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
+    tied_embeddings: bool
+    scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
+    logit_softcap: float = 0.0  # bound of logits; 0: none
+
+    def in_equal_shards(self, tensor: int) -> "VocabularySpec":
+        """Return this with as many rows on each of `tensor` ranks; the padding has no token."""
+        return replace(self, padded_vocab_size=-(-self.padded_vocab_size // tensor) * tensor)
+
+    def with_softmax(self, *, counts_padding: bool) -> "VocabularySpec":
+        """Return this with or without the columns of padding in the loss, if there are any."""
+        counts = counts_padding and self.padded_vocab_size > self.vocab_size
+        return replace(self, padded_vocab_in_softmax=counts)
 
 
-def _vocabulary_spec(
-    model: ModelConfig, tokenizer: TokenizerConfig, vocab_size: int, tensor: int
-) -> VocabularySpec:
-    rows = true_vocab_size(tokenizer, vocab_size)
-    padded = padded_vocab_size(
-        rows,
-        divisible_by=tokenizer.make_vocab_size_divisible_by,
-        tensor=tensor,
-        pad_to=tokenizer.pad_vocab_size_to,
-    )
-    return resolved(
-        VocabularySpec,
-        "model",
-        model,
-        vocab_size=rows,
-        padded_vocab_size=padded,
-        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
-    )
+@dataclass(frozen=True, kw_only=True)
+class PositionSpec:
+    """Positions of tokens, and what attention makes of them."""
+
+    max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
+    position_embedding: str  # learned, relative, rotary, alibi, none, or the name of a plugin's
+    rotary_dim: int  # features of a head that are turned; 0 without rotary positions
+    rotary_base: float
+    rotary_interpolation: float  # positions are divided by it
+    rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
+    rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
+    rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
+    rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
+    rope_original_length: int = 8192  # tokens within which turns are counted
+    rope_attention_factor: float = 1.0  # of turned queries and of turned keys
+    rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
+    rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
+    relative_buckets: int = 0  # of relative positions; 0 with other positions
+    relative_max_distance: int = 0  # from which distances share the last bucket
+
+    @property
+    def reach_attention(self) -> bool:
+        """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
+        return self.position_embedding not in ("learned", "relative", "alibi", "none")
 
 
-def _position_spec(model: ModelConfig) -> PositionSpec:
-    """Return the position embedding of the network."""
-    kind = position_of(model)
-    turning: dict[str, Any] = {"rotary_dim": 0, "rotary_base": 0.0, "rotary_interpolation": 1.0}
-    if kind == "rotary":
-        turning = {
-            "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
-            "rotary_base": model.rotary_base,
-            "rotary_local_base": model.rotary_local_base or 0.0,
-            "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
-            **_stretching(model),
-        }
-    return PositionSpec(
-        position_embedding=kind,
-        max_position_embeddings=model.max_position_embeddings or model.seq_length,
-        **{"rope_scaling": 1.0} | turning,
-    )
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """Norms: their kind, and where they are."""
+
+    normalization: str
+    norm_epsilon: float
+    layernorm_1p: bool
+    embed_layernorm: bool
+    qk_layernorm: bool
+    residual_after_norm: bool
+    sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
+
+    @property
+    def per_layer(self) -> int:
+        """Norms of the residual stream's width in each layer."""
+        return 4 if self.sandwich_norm else 2
 
 
-def _attention_bias(model: ModelConfig) -> bool:
-    return model.attention_bias == "on" if model.attention_bias else model.add_bias_linear
+@dataclass(frozen=True, kw_only=True)
+class MLPSpec:
+    """The MLP, of an expert too unless that has a width of its own."""
 
+    ffn_hidden_size: int
+    activation: str
+    linear_bias: bool  # of the MLP, and of attention's output unless that is apart
+    mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
 
-def _stretching(model: ModelConfig) -> dict[str, Any]:
-    """Return the RoPE scaling of the network, as fields of PositionSpec."""
-    if not model.use_rope_scaling or model.rope_scaling_factor == 1:
-        return {}
-    factor, rule = model.rope_scaling_factor, model.rope_scaling_type
-    flags: dict[str, float | None] = {
-        "rope_original_length": model.rope_original_max_position_embeddings
-    }
-    if rule != "dynamic":
-        low, high = turns_of(model)
-        flags |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    if rule == "yarn":
-        of_length = 0.1 * math.log(factor) + 1
-        given["rope_attention_factor"] = model.rope_attention_factor or of_length
-        given["rope_truncation"] = model.rope_truncation
-    return {"rope_scaling": factor, "rope_rule": rule, **given}
+    @property
+    def is_gated(self) -> bool:
+        """Whether one half of the MLP's inner features multiplies the other."""
+        return "glu" in self.activation
 
-
-def turns_of(model: ModelConfig) -> tuple[float, float]:
-    """Return the turns up to which a wavelength is stretched in full, and from which not at all."""
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    default = 32.0 if model.rope_scaling_type == "yarn" else 4.0
-    return 1.0 if low is None else low, default if high is None else high
-
-
-def ffn_hidden_size_of(model: ModelConfig) -> int:
-    """Return the width inside the MLP."""
-    return 4 * model.hidden_size if model.ffn_hidden_size is None else model.ffn_hidden_size
-
-
-def head_dim_of(model: ModelConfig) -> int:
-    """Return the features per attention head."""
-    return model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
-
-
-def num_query_groups_of(model: ModelConfig) -> int:
-    """Return the number of keys and values per token."""
-    if not model.group_query_attention:
-        return model.num_attention_heads
-    return 1 if model.num_query_groups is None else model.num_query_groups
-
-
-def position_of(model: ModelConfig) -> str:
-    """Return the kind of position embedding."""
-    match model.position_embedding_type:
-        case "rotary" | "rope":
-            return "rotary"
-        case "alibi" | "none" | "relative" as other:
-            return other
-        case str() as name if POSITION_EMBEDDINGS.is_own(name):
-            return name
-        case None if model.use_rotary_position_embeddings:
-            return "rotary"
-        case None if not model.add_position_embedding:
-            return "none"
-    return "learned"
-
-
-def activation_of(model: ModelConfig) -> str:
-    """Return the activation of the MLP."""
-    if model.activation is not None:
-        return model.activation
-    if model.swiglu:
-        return "swiglu"
-    if model.glu_activation is not None:
-        return model.glu_activation
-    if model.squared_relu:
-        return "squared_relu"
-    if model.relu:
-        return "relu"
-    return "gelu_erf" if "erf" in gelu_forms(model).values() else "gelu_tanh"
-
-
-def gelu_forms(model: ModelConfig) -> dict[str, str]:
-    """Return {flag: form} of the flags that name a form of GELU."""
-    forms: dict[str, str] = {"--gelu": model.gelu} if model.gelu else {}
-    if model.openai_gelu:
-        forms["--openai-gelu"] = "tanh"
-    if model.onnx_safe in ("True", "true"):
-        forms["--onnx-safe"] = "erf"
-    return forms
-
-
-def full_attention_layers_of(model: ModelConfig) -> tuple[int, ...]:
-    """Return the numbers, from 1 on, of the layers without the window; () where all are alike.
-
-    Raises:
-        ValueError: --window-attn-skip-freq does not fit the layers.
-    """
-    if model.window_attn_skip_freq is None or not window_of(model.window_size):
-        return ()
-    return windowless_layers(model.window_attn_skip_freq, model.num_layers)
+    @property
+    def inner_features(self) -> int:
+        """Features in front of the activation, of which a gate halves the number."""
+        return self.ffn_hidden_size * (2 if self.is_gated else 1)

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
 from megatron.config.network.layer_pattern import window_of
-from megatron.config.network.model import (
-    ModelConfig,
+from megatron.config.network.model import ModelConfig
+from megatron.config.network.model_resolution import (
     ffn_hidden_size_of,
     full_attention_layers_of,
     gelu_forms,

@@ -1,6 +1,7 @@
 """The network as a frozen dataclass (ModelSpec): every size is a number, every choice is made.
 
-Imports no flags, so that a model can be built and read without the command line.
+Its parts stand with their flags. It needs none of them, so that a model can be built and read without
+the command line.
 """
 
 from collections.abc import Mapping
@@ -9,165 +10,18 @@ from typing import Any, Literal, TypeVar
 
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import HEADS, NETWORKS
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.lora import LoraSpec
+from megatron.config.network.model import (
+    AttentionSpec,
+    MLPSpec,
+    NormSpec,
+    PositionSpec,
+    VocabularySpec,
+)
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Part = TypeVar("Part")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionSpec:
-    """Self-attention."""
-
-    num_attention_heads: int
-    num_query_groups: int  # keys and values per token
-    head_dim: int
-    attention_dropout: float
-    window: int  # most tokens that a token sees, itself included; 0: no limit
-    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
-    query_key_layer_scaling: bool
-    query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
-    attention_softcap: float = 0.0  # bound of scores; 0: none
-    qkv_bias: bool
-    attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
-    qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
-    attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
-
-    @property
-    def query_features(self) -> int:
-        """Features of the queries of a token, over all heads."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def key_features(self) -> int:
-        """Features of the keys of a token, and as many of the values."""
-        return self.num_query_groups * self.head_dim
-
-    @property
-    def scale(self) -> float:
-        """Factor of the attention scores."""
-        return (self.query_scalar or self.head_dim) ** -0.5
-
-    def window_of(self, number: int) -> int:
-        """Return the window of the layer `number`, from 1 on; 0 for no limit."""
-        return 0 if number in self.full_attention_layers else self.window
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularySpec:
-    """The table of tokens, and the logits."""
-
-    vocab_size: int  # rows of the token table that are no padding
-    padded_vocab_size: int  # rows of the token table
-    padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
-    tied_embeddings: bool
-    scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
-    logit_softcap: float = 0.0  # bound of logits; 0: none
-
-    def in_equal_shards(self, tensor: int) -> "VocabularySpec":
-        """Return this with as many rows on each of `tensor` ranks; the padding has no token."""
-        return replace(self, padded_vocab_size=-(-self.padded_vocab_size // tensor) * tensor)
-
-    def with_softmax(self, *, counts_padding: bool) -> "VocabularySpec":
-        """Return this with or without the columns of padding in the loss, if there are any."""
-        counts = counts_padding and self.padded_vocab_size > self.vocab_size
-        return replace(self, padded_vocab_in_softmax=counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionSpec:
-    """Positions of tokens, and what attention makes of them."""
-
-    max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
-    position_embedding: str  # learned, relative, rotary, alibi, none, or the name of a plugin's
-    rotary_dim: int  # features of a head that are turned; 0 without rotary positions
-    rotary_base: float
-    rotary_interpolation: float  # positions are divided by it
-    rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
-    rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
-    rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
-    rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
-    rope_original_length: int = 8192  # tokens within which turns are counted
-    rope_attention_factor: float = 1.0  # of turned queries and of turned keys
-    rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
-    rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
-    relative_buckets: int = 0  # of relative positions; 0 with other positions
-    relative_max_distance: int = 0  # from which distances share the last bucket
-
-    @property
-    def reach_attention(self) -> bool:
-        """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
-        return self.position_embedding not in ("learned", "relative", "alibi", "none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormSpec:
-    """Norms: their kind, and where they are."""
-
-    normalization: str
-    norm_epsilon: float
-    layernorm_1p: bool
-    embed_layernorm: bool
-    qk_layernorm: bool
-    residual_after_norm: bool
-    sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
-
-    @property
-    def per_layer(self) -> int:
-        """Norms of the residual stream's width in each layer."""
-        return 4 if self.sandwich_norm else 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLPSpec:
-    """The MLP, of an expert too unless that has a width of its own."""
-
-    ffn_hidden_size: int
-    activation: str
-    linear_bias: bool  # of the MLP, and of attention's output unless that is apart
-    mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether one half of the MLP's inner features multiplies the other."""
-        return "glu" in self.activation
-
-    @property
-    def inner_features(self) -> int:
-        """Features in front of the activation, of which a gate halves the number."""
-        return self.ffn_hidden_size * (2 if self.is_gated else 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoESpec:
-    """Mixtures of experts in place of MLPs. The defaults, on disk, stand for a network without any."""
-
-    num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP
-    experts_per_token: int = 1
-    residual_experts: bool = False  # beside the experts there is an MLP for every token
-    expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
-    shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
-    shared_expert_gate: bool = False  # factor of their output for each token
-    router_score: str = "softmax"  # or sigmoid
-    router_normalises: bool = False  # weights of the chosen experts to a sum of 1
-    router_scale: float = 1.0  # factor of these weights
-    router_bias: bool = False  # experts are chosen by their scores plus a bias
-    router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
-    router_groups_per_token: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSpec:
-    """Low-rank adapters (LoRA). The defaults, on disk, stand for a network without adapters."""
-
-    lora_rank: int = 0
-    lora_alpha: float = 0.0
-    lora_dropout: float = 0.0
-    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
-
-    @property
-    def scale(self) -> float:
-        """Factor of the product of an adapter's matrices."""
-        return self.lora_alpha / self.lora_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +220,12 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
 def _take(part: type, left: dict[str, Any]) -> Any:
     """Remove the fields of a part from `left`, and return the part with them."""
     return part(**{name: left.pop(name) for name in names_of(part) if name in left})
+
+
+def every_field() -> frozenset[str]:
+    """Return the names of the fields that all networks have, those of optional parts too."""
+    own = {*names_of(ModelSpec)} - {*_HOLD_PARTS}
+    return frozenset(own.union(*map(names_of, _PARTS.values())))
 
 
 def names_of(part: type) -> tuple[str, ...]:

@@ -120,9 +120,6 @@ class Architecture:
     unlike: ClassVar[Mapping[str, str]] = {}
     """Models of transformers that are taken for this network and are another, by model_type: why."""
 
-    not_in_weights: tuple[str, ...] = ()
-    """Fields of ModelSpec beside those of a GPT that the shapes and meaning of weights do not depend on."""
-
     added_options: tuple[str, ...] = ()
     """Fields that decide which weights it has beside those of the network that it extends."""
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from megatron.config.network.model_spec import ModelSpec, MoESpec
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 

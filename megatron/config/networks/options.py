@@ -1,13 +1,8 @@
 """Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
 
-from megatron.config.network.model_spec import (
-    LoraSpec,
-    ModelSpec,
-    MoESpec,
-    defaults_of,
-    flat,
-    names_of,
-)
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.lora import LoraSpec
+from megatron.config.network.model_spec import ModelSpec, defaults_of, every_field, flat, names_of
 
 COMMON = frozenset(
     (
@@ -32,16 +27,14 @@ ROTARY = frozenset(
 )
 EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings"))
 """Of `EmbeddingPipe`, and of logits with a table of their own."""
-STREAM = frozenset(("parallel_residual", "sandwich_norm"))
+STREAM = frozenset(("parallel_residual", "residual_after_norm", "sandwich_norm"))
 _WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
 _GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, names_of(LoraSpec), names_of(MoESpec))
 """The first option of each decides whether the others mean anything."""
-WINDOWS, LORA, EXPERTS = map(frozenset, _GROUPS)
+LORA, EXPERTS = map(frozenset, _GROUPS[1:])
 
-DECODER = frozenset(
-    ("residual_after_norm", *COMMON, *ROTARY, *EMBEDDING, *STREAM, *WINDOWS, *LORA, *EXPERTS)
-)
-"""All of a GPT."""
+DECODER = every_field() - {"relative_buckets", "relative_max_distance"}
+"""All of a GPT, an option that is added later too: its layers are the reference for all others."""
 
 
 def ignored_options(spec: ModelSpec, plain: ModelSpec, options: frozenset[str]) -> list[str]:

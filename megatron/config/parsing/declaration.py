@@ -25,6 +25,9 @@ class Setting:
         matters: whether its range counts in every run; otherwise where its name is given.
         plan: the decisions that it makes, by section and name in the Plan, with spaces between;
             "not SECTION.NAME" for a switch that turns one off. Without one: that of its own name.
+        in_weights: whether the shapes or the meaning of weights depend on it: a run with another value
+            does not continue from a checkpoint, and an exporter that does not name it refuses it.
+        megatron_lm: whether it is an argument of the same name and values in Megatron-LM's checkpoints.
     """
 
     flag: str = ""
@@ -39,6 +42,8 @@ class Setting:
     remedy: str = ""
     matters: bool = True
     plan: str = ""
+    in_weights: bool = True
+    megatron_lm: bool = False
 
     @property
     def decisions(self) -> list[str]:
@@ -104,6 +109,11 @@ class Flag:
     default: Any
     setting: Setting
     options: tuple[str, ...]
+
+    @property
+    def decisions(self) -> list[str]:
+        """The decisions that it makes; without any that are named, that of its own name."""
+        return self.setting.decisions or [self.name]
 
 
 @cache

@@ -11,7 +11,14 @@ from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.networks.architecture import Entry, bias_entry, logits_entry
 from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
-from megatron.config.networks.options import DECODER, WINDOWS
+from megatron.config.networks.options import (
+    COMMON,
+    EMBEDDING,
+    EXPERTS,
+    LORA,
+    ROTARY,
+    STREAM,
+)
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.bert.flags import BertSpec
 from megatron.extensions.masked_lm.flags import MaskedLMConfig
@@ -30,7 +37,7 @@ class BertNetwork(Network):
     use = "tools/fill_mask.py fills masks and scores sentences with it"
     usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
     part = BertSpec
-    options = (DECODER - WINDOWS) | {*names_of(BertSpec)}
+    options = (COMMON | ROTARY | EMBEDDING | STREAM | LORA | EXPERTS) | {*names_of(BertSpec)}
     lacks = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     layers_in = "megatron.extensions.bert.layers.bert_layers"
     megatron_in = "megatron.extensions.bert.checkpoints.BERTForm"

@@ -32,7 +32,7 @@ class RetroConfig:
     """Tokens of a chunk, of samples and of the database; that of the config.json of
     --retro-project-dir."""
 
-    retro_num_neighbors: int = setting(2, at_least=1)
+    retro_num_neighbors: int = setting(2, at_least=1, in_weights=False)
     """Neighbors of each chunk that are retrieved."""
 
     retro_num_retrieved_chunks: int = setting(2, at_least=1, plan="model.retro_retrieved_length")
@@ -41,13 +41,13 @@ class RetroConfig:
     retro_encoder_layers: int = setting(2, at_least=1)
     """Layers of the encoder of neighbors."""
 
-    retro_encoder_hidden_dropout: float = setting(0.1, at_least=0, below=1)
+    retro_encoder_hidden_dropout: float = setting(0.1, at_least=0, below=1, in_weights=False)
     """Dropout of the residual stream of the encoder of neighbors."""
 
-    retro_encoder_attention_dropout: float = setting(0.1, at_least=0, below=1)
+    retro_encoder_attention_dropout: float = setting(0.1, at_least=0, below=1, in_weights=False)
     """Dropout of attention weights in the encoder of neighbors."""
 
-    retro_attention_gate: float = 1.0
+    retro_attention_gate: float = setting(1.0, in_weights=False)
     """Factor of what cross-attention to neighbors adds to the residual stream; 0 leaves a GPT."""
 
     retro_verify_neighbor_count: bool = setting(

@@ -46,10 +46,6 @@ class RetroNetwork(Network):
     batch_in = "megatron.extensions.retro.layers.retro_batch"
     caches = True
     megatron_in = "megatron.extensions.retro.checkpoints.RetroForm"
-    not_in_weights = (
-        *("retro_encoder_hidden_dropout", "retro_encoder_attention_dropout"),
-        *("retro_attention_gate", "retro_num_neighbors"),
-    )
     added_options = (
         *("retro_layers", "retro_encoder_layers", "retro_chunk_length"),
         *("retro_retrieved_length", "retro_normed_residual"),

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from megatron.config.data.masks import MaskConfig
-from megatron.config.network.model import ModelConfig, position_of
+from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
+from megatron.config.network.model_resolution import position_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parsing.declaration import range_problems, setting

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.model_spec import ModelSpec, MoESpec
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec
 from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.common.registry import POSITION_EMBEDDINGS
-from megatron.config.network.model_spec import ModelSpec, PositionSpec
+from megatron.config.network.model import PositionSpec
+from megatron.config.network.model_spec import ModelSpec
 
 
 class PositionEmbedding(nn.Module):

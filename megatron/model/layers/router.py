@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.model_spec import ModelSpec, MoESpec
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 
 _TINY = 1e-20

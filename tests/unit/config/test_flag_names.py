@@ -55,7 +55,6 @@ def test_the_network_is_told_by_its_flags():
         "model.vocab_size",
         "model.rotary_dim",
         "model.window",
-        "model.init",
         "model.num_experts",
         "model.residual_experts",
         "model.router_normalises",

@@ -17,7 +17,6 @@ def _needs(spec: ModelSpec) -> Allowed:
         "embed_layernorm": (True,),
         "activation": ("gelu_tanh",),
         "ffn_hidden_size": (4 * spec.hidden_size,),
-        "residual_after_norm": None,
     }
 
 

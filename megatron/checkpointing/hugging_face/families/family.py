@@ -17,7 +17,8 @@ from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec, MoESpec, flat
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.parsing.files import Values
 from megatron.config.parsing.near_misses import field_of
 
@@ -61,7 +62,8 @@ class Family:
         architecture: its class with the heads of pretraining, or the head of a downstream task.
         auto_class: class of transformers that finds it.
         keys: entries of config.json, without vocabulary and dtype: the ModelSpec field of the same
-            value, for which there is a flag; a function of the network; or a constant.
+            value, which has any, and for which there is a flag; a function of the network; or a
+            constant.
         values_of: settings for the entries that are not ModelSpec fields. Raises CheckpointError if
             no flag expresses an option.
         needs: allowed values where they differ from those of `plain_values`.
@@ -100,10 +102,19 @@ class Family:
         """Prefix of tensor names; some published files omit it."""
         return self.layers.split(".")[0] + "."
 
+    def allowed(self, spec: ModelSpec) -> Allowed:
+        """Return the values of fields that this architecture expresses."""
+        named = (entry for entry in self.keys.values() if isinstance(entry, str))
+        return {
+            **plain_values(spec),
+            "activation": PLAIN_ACTIVATIONS,
+            **dict.fromkeys(named),
+            **self.needs(spec),
+        }
+
     def problems(self, spec: ModelSpec) -> Iterator[str]:
         """Yield a message for each field of `spec` that this architecture cannot express."""
-        allowed = {**plain_values(spec), "activation": PLAIN_ACTIVATIONS, **self.needs(spec)}
-        for name, value, others in not_expressed(spec, allowed):
+        for name, value, others in not_expressed(spec, self.allowed(spec)):
             known = " or ".join(map(str, others))
             yield f"{name} is {value}, and it has {known} ({flag_setting(name)})"
 

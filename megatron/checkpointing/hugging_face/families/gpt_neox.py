@@ -24,7 +24,6 @@ def _needs(spec: ModelSpec) -> Allowed:
         **EXPRESSED,
         "position_embedding": ("rotary",),
         "attention_output_bias": None,
-        "parallel_residual": None,
     }
 
 

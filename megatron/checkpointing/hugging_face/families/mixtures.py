@@ -33,7 +33,8 @@ from megatron.checkpointing.hugging_face.families.tensor_mapping import (
     GateUp,
 )
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import ModelSpec, MoESpec
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parsing.files import Values
 
 _SCORED_PER_GROUP = 2  # best experts of a group whose sum is its score
@@ -68,8 +69,7 @@ def _mixtral_needs(spec: ModelSpec) -> Allowed:
 
 def _qwen2_needs(spec: ModelSpec) -> Allowed:
     own: Allowed = {"qkv_bias": (True,), "shared_expert_gate": (True,)}
-    anything = dict.fromkeys(("shared_expert_ffn_hidden_size", "router_normalises"))
-    return {**_needs(spec), **own, **anything}
+    return {**_needs(spec), **own, "router_normalises": None}
 
 
 def _qwen3_needs(spec: ModelSpec) -> Allowed:
@@ -88,7 +88,6 @@ def _deepseek_needs(spec: ModelSpec) -> Allowed:
         "router_score": ("sigmoid",),
         "router_bias": (True,),
         "router_normalises": (True,),
-        "router_scale": None,
         "router_groups": None,
         "router_groups_per_token": (per_group if moe.router_groups else 0,),
     }

@@ -69,7 +69,7 @@ class TextTaskConfig:
     token-classification, 1 of question-answering), or of text-classification on the first token
     (default: BERT's pooler and one layer)."""
 
-    head_dropout: float | None = setting(None, at_least=0, below=1)
+    head_dropout: float | None = setting(None, at_least=0, below=1, in_weights=False)
     """Dropout in front of these layers (default: 0.5 of token-classification, 0 of
     question-answering, 0.1 of text-classification)."""
 

@@ -29,14 +29,14 @@ from transformers import (
 from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import names_in, read_manifest
-from megatron.checkpointing.megatron_lm.arguments import values_of
+from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK, values_of
 from megatron.checkpointing.megatron_lm.convert import find
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import words_of
-from megatron.config.network.model import full_attention_layers_of
+from megatron.config.network.model_resolution import full_attention_layers_of
 from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
@@ -293,6 +293,12 @@ def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
     at_urls = ["--load-dir", theirs.as_uri(), "--save-dir", f"{tmp_path.as_uri()}/bucket/own"]
     tool("checkpoint/util.py", *GPT, "--saver", "own", *at_urls, *cache)
     assert state_digest(tmp_path / "bucket/own" / folder.name) == state_digest(folder)
+
+
+def test_settings_that_megatron_has_by_the_same_name_are_read():
+    assert {"rope_scaling_factor", "fp32_residual_connection"} <= {f.name for f in OF_NETWORK}
+    values = values_of(Namespace(use_rope_scaling=True, rope_scaling_factor=4.0))
+    assert {"use_rope_scaling": True, "rope_scaling_factor": 4.0}.items() <= values.items()
 
 
 @pytest.mark.parametrize("pattern", [2, [1, 0]])

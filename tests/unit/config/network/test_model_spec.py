@@ -9,14 +9,9 @@ from tiny import tiny_plan, tiny_spec
 
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import HEADS, NETWORKS
-from megatron.config.network.model_spec import (
-    LoraSpec,
-    MoESpec,
-    defaults_of,
-    flat,
-    names_of,
-    spec_of,
-)
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.lora import LoraSpec
+from megatron.config.network.model_spec import defaults_of, flat, names_of, spec_of
 
 OWN = {
     "gpt": {},

@@ -1,0 +1,219 @@
+"""Resolution of the network: the ModelSpec that its flags decide."""
+
+import math
+from typing import Any
+
+from megatron.common.registry import POSITION_EMBEDDINGS
+from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
+from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
+from megatron.config.network.layer_pattern import window_of, windowless_layers
+from megatron.config.network.lora import LoraConfig, lora_spec
+from megatron.config.network.model import (
+    AttentionSpec,
+    MLPSpec,
+    ModelConfig,
+    NormSpec,
+    PositionSpec,
+    VocabularySpec,
+)
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parsing.declaration import resolved
+
+
+def resolve_model(
+    model: ModelConfig,
+    experts: ExpertConfig,
+    lora: LoraConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    vocab_size: int,
+    tensor: int,
+    norms_embedding: bool,
+) -> ModelSpec:
+    """Return what all networks have in common, as a GPT, for a tokenizer of `vocab_size` tokens.
+
+    Args:
+        tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
+        norms_embedding: whether another flag implies --embed-layernorm.
+    """
+    return resolved(
+        ModelSpec,
+        "model",
+        model,
+        vocabulary=_vocabulary_spec(model, tokenizer, vocab_size, tensor),
+        positions=_position_spec(model),
+        attention=_attention_spec(model),
+        norm=resolved(
+            NormSpec,
+            "model",
+            model,
+            embed_layernorm=model.embed_layernorm or norms_embedding,
+        ),
+        mlp=resolved(
+            MLPSpec,
+            "model",
+            model,
+            ffn_hidden_size=ffn_hidden_size_of(model),
+            activation=activation_of(model),
+            left_at_default=["mlp_layout"],
+        ),
+        moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
+        lora=lora_spec(lora),
+        init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
+        left_at_default=("architecture", "own_flags", "own", "head"),
+    )
+
+
+def _attention_spec(model: ModelConfig) -> AttentionSpec:
+    scalar = model.query_pre_attn_scalar
+    return resolved(
+        AttentionSpec,
+        "model",
+        model,
+        num_query_groups=num_query_groups_of(model),
+        head_dim=head_dim_of(model),
+        window=window_of(model.window_size),
+        full_attention_layers=full_attention_layers_of(model),
+        query_scalar=0.0 if scalar in (None, head_dim_of(model)) else scalar,
+        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
+        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
+        left_at_default=("attention", "qkv_layout"),
+    )
+
+
+def _vocabulary_spec(
+    model: ModelConfig, tokenizer: TokenizerConfig, vocab_size: int, tensor: int
+) -> VocabularySpec:
+    rows = true_vocab_size(tokenizer, vocab_size)
+    padded = padded_vocab_size(
+        rows,
+        divisible_by=tokenizer.make_vocab_size_divisible_by,
+        tensor=tensor,
+        pad_to=tokenizer.pad_vocab_size_to,
+    )
+    return resolved(
+        VocabularySpec,
+        "model",
+        model,
+        vocab_size=rows,
+        padded_vocab_size=padded,
+        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
+    )
+
+
+def _position_spec(model: ModelConfig) -> PositionSpec:
+    """Return the position embedding of the network."""
+    kind = position_of(model)
+    turning: dict[str, Any] = {"rotary_dim": 0, "rotary_base": 0.0, "rotary_interpolation": 1.0}
+    if kind == "rotary":
+        turning = {
+            "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
+            "rotary_base": model.rotary_base,
+            "rotary_local_base": model.rotary_local_base or 0.0,
+            "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
+            **_stretching(model),
+        }
+    return PositionSpec(
+        position_embedding=kind,
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
+        **{"rope_scaling": 1.0} | turning,
+    )
+
+
+def _attention_bias(model: ModelConfig) -> bool:
+    return model.attention_bias == "on" if model.attention_bias else model.add_bias_linear
+
+
+def _stretching(model: ModelConfig) -> dict[str, Any]:
+    """Return the RoPE scaling of the network, as fields of PositionSpec."""
+    if not model.use_rope_scaling or model.rope_scaling_factor == 1:
+        return {}
+    factor, rule = model.rope_scaling_factor, model.rope_scaling_type
+    flags: dict[str, float | None] = {
+        "rope_original_length": model.rope_original_max_position_embeddings
+    }
+    if rule != "dynamic":
+        low, high = turns_of(model)
+        flags |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    if rule == "yarn":
+        of_length = 0.1 * math.log(factor) + 1
+        given["rope_attention_factor"] = model.rope_attention_factor or of_length
+        given["rope_truncation"] = model.rope_truncation
+    return {"rope_scaling": factor, "rope_rule": rule, **given}
+
+
+def turns_of(model: ModelConfig) -> tuple[float, float]:
+    """Return the turns up to which a wavelength is stretched in full, and from which not at all."""
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    default = 32.0 if model.rope_scaling_type == "yarn" else 4.0
+    return 1.0 if low is None else low, default if high is None else high
+
+
+def ffn_hidden_size_of(model: ModelConfig) -> int:
+    """Return the width inside the MLP."""
+    return 4 * model.hidden_size if model.ffn_hidden_size is None else model.ffn_hidden_size
+
+
+def head_dim_of(model: ModelConfig) -> int:
+    """Return the features per attention head."""
+    return model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
+
+
+def num_query_groups_of(model: ModelConfig) -> int:
+    """Return the number of keys and values per token."""
+    if not model.group_query_attention:
+        return model.num_attention_heads
+    return 1 if model.num_query_groups is None else model.num_query_groups
+
+
+def position_of(model: ModelConfig) -> str:
+    """Return the kind of position embedding."""
+    match model.position_embedding_type:
+        case "rotary" | "rope":
+            return "rotary"
+        case "alibi" | "none" | "relative" as other:
+            return other
+        case str() as name if POSITION_EMBEDDINGS.is_own(name):
+            return name
+        case None if model.use_rotary_position_embeddings:
+            return "rotary"
+        case None if not model.add_position_embedding:
+            return "none"
+    return "learned"
+
+
+def activation_of(model: ModelConfig) -> str:
+    """Return the activation of the MLP."""
+    if model.activation is not None:
+        return model.activation
+    if model.swiglu:
+        return "swiglu"
+    if model.glu_activation is not None:
+        return model.glu_activation
+    if model.squared_relu:
+        return "squared_relu"
+    if model.relu:
+        return "relu"
+    return "gelu_erf" if "erf" in gelu_forms(model).values() else "gelu_tanh"
+
+
+def gelu_forms(model: ModelConfig) -> dict[str, str]:
+    """Return {flag: form} of the flags that name a form of GELU."""
+    forms: dict[str, str] = {"--gelu": model.gelu} if model.gelu else {}
+    if model.openai_gelu:
+        forms["--openai-gelu"] = "tanh"
+    if model.onnx_safe in ("True", "true"):
+        forms["--onnx-safe"] = "erf"
+    return forms
+
+
+def full_attention_layers_of(model: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers without the window; () where all are alike.
+
+    Raises:
+        ValueError: --window-attn-skip-freq does not fit the layers.
+    """
+    if model.window_attn_skip_freq is None or not window_of(model.window_size):
+        return ()
+    return windowless_layers(model.window_attn_skip_freq, model.num_layers)
