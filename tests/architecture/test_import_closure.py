@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 40,
     "megatron.objectives.gpt": 41,
     "megatron.engine.build": 81,
-    "pretrain_gpt.py": 257,
+    "pretrain_gpt.py": 258,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 
