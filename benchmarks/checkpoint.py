@@ -32,6 +32,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     ShardedTensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.train_state import TrainState
 from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import Config, parse_config
@@ -46,7 +47,6 @@ from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
 
 LAYERS, VOCAB_SIZE, SEQ_LENGTH = 4, 1024, 16

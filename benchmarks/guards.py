@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from timed_steps import random_batches, timed
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
@@ -25,7 +26,6 @@ from megatron.training.guards.nan_guard import NanGuard
 from megatron.training.guards.replica_check import ReplicaCheck
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
 from megatron.training.setup import build_engine, build_process_groups, choose
 from megatron.training.telemetry.step_records import StepRecords

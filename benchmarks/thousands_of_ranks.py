@@ -38,8 +38,11 @@ from megatron.checkpointing.manifest import (
 from megatron.checkpointing.resharding import layouts
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.checkpointing.resharding.unpickle import FragmentAddress
+from megatron.checkpointing.train_state import TrainState
 from megatron.checkpointing.writer import SynchronousExecutor
 from megatron.common.cli import ToolParser, run_tool
+from megatron.config.config import parse_config
+from megatron.config.plan.plan import plan
 from megatron.engine.deepspeed import distributed
 from megatron.tensor_parallel import rendezvous
 from megatron.tensor_parallel.master_address import MasterAddress
@@ -63,6 +66,12 @@ from megatron.training.process.watchdog import Hangs, Watchdog
 
 PER_NODE = 8
 TENSOR, STAGES, LAYERS, WIDTH = 8, 4, 8, 128
+FLAGS = (
+    f"--num-layers {LAYERS} --hidden-size {WIDTH} --num-attention-heads {TENSOR} --seq-length 8 "
+    f"--tensor-model-parallel-size {TENSOR} --pipeline-model-parallel-size {STAGES} --zero-stage 1 "
+    "--untie-embeddings-and-output-weights --micro-batch-size 1 --lr 1 --train-iters 1 "
+    "--data-path corpus --vocab-file none"
+).split()
 
 
 @dataclass
@@ -302,10 +311,12 @@ class _ReshapedFiles:
 
     def __init__(self, world: World, data: int):
         self.world, self.data = world, data
-        self.plan = {
-            "parallel": {"tensor": TENSOR, "pipeline": STAGES, "data": data, "zero_stage": 1},
-            "model": {"num_layers": LAYERS, "tied_embeddings": False},
-        }
+        self.plan = plan(
+            parse_config(FLAGS)[0],
+            world_size=TENSOR * STAGES * data,
+            vocab_size=WIDTH,
+            device="cpu",
+        ).to_dict()
         self.dims = {name: _dim(name) for stage in range(STAGES) for name in _names(stage)}
 
     def records(self) -> tuple[FileRecord, ...]:
@@ -398,7 +409,7 @@ def stop(world: World) -> Callable[[], None]:
 
 PHASES = {each.__name__: each for each in (start, save, load, reshape, watch, stop)}
 MANIFEST = Manifest(
-    state={"iteration": 1}, plan={}, config={}, versions={}, partition_dims={}, files=()
+    state=TrainState(iteration=1), plan={}, config={}, versions={}, partition_dims={}, files=()
 )
 
 

@@ -7,6 +7,7 @@ what else is public.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError, ExitCode, MegatronError, raise_if_any
 from megatron.common.registry import (
     ACTIVATIONS,
@@ -30,7 +31,6 @@ from megatron.config.inference.generation import GenerationConfig, generation_pr
 from megatron.optimizer.schedule import lr_decay
 from megatron.training.entry import train
 from megatron.training.loop.loop import Hook, StepResult, require_hooks
-from megatron.training.loop.state import TrainState
 from megatron.training.process.launch import run_rank
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from transformers import (
 from megatron.checkpointing.conversion.network import load_network, weights_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
-from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools" / "convert_checkpoint"
 SIZES = """
@@ -395,7 +394,7 @@ def their_model(config, dtype=torch.float32):
 
 def our_logits(folder, tokens):
     manifest = read_manifest(folder)
-    spec = spec_of(manifest.plan["model"])
+    spec = manifest.spec
     with torch.no_grad():
         positions = torch.arange(tokens.size(1)).expand_as(tokens)
         return load_network(spec, read_checkpoint(folder, manifest, optimizer=False))(

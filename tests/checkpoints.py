@@ -13,6 +13,7 @@ from megatron.checkpointing.conversion.network import parameters_of, weights_of
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan.plan import plan
 from megatron.model.initialization import initialise
@@ -82,7 +83,7 @@ def write_checkpoint(
             file = folder / f"mp_rank_{stage * tensor + rank:02d}_model_states.pt"
             torch.save({"module": None if pipeline > 1 else shards, **_PROGRESS}, file)
     manifest = Manifest(
-        state={"iteration": 3, "samples": 6, "tokens": 36, "valid_samples": 0, "skipped": 0},
+        state=TrainState(iteration=3, samples=6, tokens=36),
         plan=json.loads(json.dumps(decided.to_dict())),
         config=asdict(config),
         versions={"megatron": "test"},

@@ -172,9 +172,7 @@ def _schedule_problems(
 def _sample_order_problems(
     then: Mapping[str, Any], now: Mapping[str, Any], folder: str
 ) -> list[str]:
-    # Checkpoints from before this flag are of runs with its first value.
-    saved = then.get("data", {}).get("sample_order", "bigscience")
-    order = now["data"]["sample_order"]
+    saved, order = then["data"]["sample_order"], now["data"]["sample_order"]
     if saved == order:
         return []
     return [

@@ -3,10 +3,10 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from megatron.checkpointing.manifest import published_tags, read_manifest
+from megatron.checkpointing.manifest import Manifest, published_tags, read_manifest
 from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan.plan import Plan
 from megatron.planner.memory import checkpoint_bytes
 
@@ -28,9 +28,10 @@ def expected_size(directory: Path, plan: Plan) -> Size:
     for tag in published_tags(directory)[:1]:
         try:
             manifest = read_manifest(directory / tag)
+            is_same = _kind(manifest.spec, manifest) == _kind(plan.model, plan)
         except CheckpointError:
             break
-        if _kind(manifest.plan) == _kind(plan.to_dict()):
+        if is_same:
             return Size(sum(file.size for file in manifest.files), len(manifest.files) + 2)
     ranks = plan.parallel.world_size
     # One file of RNG states for each rank, one of weights for each rank of a replica.
@@ -67,16 +68,11 @@ def is_full_disk(error: Exception) -> bool:
     return isinstance(error, OSError) or any(word in str(error) for word in words)
 
 
-_LAYOUT = ("tensor", "pipeline", "data", "zero_stage")
-_PARTS = ("saves_optimizer", "saves_streams")
-
-
-def _kind(plan: dict[str, Any]) -> tuple[object, ...]:
-    """Return the fields of a plan, current or saved, that the size of its checkpoints depends on."""
-    fields = (
-        *(("model", "num_layers"), ("model", "hidden_size"), ("optimizer", "name")),
-        ("precision", "dtype"),
-        *(("parallel", name) for name in _LAYOUT),
-        *(("checkpoint", name) for name in _PARTS),
+def _kind(spec: ModelSpec, run: Plan | Manifest) -> tuple[object, ...]:
+    """Return what the size of a run's checkpoints depends on."""
+    parallel, checkpoint = run.parallel, run.checkpoint
+    return (
+        *(spec.num_layers, spec.hidden_size, run.optimizer.name, run.precision.dtype),
+        *(parallel.tensor, parallel.pipeline, parallel.data, parallel.zero_stage),
+        *(checkpoint.saves_optimizer, checkpoint.saves_streams),
     )
-    return tuple(plan.get(part, {}).get(name) for part, name in fields)

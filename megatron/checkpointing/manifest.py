@@ -11,13 +11,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cached_property, partial
+from itertools import repeat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import xxhash
 
+from megatron.checkpointing.train_state import TrainState
+from megatron.checkpointing.upgrades import UPGRADES
 from megatron.common.atomic_files import NotRegularError, open_regular, sync_folder
 from megatron.common.errors import (
     CheckpointError,
@@ -26,12 +29,21 @@ from megatron.common.errors import (
     WrongCheckpointError,
     near,
 )
-from megatron.common.registry import OBJECTIVES
 from megatron.common.version import CHECKPOINT_FORMAT
 from megatron.config.data.corpora import DataPlan
 from megatron.config.data.objective import ObjectivePlan
-from megatron.config.data.tokenizer import with_sentencepiece_form
-from megatron.config.objectives import declaration_of
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.network.model import ModelConfig
+from megatron.config.network.model_spec import ModelSpec, spec_of
+from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.optimization.lr_schedule import SchedulePlan
+from megatron.config.optimization.optimizer import OptimizerPlan
+from megatron.config.optimization.training import TrainingPlan
+from megatron.config.parallelism.layout import ParallelPlan
+from megatron.config.parallelism.precision import PrecisionPlan
+from megatron.config.run.checkpoint import CheckpointPlan
+
+Part = TypeVar("Part")
 
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
@@ -176,26 +188,86 @@ class FileRecord:
     hash: str
 
 
+def _section(kind: type[Part], tree: str, name: str) -> cached_property[Part]:
+    """Return a property that parses the section `name` of an object's nested dictionaries `tree`.
+
+    Reading it raises CheckpointError if the section lacks a field that has no default.
+    """
+
+    def parse(owner: Any) -> Part:
+        try:
+            return parse_fields(kind, getattr(owner, tree).get(name, {}))
+        except TypeError as error:
+            problem = f"the checkpoint's {tree}.{name} is not understood: {error}"
+            raise CheckpointError(problem) from error
+
+    return cached_property(parse)
+
+
+def parse_fields(kind: type[Part], saved: Mapping[str, Any]) -> Part:
+    """Return the dataclass `kind` with saved fields; those that it does not have are left out.
+
+    Raises:
+        TypeError: a field without a default is missing.
+    """
+    hints = get_type_hints(kind)
+    return kind(**{name: _parsed(hints[name], v) for name, v in saved.items() if name in hints})
+
+
+def _parsed(hint: Any, value: Any) -> Any:
+    """Return a value from JSON in the type of its field: nested dataclasses, and tuples for lists."""
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        return parse_fields(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        args = get_args(hint)
+        return tuple(map(_parsed, repeat(args[0]) if args[1:] == (...,) else args, value))
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Contents of manifest.json.
 
+    Beside them stand the network, and sections of the plan and the config as the dataclasses of this
+    version, parsed when they are read. Properties raise CheckpointError if they are not understood.
+
     Args:
-        state: the fields of TrainState.
-        plan: the Plan of the run that saved it, as nested dictionaries.
-        config: its Config, likewise.
+        plan: the Plan of the run that saved it, as nested dictionaries, for comparisons.
+        config: its Config, likewise, for parsers of flags.
         versions: of the libraries that wrote it.
         partition_dims: parameter name -> the dimension that its shards are laid along.
         files: everything else in the folder.
     """
 
-    state: dict[str, Any]
+    state: TrainState
     plan: dict[str, Any]
     config: dict[str, Any]
     versions: dict[str, str]
     partition_dims: dict[str, int]
     files: tuple[FileRecord, ...]
     format: int = CHECKPOINT_FORMAT
+
+    batch = _section(BatchPlan, "plan", "batch")
+    checkpoint = _section(CheckpointPlan, "plan", "checkpoint")
+    data = _section(DataPlan, "plan", "data")
+    objective = _section(ObjectivePlan, "plan", "objective")
+    optimizer = _section(OptimizerPlan, "plan", "optimizer")
+    parallel = _section(ParallelPlan, "plan", "parallel")
+    precision = _section(PrecisionPlan, "plan", "precision")
+    schedule = _section(SchedulePlan, "plan", "schedule")
+    training = _section(TrainingPlan, "plan", "training")
+    network_flags = _section(ModelConfig, "config", "model")
+    tokenizer = _section(TokenizerConfig, "config", "tokenizer")
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The network; of one whose plugin is missing, its own fields are kept as they are."""
+        return spec_of(self.plan.get("model", {}))
+
+    @property
+    def flag_sections(self) -> dict[str, Any]:
+        """Flags by section, those of extensions among them."""
+        return {**self.config, **self.config.get("extensions", {})}
 
 
 def record_file(file: Path, name: str = "") -> FileRecord:
@@ -251,9 +323,10 @@ def read_manifest(folder: Path) -> Manifest:
         # Next: the other contents of a newer format are unknown.
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
-        for upgrade in _UPGRADES:
+        for upgrade in UPGRADES:
             content = upgrade(content)
-        return Manifest(files=files, **content)
+        state = parse_fields(TrainState, content.pop("state"))
+        return Manifest(state=state, files=files, **content)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
             raise WrongCheckpointError(f"{folder} does not exist{near(folder)}") from error
@@ -281,36 +354,6 @@ def _require_known(written: int, file: Path) -> None:
         raise NewerCheckpointError(
             f"{file} has format {written} and this version reads up to {CHECKPOINT_FORMAT}: update it"
         )
-
-
-def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
-    """Add the form of SentencePiece tokens, which older manifests do not have."""
-    config = content["config"]
-    if "tokenizer" not in config:
-        return content
-    tokenizer = with_sentencepiece_form(config["tokenizer"], is_legacy=True)
-    return {**content, "config": {**config, "tokenizer": tokenizer}}
-
-
-def _without_no_sentinels(content: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a number of sentinels of 0, which older runs recorded for an extension's default."""
-    config, objective = content["config"], content["plan"].get("objective", {}).get("name", "gpt")
-    has_default = OBJECTIVES.extension_with(objective) and declaration_of(objective).extra_ids
-    if not has_default or config.get("tokenizer", {}).get("vocab_extra_ids") != 0:
-        return content
-    tokenizer = {**config["tokenizer"], "vocab_extra_ids": None}
-    return {**content, "config": {**config, "tokenizer": tokenizer}}
-
-
-def _with_softmax(content: dict[str, Any]) -> dict[str, Any]:
-    """Add whether padded columns take part in the softmax, as they did in older runs."""
-    plan = content["plan"]
-    model = plan.get("model", {})
-    if not {"vocab_size", "padded_vocab_size"} <= {*model}:
-        return content
-    has_padding = model["padded_vocab_size"] > model["vocab_size"]
-    model = {"padded_vocab_in_softmax": has_padding, **model}
-    return {**content, "plan": {**plan, "model": model}}
 
 
 def _record(written: int, **entries: Any) -> FileRecord:
@@ -357,25 +400,3 @@ def _damage(folder: Path, record: FileRecord, *, forgets_cached: bool) -> str | 
     if found != record.hash:
         return f"{file} is damaged: its hash is not that of the manifest"
     return None
-
-
-def _with_plans_of_extensions(content: dict[str, Any]) -> dict[str, Any]:
-    """Move plans of extensions, which up to version 1.0 stood among the parts of every run."""
-    plan = content["plan"]
-    objective = plan.get("objective", {})
-    if "name" not in objective or "own" in objective:
-        return content
-    plan = {**declaration_of(objective["name"]).upgraded_1_0(plan)}
-    for name, part in (("objective", ObjectivePlan), ("data", DataPlan)):
-        known = {each.name for each in fields(part)}
-        plan[name] = {key: value for key, value in plan.get(name, {}).items() if key in known}
-    return {**content, "plan": plan}
-
-
-_UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
-    _with_sentencepiece_form,
-    _without_no_sentinels,
-    _with_softmax,
-    _with_plans_of_extensions,
-)
-"""Changes that bring the content of an older manifest to that of this version, in their order."""

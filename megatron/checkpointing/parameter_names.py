@@ -9,9 +9,9 @@ its core.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from megatron.common.registry import NETWORKS, OwnFlags
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.architecture import Architecture, Stacks
 
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
@@ -63,14 +63,14 @@ class ParameterNames(Stacks):
     own_flags: OwnFlags = ()  # of a plugin's network
 
     @classmethod
-    def of(cls, model: Mapping[str, Any]) -> "ParameterNames":
-        """Return the names of a network, as in a manifest's plan."""
+    def of(cls, spec: ModelSpec) -> "ParameterNames":
+        """Return the names of a network."""
         return cls(
-            num_layers=model["num_layers"],
-            tied=model["tied_embeddings"],
-            architecture=model.get("architecture", "gpt"),
-            num_decoder_layers=model.get("num_decoder_layers", 0),
-            own_flags=tuple(map(tuple, model.get("own_flags", ()))),
+            num_layers=spec.num_layers,
+            tied=spec.vocabulary.tied_embeddings,
+            architecture=spec.architecture,
+            num_decoder_layers=flat(spec)["num_decoder_layers"],
+            own_flags=spec.own_flags,
         )
 
     def module(self, name: str) -> str:

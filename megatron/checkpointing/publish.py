@@ -73,7 +73,7 @@ def publish_written(directory: Path, manifest: Manifest, records: Iterable[FileR
     Raises:
         CheckpointError: the directory cannot be written to.
     """
-    iteration = manifest.state["iteration"]
+    iteration = manifest.state.iteration
     by_name = {record.name: record for record in records}
     files = tuple(by_name[name] for name in sorted(by_name))
     try:

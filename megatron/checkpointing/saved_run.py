@@ -59,13 +59,7 @@ def read_saved_run(directory: str | None) -> SavedRun:
     if not directory or not tags:
         return SavedRun(ANY_NETWORK, None, "gpt")
     manifest = read_manifest(Path(directory) / tags[0])
-    parallel = manifest.plan["parallel"]
-    return SavedRun(
-        manifest.config,
-        # Older runs have no entry for sequence parallelism.
-        parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],
-        manifest.plan.get("objective", {}).get("name", "gpt"),
-    )
+    return SavedRun(manifest.config, manifest.parallel.world_size, manifest.objective.name)
 
 
 def consumed_samples(checkpoint: CheckpointConfig) -> int:
@@ -78,21 +72,18 @@ def consumed_samples(checkpoint: CheckpointConfig) -> int:
         return 0
     try:
         tags = [tag_of(planned.step)] if planned.step else published_tags(Path(planned.load))
-        state = read_manifest(Path(planned.load) / tags[0]).state if tags else {}
+        return read_manifest(Path(planned.load) / tags[0]).state.samples if tags else 0
     except CheckpointError:
         return 0
-    return int(state.get("samples", 0))
 
 
 def saved_architecture(directory: Path) -> str | None:
     """Return the architecture of the network in `directory`; None if no manifest can be read."""
     for tag in published_tags(directory):
         try:
-            model = read_manifest(directory / tag).plan["model"]
+            return read_manifest(directory / tag).spec.architecture
         except CheckpointError:
             continue  # a run passes over it too, or names what is wrong
-        architecture: str = model.get("architecture", "gpt")
-        return architecture
     return None
 
 
@@ -181,12 +172,13 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
     for tag in tags:
         try:
             manifest = read_manifest(load / tag)
+            spec = manifest.spec
         except UnreadableCheckpointError:
             raise
         except CheckpointError as error:
             errors.append(str(error))
             continue
-        saved = {**manifest.config, **manifest.config.get("extensions", {})}
+        saved = manifest.flag_sections
         extensions = extensions_with(used_sections(manifest.config) - SECTIONS.keys())
         of_network = chain.from_iterable(declared_in("flags", "OF_NETWORK", extensions))
         own = [name for name in of_network if _is_used(saved.get(name, {}), name)]
@@ -195,12 +187,11 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
             for section in (*_NETWORK_SECTIONS, *own)
             for name, value in saved.get(section, {}).items()
         }
-        model = manifest.plan.get("model", {})
-        flags |= dict(model.get("own_flags", ()))  # of plugins' parts
-        if NETWORKS.is_own(model.get("architecture", "")):
-            flags["network"] = model["architecture"]
-        if model.get("attention"):
-            flags["attention_impl"] = model["attention"]
+        flags |= dict(spec.own_flags)  # of plugins' parts
+        if NETWORKS.is_own(spec.architecture):
+            flags["network"] = spec.architecture
+        if spec.attention.attention:
+            flags["attention_impl"] = spec.attention.attention
         return SavedNetwork(load / tag, flags, tuple(own))
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))

@@ -3,9 +3,8 @@
 A network is a class in NETWORKS: `gpt.py`, or of an extension or a plugin.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
@@ -147,13 +146,8 @@ def require_own_part(network: Network, spec: ModelSpec) -> None:
         )
 
 
-def with_network(config: Config, model: Mapping[str, Any]) -> Config:
-    """Return `config` with the network of a checkpoint, if it is that of a plugin.
-
-    Args:
-        model: the network as in a manifest's plan.
-    """
-    name = model.get("architecture", "gpt")
-    if not NETWORKS.is_own(name):
+def with_network(config: Config, spec: ModelSpec) -> Config:
+    """Return `config` with the network of a checkpoint, if it is that of a plugin."""
+    if not NETWORKS.is_own(spec.architecture):
         return config
-    return replace(config, plugins=replace(config.plugins, network=name))
+    return replace(config, plugins=replace(config.plugins, network=spec.architecture))

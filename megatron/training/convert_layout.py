@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.network.kernels import KernelsConfig
@@ -21,7 +22,6 @@ from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import with_saved_softmax
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import sole_writer
-from megatron.training.loop.state import TrainState
 from megatron.training.process.environment import Launch
 
 
@@ -30,8 +30,7 @@ def config_of_layout(
 ) -> Config:
     """Return the config of the run that saved a checkpoint, for another layout on CPUs."""
     of_run = {hook.section for hook in hooks_of_sections(saved.extensions).values()}
-    size = manifest.plan["batch"]["global_batch_size"]
-    held = manifest.plan["checkpoint"]
+    size, saves = manifest.batch.global_batch_size, manifest.checkpoint
     return replace(
         saved,
         parallel=replace(
@@ -56,8 +55,8 @@ def config_of_layout(
         checkpoint=CheckpointConfig(
             save=output,
             save_interval=saved.checkpoint.save_interval or 1,
-            no_save_optim=not held["saves_optimizer"],
-            no_save_rng=not held["saves_streams"],
+            no_save_optim=not saves.saves_optimizer,
+            no_save_rng=not saves.saves_streams,
         ),
     )
 
@@ -70,14 +69,14 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
 
     Communication: every rank of the new layout must call this.
     """
-    device, learned = torch.device("cpu"), manifest.plan["objective"]
-    objective = OBJECTIVES.get(learned["name"], learned.get("own_flags", ()))()
+    device, learned = torch.device("cpu"), manifest.objective
+    objective = OBJECTIVES.get(learned.name, learned.own_flags)()
     decided = plan(
         config,
         world_size=launch.world_size,
-        vocab_size=manifest.plan["model"]["vocab_size"],
+        vocab_size=manifest.spec.vocabulary.vocab_size,
         # Nothing is computed, so that fp16 needs no GPU.
-        device="cuda" if manifest.plan["precision"]["dtype"] == "fp16" else device.type,
+        device="cuda" if manifest.precision.dtype == "fp16" else device.type,
         objective=objective.name,
     )
     decided = with_saved_softmax(decided, manifest)
@@ -94,7 +93,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
         copies_padding=decided.model.vocabulary.padded_vocab_in_softmax,
     )
     state = TrainState()
-    state.load_state_dict(manifest.state)
+    state.load(manifest.state)
     engine.renew_streams(
         renewed_seed(decided.training.seed, state.iteration),
         sequence_parallel=decided.parallel.sequence_parallel,

@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.data.objective import LM_LOSS, UNMASKED
 from megatron.config.plan.plan import Plan
 from megatron.engine.engine import Engine
 from megatron.training.loop.batch_stream import Batches
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.report import journal_key
 from megatron.training.telemetry.tensorboard import TensorBoard
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import (
     ExitCode,
     WrongCheckpointError,
@@ -47,7 +48,6 @@ from megatron.training.guards.stop import Requests, build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import from_rank_0, post, scattered
 from megatron.training.loop.loop import Hook
-from megatron.training.loop.state import TrainState
 from megatron.training.process.dead_ranks import Peers, by_host, this_process
 from megatron.training.process.environment import Launch
 from megatron.training.process.flags_file import write_flags

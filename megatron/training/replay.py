@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 from megatron.config.plan.plan import Plan
 from megatron.data.datasets.datasets import build_datasets
@@ -20,7 +21,6 @@ from megatron.training.loop.batch_stream import Stream
 from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.journal import ROLLBACK, read_journal
 from megatron.training.loop.loop import Hook, StepResult, train
-from megatron.training.loop.state import TrainState
 from megatron.training.run import schedule_of
 from megatron.training.telemetry.step_records import STEP, read_step
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.publish import tidy
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import DataError, ExitCode, TrainingError, before_the_first_step
 from megatron.common.registry import FLAG_HOOKS, HOOKS, METRICS
 from megatron.common.standard_streams import lost_output
@@ -30,7 +31,6 @@ from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.epochs import EpochHook
 from megatron.training.loop.journal import END, Journal
 from megatron.training.loop.loop import Hook, Meter, Schedule, StepResult, require_hooks, train
-from megatron.training.loop.state import TrainState
 from megatron.training.process.environment import Launch
 from megatron.training.process.flags_file import given_flags
 from megatron.training.process.watchdog import Watchdog

@@ -148,7 +148,7 @@ def evaluate(
             found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
         found["model"] = {
             "folder": str(source.folder),
-            "iteration": source.manifest.state["iteration"],
+            "iteration": source.manifest.state.iteration,
         }
         write(found, file)
     print(f"wrote the results to {file}")

@@ -62,7 +62,7 @@ def digest(save: Path) -> str:
     folder = save / published_tags(save)[0]
     manifest = read_manifest(folder)
     whole = read_checkpoint(folder, manifest)
-    return digest_of(digests(whole, manifest.plan["model"]["vocab_size"]))
+    return digest_of(digests(whole, manifest.spec.vocabulary.vocab_size))
 
 
 @pytest.fixture(scope="module")

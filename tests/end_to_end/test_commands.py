@@ -71,8 +71,8 @@ def test_the_deepspeed_command_with_pipeline_zero_and_ramp(corpus: Corpus, tmp_p
     assert sizes[:4] == [2, 2, 4, 6]
     assert set(sizes[4:]) == {8}
     manifest = read_manifest(save / (save / "latest").read_text())
-    assert manifest.state["samples"] == manifest.state["tokens"] // 32
-    assert 92 < manifest.state["samples"] <= 100
+    assert manifest.state.samples == manifest.state.tokens // 32
+    assert 92 < manifest.state.samples <= 100
     assert losses(save)[-1] < losses(save)[0]
     assert {r["set"] for r in journal(save, "evaluation")} == {"valid", "test"}
     assert {

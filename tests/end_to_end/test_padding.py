@@ -85,10 +85,10 @@ def test_a_run_from_before_the_flag_goes_on_with_its_softmax(
     (output,) = start_ranks(1, *flags, *places, "--save", str(on)).succeeded().outputs
     assert "padded vocabulary columns take part in the softmax, as in Megatron-LM" in output
     assert losses(on) == expected
-    assert read_manifest(on / "global_step4").plan["model"]["padded_vocab_in_softmax"] is True
+    assert read_manifest(on / "global_step4").spec.vocabulary.padded_vocab_in_softmax is True
 
     without = ["--padded-vocab-in-softmax", "False"]
     (output,) = start_ranks(1, *flags, *places, *without, "--save", str(off)).succeeded().outputs
     assert "--padded-vocab-in-softmax  given              left out" in output
     assert losses(off)[0] < expected[0] - 0.01
-    assert read_manifest(off / "global_step4").plan["model"]["padded_vocab_in_softmax"] is False
+    assert read_manifest(off / "global_step4").spec.vocabulary.padded_vocab_in_softmax is False

@@ -99,7 +99,7 @@ def full_names(tree, prefix=""):
 def module_weights(folder):
     """Return {module name: unsharded weight} of a checkpoint, without padding of the vocabulary."""
     manifest = read_manifest(folder)
-    names = ParameterNames.of(manifest.plan["model"])
+    names = ParameterNames.of(manifest.spec)
     return {
         names.module(name): weight[:VOCAB] if is_of_vocabulary(name) else weight
         for name, weight in whole_weights(folder, manifest).items()

@@ -20,7 +20,6 @@ from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.config.config import parse_config
-from megatron.config.network.model_spec import spec_of
 from megatron.config.objectives import declaration_of
 from megatron.config.plan.plan import plan
 from megatron.extensions.nemo.flags import nemo_flags
@@ -200,7 +199,7 @@ def test_a_checkpoint_is_read_and_described(
     manifest = read_manifest(folder)
     assert damage(folder, manifest.files) == []
     checkpoint = read_checkpoint(folder, manifest)
-    load_network(spec_of(manifest.plan["model"]), checkpoint)
+    load_network(manifest.spec, checkpoint)
     inspect = run_path(str(REPOSITORY / "tools" / "checkpoint" / "inspect.py"))["main"]
     inspect([str(written / name), "--parameters"])
     lines = capsys.readouterr().out.splitlines()

@@ -30,13 +30,13 @@ from stood_in import stood_in
 from torch import Tensor
 from training_here import train_here
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common import logging as log
 from megatron.common.errors import MegatronError
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import parse_config
 from megatron.training import run
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
 
 Observation = dict[str, Any]

@@ -19,6 +19,7 @@ from megatron.checkpointing.conversion.adapters import merge_adapters, without_a
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.train_state import TrainState
 from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
 
@@ -95,7 +96,7 @@ def saved(engine, plan):
     }
     files = (Path(folder[0]) / "here").iterdir()
     manifest = Manifest(
-        state={},
+        state=TrainState(),
         plan=plan.to_dict(),
         config={},
         versions={},

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.testing import assert_close
 
 from megatron.checkpointing.manifest import Manifest, record_file
+from megatron.checkpointing.train_state import TrainState
 from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
@@ -227,7 +228,7 @@ def weights_of_stage_3_are_read_back_the_frozen_ones_too(rank):
         engine.save(Path(folder[0]), "here", {})
         dist.barrier()
         manifest = Manifest(
-            state={},
+            state=TrainState(),
             plan=plan.to_dict(),
             config={},
             versions={},

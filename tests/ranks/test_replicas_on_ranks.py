@@ -10,9 +10,9 @@ import torch
 from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 from megatron.training.guards.replica_check import ReplicaCheck
-from megatron.training.loop.state import TrainState
 
 ODD = 3
 """The rank that comes apart."""

@@ -20,6 +20,7 @@ from torch.testing import assert_close
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.parameter_names import is_buffer
 from megatron.checkpointing.resharding.layouts import read_sharded
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
@@ -65,7 +66,7 @@ def saved(engine, plan, folder, tag):
         all_gather_items([(name, shard.dim) for name, p in named if (shard := shard_of(p))])
     )
     return Manifest(
-        state={},
+        state=TrainState(),
         plan=plan.to_dict(),
         config={},
         versions={},

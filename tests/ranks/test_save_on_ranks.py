@@ -18,10 +18,10 @@ from megatron.checkpointing import writer
 from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.collectives import from_rank_0
-from megatron.training.loop.state import TrainState
 
 TENSOR = "--tensor-model-parallel-size 2"
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from ranks import outcomes_on_ranks, require_passed
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.tensor_parallel.topology import Topology
 from megatron.training.loop.journal import Journal, read_journal
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry import memory
 from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS, SlowRanks, slowness_of
 

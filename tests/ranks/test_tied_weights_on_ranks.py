@@ -12,8 +12,8 @@ from deepspeed.accelerator import get_accelerator
 from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.training.guards.replica_check import ReplicaCheck
-from megatron.training.loop.state import TrainState
 
 STEPS = 8
 NETWORK = (

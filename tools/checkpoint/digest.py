@@ -34,11 +34,11 @@ def main(argv: Sequence[str]) -> None:
     from megatron.checkpointing.resharding.universal import read_checkpoint
 
     checkpoint = read_checkpoint(folder, manifest)
-    named = list(digests(checkpoint, manifest.plan["model"]["vocab_size"]))
+    named = list(digests(checkpoint, manifest.spec.vocabulary.vocab_size))
     if config.parameters:
         for name, digest in named:
             print(f"{digest} {name}")
-    print(f"{digest_of(named)} {folder} at iteration {manifest.state['iteration']}")
+    print(f"{digest_of(named)} {folder} at iteration {manifest.state.iteration}")
 
 
 if __name__ == "__main__":

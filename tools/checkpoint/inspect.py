@@ -65,25 +65,23 @@ def _own(path: Path, *, each: bool) -> Iterator[str]:
     yield from _summary(folder, manifest)
     yield from _tensors(folder, manifest, each=each)
     directory = folder.parent
-    objective = manifest.plan.get("objective", {}).get("name", "gpt")
+    objective = manifest.objective.name
     script = declaration_of(objective).script or f"pretrain_gpt.py --objective {objective}"
     yield f"resume with: {script} --use-checkpoint-args --load {directory} --save {directory} ..."
-    model = manifest.plan["model"]
-    name = model.get("architecture", "gpt")
+    name = manifest.spec.architecture
     if name not in NETWORKS:
         yield f"its network, {name}, is that of a plugin"
         return
-    usage = Classifier.usage if model.get("num_outputs") else network_named(name).usage
+    usage = Classifier.usage if manifest.spec.head else network_named(name).usage
     if usage:
         yield usage.format(directory=directory, script=script)
 
 
 def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
-    parallel, state = manifest.plan["parallel"], manifest.state
     yield f"folder: {folder}"
-    yield " | ".join(f"{name}: {value}" for name, value in state.items())
-    yield " | ".join(f"{name}: {value}" for name, value in parallel.items())
-    yield f"precision: {manifest.plan['precision']['dtype']} | optimizer: {manifest.plan['optimizer']['name']}"
+    yield " | ".join(f"{name}: {value}" for name, value in vars(manifest.state).items())
+    yield " | ".join(f"{name}: {value}" for name, value in vars(manifest.parallel).items())
+    yield f"precision: {manifest.precision.dtype} | optimizer: {manifest.optimizer.name}"
     yield " | ".join(f"{name}: {value}" for name, value in manifest.versions.items())
     yield f"files: {len(manifest.files)} | bytes: {sum(record.size for record in manifest.files)}"
 

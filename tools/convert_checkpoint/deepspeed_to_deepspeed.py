@@ -28,7 +28,7 @@ _LOOK_S = 0.1
 def main(argv: Sequence[str]) -> None:
     """Start the ranks of the new layout."""
     config, manifest = read(argv)
-    if (Path(config.output_folder) / tag_of(manifest.state["iteration"])).exists():
+    if (Path(config.output_folder) / tag_of(manifest.state.iteration)).exists():
         raise ConfigError(f"--output_folder {config.output_folder} holds this iteration already")
     parse_saved_config(argv, manifest.config)  # refused before any rank starts
     tensor, pipeline, data = layout(config, manifest)
@@ -74,11 +74,11 @@ def read(argv: Sequence[str]) -> tuple[LayoutConfig, Manifest]:
 
 def layout(config: LayoutConfig, manifest: Manifest) -> tuple[int, int, int]:
     """Return the sizes of the new layout: tensor, pipeline, data."""
-    then = manifest.plan["parallel"]
+    then = manifest.parallel
     sizes = (
-        then["tensor"] if config.target_tp is None else config.target_tp,
-        then["pipeline"] if config.target_pp is None else config.target_pp,
-        then["data"] if config.target_dp is None else config.target_dp,
+        then.tensor if config.target_tp is None else config.target_tp,
+        then.pipeline if config.target_pp is None else config.target_pp,
+        then.data if config.target_dp is None else config.target_dp,
     )
     if min(sizes) < 1:
         raise ConfigError("--target_tp, --target_pp and --target_dp must be at least 1")

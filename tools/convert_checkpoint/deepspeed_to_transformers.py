@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     source = checkpoint_of(Path(config.input_folder))
     manifest = read_manifest(source)
     saved = parse_saved_config(argv, manifest.config)
-    arguments = objective_tokenizer_arguments(saved.tokenizer, manifest.plan["objective"]["name"])
+    arguments = objective_tokenizer_arguments(saved.tokenizer, manifest.objective.name)
     tokenizer = build_tokenizer(**arguments)
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.conversion.export import Export, ExportOptions, export

@@ -27,13 +27,13 @@ def main(argv: Sequence[str]) -> None:
     config: FilesConfig = parsed["files"]
     folder = checkpoint_of(Path(config.folder))
     manifest = read_manifest(folder)
-    parallel, layers = manifest.plan["parallel"], manifest.plan["model"]["num_layers"]
-    tensor = parallel["tensor"] if config.target_tp is None else config.target_tp
-    pipeline = parallel["pipeline"] if config.target_pp is None else config.target_pp
+    parallel, layers = manifest.parallel, manifest.spec.num_layers
+    tensor = parallel.tensor if config.target_tp is None else config.target_tp
+    pipeline = parallel.pipeline if config.target_pp is None else config.target_pp
     if tensor < 1 or not 1 <= pipeline <= layers:
         raise ConfigError(f"--target_tp must be at least 1, --target_pp 1 to {layers}")
     for record in manifest.files:
-        print(f"{record.name}: {record.size} bytes, {_owner(record.name, parallel['tensor'])}")
+        print(f"{record.name}: {record.size} bytes, {_owner(record.name, parallel.tensor)}")
     for line in _shapes(folder, manifest, tensor, pipeline):
         print(line)
 
@@ -56,7 +56,7 @@ def _shapes(folder: Path, manifest: Manifest, tensor: int, pipeline: int) -> Ite
     """Yield the shape of each parameter on a tensor rank, with the stage of an even cut."""
     from megatron.checkpointing.resharding.universal import read_checkpoint
 
-    layers = manifest.plan["model"]["num_layers"]
+    layers = manifest.spec.num_layers
     for name, parameter in read_checkpoint(folder, manifest).parameters.items():
         shape, dim = list(parameter.weight.shape), manifest.partition_dims.get(name)
         if dim is not None:

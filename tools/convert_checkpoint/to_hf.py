@@ -6,6 +6,7 @@ Uses the tokenizer of the training; give its flags if its files have moved.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     config: ExportConfig = parsed["export"]
     own_flags = EXPORTERS.flags_of(config.exporter, parsed)
     max_bytes = _bytes(config.max_shard_size)
-    objective = saved.plan["objective"]["name"] if saved else "gpt"
+    objective = saved.objective.name if saved else "gpt"
     arguments = objective_tokenizer_arguments(parsed["tokenizer"], objective)
     tokenizer = build_tokenizer(**arguments)
     template = read_chat_template(config.chat_template, None).source
@@ -81,13 +82,13 @@ def main(argv: Sequence[str]) -> None:
 
 def _tokenizer_of(given: Given, saved: Manifest) -> dict[str, object]:
     """Return the tokenizer of the training, unless one of another type is given."""
-    own = saved.config["tokenizer"]
-    is_other = given.get("tokenizer_type") not in (None, own["tokenizer_type"])
+    own = saved.tokenizer
+    is_other = given.get("tokenizer_type") not in (None, own.tokenizer_type)
     if is_other:
         return {}
-    if given.get("tokenizer_name_or_path") and own["tokenizer_type"] != "PretrainedFromHF":
+    if given.get("tokenizer_name_or_path") and own.tokenizer_type != "PretrainedFromHF":
         return {"tokenizer_type": "PretrainedFromHF"}
-    return own
+    return asdict(own)
 
 
 def _bytes(size: str) -> int:

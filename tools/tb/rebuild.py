@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.checkpointing.manifest import Manifest, published_tags, read_manifest
 from megatron.checkpointing.saved_run import read_saved_run
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, WrongCheckpointError, near
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.parsing.parser import peek
 from megatron.config.plan.plan import plan
 from megatron.training.loop.journal import read_journal
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.step_records import STEP, number, read_step
 from megatron.training.telemetry.tensorboard import TensorBoard
 from megatron.training.telemetry.writers import build_writer
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     decided = plan(
         config,
         world_size=run.world_size or 1,
-        vocab_size=manifest.plan["model"]["vocab_size"],
+        vocab_size=manifest.spec.vocabulary.vocab_size,
         device="cuda",
         objective=run.objective,
     )

@@ -14,7 +14,7 @@ from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.registry import EXPORTERS, OwnFlags
-from megatron.config.network.model_spec import ModelSpec, spec_of
+from megatron.config.network.model_spec import ModelSpec
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
@@ -60,18 +60,18 @@ class Export:
     @cached_property
     def spec(self) -> ModelSpec:
         """The network."""
-        return without_adapters(spec_of(self.manifest.plan["model"]))
+        return without_adapters(self.manifest.spec)
 
     @cached_property
     def dtype(self) -> str:
         """Dtype of the files."""
-        return self.options.dtype or str(self.manifest.plan["precision"]["dtype"])
+        return self.options.dtype or self.manifest.precision.dtype
 
     @cached_property
     def checkpoint(self) -> FullCheckpoint:
         """Unsharded weights, each read on access."""
-        saved = spec_of(self.manifest.plan["model"])
-        return merge_adapters(saved, read_checkpoint(self.source, self.manifest, optimizer=False))
+        full = read_checkpoint(self.source, self.manifest, optimizer=False)
+        return merge_adapters(self.manifest.spec, full)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and unsharded weight of each parameter, one in memory at a time."""

@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from types import MappingProxyType
 from zlib import crc32
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.parameter_names import is_buffer
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.common.version import VERSION
 from megatron.config.config import Config
@@ -92,20 +92,13 @@ def _model(spec: ModelSpec) -> SequentialModel:
     return SequentialModel(network_of(spec).layers(spec, parts))
 
 
-_INITIAL_STATE = MappingProxyType(
-    dict.fromkeys(("iteration", "samples", "tokens", "valid_samples", "skipped"), 0)
-)
-
-
-def manifest_of_import(
-    config: Config, plan: Plan, state: Mapping[str, int] = _INITIAL_STATE
-) -> Manifest:
+def manifest_of_import(config: Config, plan: Plan, state: TrainState | None = None) -> Manifest:
     """Return the manifest of an imported checkpoint, without files.
 
     Args:
         config: of a run that would have saved it.
         plan: of that run.
-        state: fields of TrainState; default: 0.
+        state: progress of the run so far; default: none.
     """
     shards = {
         name: shard_of(p)
@@ -113,7 +106,7 @@ def manifest_of_import(
         if isinstance(p, nn.Parameter)
     }
     return Manifest(
-        state={**_INITIAL_STATE, **state},
+        state=state or TrainState(),
         plan=plan.to_dict(),
         config=asdict(config),
         versions={

@@ -7,6 +7,7 @@ from megatron.checkpointing.conversion.export import Export
 from megatron.checkpointing.conversion.model_folder import write_weights
 from megatron.checkpointing.parameter_names import ParameterNames, is_buffer, is_of_vocabulary
 from megatron.common.registry import EXPORTERS
+from megatron.config.network.model_spec import flat
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 
@@ -21,8 +22,8 @@ def export_to_safetensors(job: Export, folder: Path) -> str:
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
-    model = job.manifest.plan["model"]
-    names, rows = ParameterNames.of(model), job.spec.vocabulary.vocab_size
+    spec = job.manifest.spec
+    names, rows = ParameterNames.of(spec), job.spec.vocabulary.vocab_size
     shapes = {}
     for name, parameter in job.checkpoint.parameters.items():
         first, *others = parameter.weight.shape
@@ -38,6 +39,6 @@ def export_to_safetensors(job: Export, folder: Path) -> str:
     write_weights(
         folder, shapes, tensors, dtype, max_bytes=job.options.max_shard_bytes, exact=exact
     )
-    text = json.dumps(model, indent=2) + "\n"
+    text = json.dumps(flat(spec), indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     return f"safetensors in {job.dtype}"

@@ -138,7 +138,7 @@ def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:
 
 def chat_template_of(manifest: Manifest) -> str:
     """Return the chat template of the conversations that a model was trained on; "" if unknown."""
-    return str(manifest.plan.get("data", {}).get("chat_template", ""))
+    return manifest.data.chat_template
 
 
 def _template_origin(template: str, trained_with: str) -> str:
@@ -169,7 +169,7 @@ def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:
 
 def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, manifest: Manifest) -> None:
     # With --true-vocab-size the network has rows that no token of the tokenizer uses.
-    has_more_rows = manifest.config["tokenizer"].get("true_vocab_size") is not None
+    has_more_rows = manifest.tokenizer.true_vocab_size is not None
     fits = tokenizer.vocab_size <= spec.vocabulary.vocab_size
     if tokenizer.vocab_size != spec.vocabulary.vocab_size and not (has_more_rows and fits):
         raise DataError(

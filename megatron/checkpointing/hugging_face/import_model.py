@@ -37,7 +37,7 @@ from megatron.common.errors import CheckpointError, DataError, WrongCheckpointEr
 from megatron.common.registry import KINDS
 from megatron.config.config import Config, words_of
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.network.model_spec import ModelSpec, flat
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parsing.files import Values
 from megatron.config.plan.plan import Plan, plan
@@ -136,7 +136,7 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
 def _absent(description: "ModelDescription") -> list[str]:
     """Return the modules of a network that its files do not hold."""
     spec = description.plan.model
-    names = ParameterNames.of(flat(spec))
+    names = ParameterNames.of(spec)
     modules = {names.module(name).rpartition(".")[0] for name in parameters_of(spec)}
     return sorted(modules.intersection(description.family.absent))
 

@@ -128,18 +128,17 @@ def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
 
 
 def _training(manifest: Manifest) -> list[str]:
-    state, plan = manifest.state, manifest.plan
-    objective = plan["objective"]["name"]
+    state, objective = manifest.state, manifest.objective.name
     if objective == "prefix-lm":
         objective += ": tokens of a prefix saw each other in training; here attention is causal"
     rows = {
         "trained with": f"Megatron-DeepSpeed {manifest.versions.get('megatron', '')}".strip(),
         "objective": objective,
-        "dtype of the training": plan["precision"]["dtype"],
-        "optimizer steps": f"{state['iteration']:,}",
-        "samples": f"{state['samples']:,}",
-        "tokens": f"{state['tokens']:,}",
-        "sequence length": plan["model"]["seq_length"],
+        "dtype of the training": manifest.precision.dtype,
+        "optimizer steps": f"{state.iteration:,}",
+        "samples": f"{state.samples:,}",
+        "tokens": f"{state.tokens:,}",
+        "sequence length": manifest.spec.seq_length,
     }
     return [f"| {name} | {value} |" for name, value in rows.items()]
 

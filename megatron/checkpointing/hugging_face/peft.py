@@ -23,7 +23,7 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.lora import LoraSpec
-from megatron.config.network.model_spec import ModelSpec, flat, spec_of
+from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.linear import DOWN, UP
 
 _TASKS = {
@@ -53,7 +53,7 @@ def export_adapters(
         CheckpointError: the checkpoint has no adapters, no architecture fits its network, or
             `output` is not empty or cannot be written to; nothing is left behind.
     """
-    spec = spec_of(manifest.plan["model"])
+    spec = manifest.spec
     if spec.lora is None:
         raise CheckpointError(f"{source} has no adapters: it was trained without --lora-rank")
     family = family_of(without_adapters(spec), model_type)
@@ -124,7 +124,7 @@ def _head_tensors(
     family: Family, spec: ModelSpec, checkpoint: FullCheckpoint
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a downstream head by PEFT's names, in fp32."""
-    names = ParameterNames.of(flat(spec))
+    names = ParameterNames.of(spec)
     for part in family.parts(without_adapters(spec)) if spec.head else ():
         if names.module(part.ours).startswith(("classification_head", "pooler")):
             (theirs,) = part.theirs

@@ -1,14 +1,13 @@
 """Convert checkpoints between Megatron-LM, BigScience, Meta's Llama, Hugging Face and our format."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from megatron.checkpointing.conversion.network import manifest_of_import, parameters_of
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
-from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import Manifest, checkpoint_of, parse_fields, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of, title_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
@@ -19,6 +18,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     ParameterState,
 )
 from megatron.checkpointing.resharding.universal import publish_full, read_checkpoint
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import (
     CheckpointError,
     ConfigError,
@@ -29,7 +29,7 @@ from megatron.common.errors import (
 from megatron.common.registry import KINDS, LOADERS
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
-from megatron.config.network.model_spec import spec_of
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig
@@ -124,14 +124,14 @@ def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterat
     if loader == "own":
         folder = checkpoint_of(conversion.source)
         manifest = read_manifest(folder)
-        _require_architecture(conversion, manifest.plan["model"].get("architecture", "gpt"))
+        _require_architecture(conversion, manifest.spec.architecture)
         checkpoint = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
         found = find(conversion.source, loader, heads=conversion.heads, task=conversion.task)
         _require_architecture(conversion, declaration_of(found.objective).network)
         manifest, checkpoint = _to_native(found, parse, keeps_rows=saver == "own")
         yield from found.notices
-        if padding := found.rows - manifest.plan["model"]["vocab_size"]:
+        if padding := found.rows - manifest.spec.vocabulary.vocab_size:
             yield (
                 f"{padding} of the {found.rows} rows of the embedding count as padding, since the "
                 f"tokenizer has {found.rows - padding} tokens"
@@ -151,7 +151,7 @@ def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterat
     if (conversion.tensor, conversion.pipeline) != (1, 1):
         yield f"{' and '.join(conversion.flags)} are ignored: our own files open in any layout"
     how = "--finetune"
-    if manifest.plan["checkpoint"]["saves_optimizer"]:
+    if manifest.checkpoint.saves_optimizer:
         # Files of other programs do not contain our learning-rate schedule.
         how = "--no-load-rng" if loader == "own" else "--no-load-rng --override-opt_param-scheduler"
     yield from _next_steps(publish_full(conversion.output, manifest, checkpoint), conversion, how)
@@ -221,13 +221,11 @@ def _to_native(
             f"{found.rows} rows: it was trained with another tokenizer"
         )
     manifest = native_manifest(found, config, vocab_size=vocab_size)
-    checkpoint = native_weights(found, manifest.plan["model"])
+    checkpoint = native_weights(found, manifest.spec)
     if keeps_rows:
         return manifest, checkpoint
     # Padding follows from the ranks to write for.
-    tokenizer = {**manifest.config["tokenizer"]}
-    tokenizer["pad_vocab_size_to"] = config.tokenizer.pad_vocab_size_to
-    tokenizer["make_vocab_size_divisible_by"] = config.tokenizer.make_vocab_size_divisible_by
+    tokenizer = asdict(config.tokenizer)
     return replace(manifest, config={**manifest.config, "tokenizer": tokenizer}), checkpoint
 
 
@@ -289,16 +287,12 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
     _require_names(
         set(found.checkpoint.parameters), set(parameters_of(run_plan.model)), found.folder
     )
-    return manifest_of_import(config, run_plan, found.state)
+    return manifest_of_import(config, run_plan, parse_fields(TrainState, found.state))
 
 
-def native_weights(found: ForeignCheckpoint, spec: Mapping[str, Any]) -> FullCheckpoint:
-    """Return the parameters of `found`; shapes are compared with the network on access.
-
-    Args:
-        spec: the network, as in a manifest's plan.
-    """
-    shapes = {name: tuple(p.shape) for name, p in parameters_of(spec_of(spec)).items()}
+def native_weights(found: ForeignCheckpoint, spec: ModelSpec) -> FullCheckpoint:
+    """Return the parameters of `found`; shapes are compared with the network on access."""
+    shapes = {name: tuple(p.shape) for name, p in parameters_of(spec).items()}
 
     def read(name: str) -> ParameterState:
         parameter, wanted = found.checkpoint.parameters[name], shapes[name]

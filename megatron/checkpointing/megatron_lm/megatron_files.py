@@ -14,7 +14,12 @@ from torch import Tensor
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK
-from megatron.checkpointing.megatron_lm.networks import Form, first_decoder_stage, form_of
+from megatron.checkpointing.megatron_lm.networks import (
+    Form,
+    first_decoder_stage,
+    form_of,
+    num_decoder_layers,
+)
 from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
@@ -23,7 +28,8 @@ from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, r
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.model_spec import ModelSpec, flat, spec_of
+from megatron.config.network.model import ModelConfig, VocabularySpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.parsing.declaration import Flag
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
@@ -78,27 +84,27 @@ def write_megatron(
 
     Source: Megatron-LM's checkpoints of version 3.0.
     """
-    model, tokenizer = manifest.plan["model"], manifest.config["tokenizer"]
-    _form_of(model)
-    raise_if_any(_problems(model, tensor, pipeline, flags))
+    spec, tokenizer = manifest.spec, manifest.tokenizer
+    _form_of(spec)
+    raise_if_any(_problems(spec, tensor, pipeline, flags))
     rows = padded_vocab_size(
-        model["vocab_size"],
-        divisible_by=tokenizer["make_vocab_size_divisible_by"],
+        spec.vocabulary.vocab_size,
+        divisible_by=tokenizer.make_vocab_size_divisible_by,
         tensor=tensor,
-        pad_to=tokenizer["pad_vocab_size_to"],
+        pad_to=tokenizer.pad_vocab_size_to,
     )
     if rows % tensor:
         raise ConfigError(
             f"{flags[0]} {tensor} does not divide the {rows} rows of the token embedding"
         )
-    iteration = manifest.state["iteration"]
+    iteration = manifest.state.iteration
     folder = output / f"iter_{iteration:07d}"
     if folder.exists():
         raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
     common = {
         "args": _arguments(manifest, rows, tensor, pipeline, for_release=for_release),
         "checkpoint_version": 3.0,
-        "checkpoint_info": _vocab_info(model, rows),
+        "checkpoint_info": _vocab_info(spec, rows),
         "iteration": iteration,
     }
     try:
@@ -115,8 +121,8 @@ def write_megatron(
     return folder
 
 
-def _vocab_info(model: Mapping[str, Any], rows: int) -> dict[str, int]:
-    return {"padded_vocab_size": rows, "original_vocab_size": model["vocab_size"]}
+def _vocab_info(spec: ModelSpec, rows: int) -> dict[str, int]:
+    return {"padded_vocab_size": rows, "original_vocab_size": spec.vocabulary.vocab_size}
 
 
 def _write(content: Mapping[str, Any], file: Path) -> None:
@@ -144,32 +150,28 @@ def _shards(
     (stage, rank), (pipeline, tensor) = coordinates, sizes
     for name in checkpoint.parameters:
         # Loaded only where needed: each access may read and join the parameter again.
-        if own := list(_keys(name, manifest.plan["model"], stage, pipeline)):
+        if own := list(_keys(name, manifest.spec, stage, pipeline)):
             shard = _shard(name, checkpoint.parameters[name], manifest, rows, rank, tensor)
             yield from dict.fromkeys(own, shard).items()
 
 
-def _problems(
-    model: Mapping[str, Any], tensor: int, pipeline: int, flags: tuple[str, str]
-) -> Iterator[str]:
-    spec = spec_of(model)
-    if model.get("num_experts"):
-        spec = replace(spec, moe=None)
+def _problems(spec: ModelSpec, tensor: int, pipeline: int, flags: tuple[str, str]) -> Iterator[str]:
+    if spec.moe:
         yield "Megatron-LM's files cannot express layers with experts (--num-experts)"
-    if model.get("lora_rank"):
-        spec = replace(spec, lora=None)
+    if spec.lora:
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
-    yield from _form_of(model).problems(model, pipeline=pipeline, flag=flags[1])
-    for field, value, _ in not_expressed(spec, _expressed(spec)):
+    yield from _form_of(spec).problems(spec, pipeline=pipeline, flag=flags[1])
+    plain = replace(spec, moe=None, lora=None)
+    for field, value, _ in not_expressed(plain, _expressed(plain)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
-    has_decoder = model.get("num_decoder_layers", 0) > 0
-    if has_decoder and pipeline > 1 and not first_decoder_stage(model, pipeline):
+    decoder_layers = num_decoder_layers(spec)
+    if decoder_layers and pipeline > 1 and not first_decoder_stage(spec, pipeline):
         yield (
-            f"{flags[1]} {pipeline} cannot be divided between the {model['num_layers']} layers of "
-            f"the encoder and the {model['num_decoder_layers']} of the decoder"
+            f"{flags[1]} {pipeline} cannot be divided between the {spec.num_layers} layers of "
+            f"the encoder and the {decoder_layers} of the decoder"
         )
     for flag, parts, sizes in (
-        (flags[1], pipeline, () if has_decoder else ("num_layers",)),
+        (flags[1], pipeline, () if decoder_layers else ("num_layers",)),
         (
             flags[0],
             tensor,
@@ -180,8 +182,8 @@ def _problems(
             yield f"{flag} {parts} must be at least 1"
             continue
         for size in sizes:
-            if model[size] % parts:
-                yield f"{flag} {parts} does not divide {size} {model[size]}"
+            if (value := flat(spec)[size]) % parts:
+                yield f"{flag} {parts} does not divide {size} {value}"
 
 
 def _expressed(spec: ModelSpec) -> Allowed:
@@ -195,23 +197,21 @@ def _expressed(spec: ModelSpec) -> Allowed:
         "activation": _ACTIVATIONS,
         "attention_output_bias": None,
         "attention_bias_apart": (False,),
-        **dict.fromkeys(_form_of(flat(spec)).expresses),
+        **dict.fromkeys(_form_of(spec).expresses),
     }
 
 
-def _keys(
-    name: str, model: Mapping[str, Any], stage: int, pipeline: int
-) -> Iterator[tuple[str, ...]]:
+def _keys(name: str, spec: ModelSpec, stage: int, pipeline: int) -> Iterator[tuple[str, ...]]:
     """Yield the key paths of a parameter in a stage's state dict: none, one or two."""
-    module = ParameterNames.of(model).module(name)
-    if flat := _form_of(model).flat_name(module):
-        yield (flat,)
+    module = ParameterNames.of(spec).module(name)
+    if flat_name := _form_of(spec).flat_name(module):
+        yield (flat_name,)
         return
     part = module.partition(".")[0]
     if part not in _PATHS:
         raise CheckpointError(f"Megatron-LM's files cannot express the parameter {name}")
     parents, levels = _PATHS[part]
-    first = first_decoder_stage(model, pipeline)
+    first = first_decoder_stage(spec, pipeline)
     encoder_stages = first or pipeline
     own = {pipeline - 1}
     if part == "embedding":
@@ -220,15 +220,15 @@ def _keys(
         own = {encoder_stages - 1}
     elif match := _LAYER.fullmatch(module):
         stack, number, rest = match[1], int(match[2]), match[3]
-        layers, stages = model["num_layers"], encoder_stages
+        layers, stages = spec.num_layers, encoder_stages
         if stack:
-            layers, stages = model["num_decoder_layers"], pipeline - first
+            layers, stages = num_decoder_layers(spec), pipeline - first
         index, local = divmod(number, layers // stages)
         own = {index + first if stack else index}
         module = f"{stack}layers.{local}.{rest}"
     if stage in own:
         yield (*parents, *module.split(".", levels))
-    is_tied_table = model["tied_embeddings"] and module == "embedding.word_embeddings.weight"
+    is_tied_table = spec.vocabulary.tied_embeddings and module == "embedding.word_embeddings.weight"
     if is_tied_table and stage == pipeline - 1 > 0:
         yield "word_embeddings_for_head", "weight"
 
@@ -238,8 +238,8 @@ def _shard(
 ) -> Tensor:
     weight = parameter.weight.all()
     if is_of_vocabulary(name):
-        weight = _padded(weight, manifest.plan["model"], rows)
-    activation = manifest.plan["model"]["activation"]
+        weight = _padded(weight, manifest.spec.vocabulary, rows)
+    activation = manifest.spec.mlp.activation
     if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
         # Our rows alternate gate and up. Megatron-LM's SwiGLU has all gates, then all ups;
         # BigScience's other gated activations have all ups first.
@@ -247,16 +247,16 @@ def _shard(
         weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
-    return weight.to(TORCH_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
+    return weight.to(TORCH_DTYPES[manifest.precision.dtype]).clone()
 
 
-def _padded(table: Tensor, model: Mapping[str, Any], rows: int) -> Tensor:
+def _padded(table: Tensor, own: VocabularySpec, rows: int) -> Tensor:
     """Pad the token embedding, or the bias of logits, to `rows` rows with copies of the last one, as Megatron-LM's converter.
 
     Padding that took no part in the softmax is replaced, because in Megatron-LM it does, and zeros
     would be large logits.
     """
-    kept = table if model["padded_vocab_in_softmax"] else table[: model["vocab_size"]]
+    kept = table if own.padded_vocab_in_softmax else table[: own.vocab_size]
     return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), *kept.shape[1:])])[:rows]
 
 
@@ -274,63 +274,61 @@ def _arguments(
     manifest: Manifest, rows: int, tensor: int, pipeline: int, *, for_release: bool
 ) -> Namespace:
     """Build the argument namespace that Megatron-LM compares and reads weights by."""
-    model, state, config = manifest.plan["model"], manifest.state, manifest.config
-    dtype, activation = manifest.plan["precision"]["dtype"], model["activation"]
-    position = {"learned": "learned_absolute", "rotary": "rope"}
-    network = {flag.name: _argument(flag, config["model"], model) for flag in OF_NETWORK}
+    spec, state, tokenizer = manifest.spec, manifest.state, manifest.tokenizer
+    attention, dtype, activation = spec.attention, manifest.precision.dtype, spec.mlp.activation
+    position = spec.positions.position_embedding
+    positions = {"learned": "learned_absolute", "rotary": "rope"}
+    decided = flat(spec)
+    network = {flag.name: _argument(flag, manifest.network_flags, decided) for flag in OF_NETWORK}
     return Namespace(
         **network
         | {
-            "embed_layernorm": model["embed_layernorm"],  # another flag may imply it
-            "kv_channels": model["head_dim"],
+            "embed_layernorm": decided["embed_layernorm"],  # another flag may imply it
+            "kv_channels": attention.head_dim,
             "swiglu": activation == "swiglu",
             "squared_relu": activation == "squared_relu",
             "glu_activation": activation if activation in ("geglu", "liglu", "reglu") else None,
         },
-        **{name: config["tokenizer"][name] for name in _TOKENIZER_FLAGS},
-        tokenizer_sentencepiece_legacy=config["tokenizer"].get(
-            "tokenizer_sentencepiece_legacy", False
-        ),
-        num_query_groups=model["num_query_groups"],
-        group_query_attention=model["num_query_groups"] != model["num_attention_heads"],
+        **{name: getattr(tokenizer, name) for name in _TOKENIZER_FLAGS},
+        tokenizer_sentencepiece_legacy=tokenizer.tokenizer_sentencepiece_legacy,
+        num_query_groups=attention.num_query_groups,
+        group_query_attention=attention.num_query_groups != attention.num_attention_heads,
         padded_vocab_size=rows,
-        position_embedding_type=position.get(
-            model["position_embedding"], model["position_embedding"]
-        ),
-        layernorm_epsilon=model["norm_epsilon"],
+        position_embedding_type=positions.get(position, position),
+        layernorm_epsilon=spec.norm.norm_epsilon,
         bias_gelu_fusion=activation == "gelu_tanh",
-        window_attn_skip_freq=_windows(model),
-        add_bias_linear=model["linear_bias"],
-        **_form_of(model).arguments(model, pipeline),
+        window_attn_skip_freq=_windows(spec),
+        add_bias_linear=spec.mlp.linear_bias,
+        **_form_of(spec).arguments(spec, pipeline),
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
         fp16=dtype == "fp16",
         bf16=dtype == "bf16",
         params_dtype=TORCH_DTYPES[dtype],
-        consumed_train_samples=0 if for_release else state["samples"],
-        consumed_valid_samples=0 if for_release else state["valid_samples"],
+        consumed_train_samples=0 if for_release else state.samples,
+        consumed_valid_samples=0 if for_release else state.valid_samples,
     )
 
 
-def _argument(flag: Flag, given: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
+def _argument(flag: Flag, given: ModelConfig, decided: Mapping[str, Any]) -> Any:
     """Return the value of a flag as it was given, or what was decided without it."""
-    value = given.get(flag.name, flag.default)
-    return model.get(flag.name) if value is None else value
+    value = getattr(given, flag.name)
+    return decided.get(flag.name) if value is None else value
 
 
-def _form_of(model: Mapping[str, Any]) -> Form:
+def _form_of(spec: ModelSpec) -> Form:
     """Return the form of a network in these files.
 
     Raises:
         CheckpointError: they cannot hold it.
     """
-    name = model.get("architecture", "gpt")
+    name = spec.architecture
     if name in NETWORKS and (form := form_of(name)):
         return form
     raise CheckpointError(f"Megatron-LM has no {name}: its files cannot hold this network")
 
 
-def _windows(model: Mapping[str, Any]) -> list[int] | None:
+def _windows(spec: ModelSpec) -> list[int] | None:
     """Return 1 for each layer with sliding window and 0 for the others; None if all are alike."""
-    full = model.get("full_attention_layers")
-    return [int(n not in full) for n in range(1, model["num_layers"] + 1)] if full else None
+    full = spec.attention.full_attention_layers
+    return [int(n not in full) for n in range(1, spec.num_layers + 1)] if full else None

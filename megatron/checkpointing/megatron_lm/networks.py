@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from megatron.common.registry import NETWORKS, imported
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.architecture import network_named
 from megatron.config.parsing.files import Values
 
@@ -38,20 +39,18 @@ class Form:
         """
         return {}
 
-    def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+    def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return its arguments beside those of a GPT.
 
         Args:
-            model: the network as in a manifest's plan.
             pipeline: stages that are written.
         """
         return {}
 
-    def problems(self, model: Mapping[str, Any], *, pipeline: int, flag: str) -> Iterator[str]:
+    def problems(self, spec: ModelSpec, *, pipeline: int, flag: str) -> Iterator[str]:
         """Yield why Megatron-LM cannot load or express a network, beside what it cannot of a GPT.
 
         Args:
-            model: the network as in a manifest's plan.
             flag: name of the flag for `pipeline`.
         """
         return iter(())
@@ -83,14 +82,19 @@ def recognised(names: Collection[str]) -> tuple[str, Form]:
     )
 
 
-def first_decoder_stage(model: Mapping[str, Any], pipeline: int) -> int:
+def num_decoder_layers(spec: ModelSpec) -> int:
+    """Return the layers of a decoder behind an encoder; 0 if there is none."""
+    return int(flat(spec)["num_decoder_layers"])
+
+
+def first_decoder_stage(spec: ModelSpec, pipeline: int) -> int:
     """Return the stage where the decoder behind an encoder begins, the nearest to the middle; 0 if it has no own."""
-    decoder_layers = model.get("num_decoder_layers", 0)
+    decoder_layers = num_decoder_layers(spec)
     fitting = [
         stage
         for stage in range(1, pipeline)
         if decoder_layers
-        and model["num_layers"] % stage == 0
+        and spec.num_layers % stage == 0
         and decoder_layers % (pipeline - stage) == 0
     ]
     return min(fitting, key=lambda stage: abs(2 * stage - pipeline), default=0)

@@ -66,7 +66,7 @@ def read_sharded(
         needed = [
             record
             for record in manifest.files
-            if optimizer or _has_weights(record.name, manifest.plan["parallel"]["zero_stage"])
+            if optimizer or _has_weights(record.name, manifest.parallel.zero_stage)
         ]
         if problems := damage(folder, needed):
             raise CheckpointError("; ".join(problems))
@@ -93,17 +93,17 @@ def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -
             f"saved them; go on with the version that saved it: {manifest.versions.get('megatron')}"
         )
     files = _Files(folder, {record.name for record in manifest.files})
-    parallel = manifest.plan["parallel"]
+    parallel = manifest.parallel
     return ShardedIndex(
-        tensor=parallel["tensor"],
-        expert=parallel.get("expert", 1),
+        tensor=parallel.tensor,
+        expert=parallel.expert,
         parameters={
             name: replace(entry, dim=manifest.partition_dims.get(name))
             for name, entry in files.in_layout(
                 lambda: _parameters(files, manifest, optimizer=optimizer)
             ).items()
         },
-        progress=files.in_layout(lambda: _counters_and_scaler(files, parallel["zero_stage"])),
+        progress=files.in_layout(lambda: _counters_and_scaler(files, parallel.zero_stage)),
     )
 
 
@@ -343,15 +343,15 @@ def _require_span(
 
 def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[str, _Parameter]:
     """Return where all parameters lie; of tied weights, the first stage's."""
-    parallel = manifest.plan["parallel"]
-    if parallel["zero_stage"] == 3:
+    parallel = manifest.parallel
+    if parallel.zero_stage == 3:
         return _zero_3(files, optimizer=optimizer)
     found: dict[str, _Parameter] = {}
-    if parallel["pipeline"] > 1:
-        found = dict(_layers(files, ParameterNames.of(manifest.plan["model"])))
+    if parallel.pipeline > 1:
+        found = dict(_layers(files, ParameterNames.of(manifest.spec)))
     trained: dict[str, _Parameter] = {}
-    for stage in range(parallel["pipeline"]):
-        rank = stage * parallel["tensor"]
+    for stage in range(parallel.pipeline):
+        rank = stage * parallel.tensor
         main = files.read(_MAIN.format(rank=rank))
         if main["module"] is not None:
             found = {

@@ -56,7 +56,7 @@ def read_checkpoint(
         if verify and (problems := damage(folder, manifest.files)):
             raise CheckpointError("; ".join(problems))
         return universal_index(folder, manifest).checkpoint(folder)
-    saved = manifest.plan["checkpoint"]["saves_optimizer"]
+    saved = manifest.checkpoint.saves_optimizer
     return read_sharded(folder, manifest, optimizer=optimizer and saved, verify=verify)
 
 
@@ -75,7 +75,7 @@ def with_universal(directory: Path, tags: list[str]) -> list[str]:
     if not hint.is_file():
         return tags
     own = hint.read_text(encoding="utf-8").strip()
-    iteration = read_manifest(directory / own).state["iteration"]
+    iteration = read_manifest(directory / own).state.iteration
     newer = [tag for tag in tags if (iteration_of(tag) or 0) > iteration]
     return [*newer, own, *tags[len(newer) :]]
 
@@ -120,7 +120,7 @@ def publish_full(directory: Path, manifest: Manifest, checkpoint: FullCheckpoint
         CheckpointError: `directory` holds a checkpoint of this iteration, cannot be written to, or
             a run writes there.
     """
-    iteration = manifest.state["iteration"]
+    iteration = manifest.state.iteration
     folder = directory / tag_of(iteration)
     with locked(directory):
         if folder.exists():
@@ -203,8 +203,8 @@ def _universal(folder: Path) -> Iterator[None]:
 def _require_copy(output: Path, manifest: Manifest) -> None:
     """Refuse to replace a checkpoint other than this one."""
     found = read_manifest(output)
-    same = (found.state, found.plan) == (manifest.state, manifest.plan) and is_universal(found)
-    if not same or damage(output, found.files):
+    is_same = replace(found, files=()) == replace(manifest, files=()) and is_universal(found)
+    if not is_same or damage(output, found.files):
         raise CheckpointError(f"{output} exists and is another checkpoint: move it away")
 
 

@@ -5,7 +5,7 @@ the command line.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, make_dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from megatron.common.errors import CheckpointError
@@ -196,10 +196,13 @@ def defaults_of(spec: ModelSpec | type[ModelSpec] = ModelSpec) -> dict[str, Any]
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     """Parse the network in a manifest's plan, or in `flat`: sort its fields into parts.
 
+    The fields that only a network of a missing plugin has are kept as they are.
+
     Raises:
         CheckpointError: a version with other fields wrote it.
     """
-    own = NETWORKS.get_class(model.get("architecture", "gpt")).part
+    architecture = model.get("architecture", "gpt")
+    own = NETWORKS.get_class(architecture).part if architecture in NETWORKS else None
     left: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in model.items()
     }
@@ -212,6 +215,9 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
             parts["head"] = _take(HEADS.get_class("classes").part, left)
         absent = {**_NO_PART, **NO_HEAD}
         others = {name: v for name, v in left.items() if v != absent.get(name, MISSING)}
+        if architecture not in NETWORKS:
+            unknown = {name: others.pop(name) for name in [*others] if name not in _SPEC}
+            parts["own"] = make_dataclass("UnknownPart", unknown, frozen=True)(**unknown)
         return ModelSpec(**parts, **others)
     except TypeError as error:
         raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
@@ -231,3 +237,6 @@ def every_field() -> frozenset[str]:
 def names_of(part: type) -> tuple[str, ...]:
     """Return the names of a part's fields."""
     return tuple(each.name for each in fields(part))
+
+
+_SPEC = names_of(ModelSpec)

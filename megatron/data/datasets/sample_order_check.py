@@ -1,8 +1,7 @@
 """Check at resume that the sample order equals that of the run that saved the checkpoint."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from megatron.common.registry import KINDS
 from megatron.config.data.corpora import DataPlan, suffixes_of
@@ -14,7 +13,7 @@ _OF_ORDER = {"split": "--split", "order": "--dataloader-type", "kind": "the obje
 
 
 def other_order(
-    then: Mapping[str, Any], now: DataPlan, uses: Sequence[CorpusUse], *, seq_length: int
+    then: DataPlan, now: DataPlan, uses: Sequence[CorpusUse], *, seq_length: int
 ) -> Iterator[str]:
     """Yield every reason for which the sample order of `now` differs from that of `then`.
 
@@ -23,20 +22,17 @@ def other_order(
     change.
 
     Args:
-        then: the `DataPlan` of the saved run, as a manifest holds it.
+        then: of the saved run, with the plan of an extension as a manifest holds it.
         uses: what `now` takes of each corpus for training.
         seq_length: of both runs.
     """
     for name, flag in _OF_ORDER.items():
-        if name in then and then[name] != getattr(now, name):
-            yield f"{flag} was {then[name]} and is {getattr(now, name)}"
-    if now.cut and then.get("cut", asdict(now.cut)) != asdict(now.cut):
+        if (saved := getattr(then, name)) != getattr(now, name):
+            yield f"{flag} was {saved} and is {getattr(now, name)}"
+    if now.cut and then.cut not in (None, asdict(now.cut)):
         yield f"documents are cut into samples by another {now.cut.flags}"
-    train = then.get("train", {})
-    if "num_samples" not in train:
-        return
-    counts = train["num_samples"], now.train.num_samples
-    surpluses = then.get("blend_surplus", now.blend_surplus), now.blend_surplus
+    counts = then.train.num_samples, now.train.num_samples
+    surpluses = then.blend_surplus, now.blend_surplus
     reason = f"the run has {counts[1]} training samples in all, and had {counts[0]}"
     if counts[0] == counts[1]:
         reason = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"

@@ -149,9 +149,10 @@ class BERTForm(Form):
             "openai_gelu": bool(arguments.get("openai_gelu")),
         }
 
-    def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+    def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return the arguments of the heads."""
+        own = spec.part(BertSpec)
         return {
-            "bert_binary_head": model["binary_head"],
-            "openai_gelu": model["head_activation"] == "gelu_tanh",
+            "bert_binary_head": own.binary_head,
+            "openai_gelu": own.head_activation == "gelu_tanh",
         }

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import FLAG_HOOKS
 from megatron.engine.engine import Engine
@@ -26,7 +27,6 @@ from megatron.extensions.chaos.flags import ChaosPlan, plan_chaos
 from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -88,13 +88,12 @@ def export_to_autoresume(job: Export, folder: Path) -> str:
     """
     _task_of(job.spec)
     _require_expressed(job.spec)
-    state = job.manifest.state
     config = _model_config(job.spec, _pretrained_name(job))
     file = folder / _RANK / LAST
     file.parent.mkdir()
     content = {
         "epoch": 0,
-        "global_step": int(state.get("iteration", 0)),
+        "global_step": job.manifest.state.iteration,
         "pytorch-lightning_version": "1.9.0",
         "state_dict": _weights(job),
         "callbacks": {},
@@ -155,7 +154,7 @@ def _require_expressed(spec: ModelSpec) -> None:
 
 def _weights(job: Export) -> dict[str, Tensor]:
     """Return the weights by NeMo's names."""
-    names = ParameterNames.of(job.manifest.plan["model"])
+    names = ParameterNames.of(job.manifest.spec)
     dtype = TORCH_DTYPES[job.dtype]
     return {
         _name_in_nemo(names.module(name)): (

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed
-from megatron.config.network.model_spec import names_of
+from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.parsing.files import Values
 from megatron.extensions.retro.flags import RetroSpec
 
@@ -88,29 +88,30 @@ class RetroForm(Form):
             },
         }
 
-    def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+    def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return the arguments of the encoder of neighbors."""
-        chunk = model["retro_chunk_length"]
+        own = spec.part(RetroSpec)
         return {
             "retro_add_retriever": True,
-            "retro_encoder_layers": model["retro_encoder_layers"],
-            "retro_num_retrieved_chunks": model["retro_retrieved_length"] // chunk,
+            "retro_encoder_layers": own.retro_encoder_layers,
+            "retro_num_retrieved_chunks": own.retro_retrieved_length // own.retro_chunk_length,
             **{
-                theirs: model[field]
+                theirs: getattr(own, field)
                 for field, names in _ARGUMENTS.items()
-                if field in model
+                if hasattr(own, field)
                 for theirs in names
             },
         }
 
-    def problems(self, model: Mapping[str, Any], *, pipeline: int, flag: str) -> Iterator[str]:
+    def problems(self, spec: ModelSpec, *, pipeline: int, flag: str) -> Iterator[str]:
         """Yield why Megatron core cannot load or express a Retro."""
         if pipeline > 1:
             yield f"{flag} {pipeline}: Megatron core runs Retro without pipeline stages; write 1"
+        own = spec.part(RetroSpec)
         for needed, is_met in (
-            ("--retro-normed-residual", model["retro_normed_residual"]),
-            ("--retro-no-final-norm", not model["final_norm"]),
-            ("--retro-attention-gate 1", model["retro_attention_gate"] == 1),
+            ("--retro-normed-residual", own.retro_normed_residual),
+            ("--retro-no-final-norm", not own.final_norm),
+            ("--retro-attention-gate 1", own.retro_attention_gate == 1),
         ):
             if not is_met:
                 yield f"Megatron core computes Retro as with {needed}, and this one was trained without it"

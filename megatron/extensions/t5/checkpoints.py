@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed, first_decoder_stage
-from megatron.config.network.model_spec import names_of
+from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.parsing.files import Values
 from megatron.extensions.t5.flags import DecoderSpec
 
@@ -37,12 +37,13 @@ class T5Form(Form):
             **{name: arguments.get(name) or None for name in distances if is_relative},
         }
 
-    def arguments(self, model: Mapping[str, Any], pipeline: int) -> dict[str, Any]:
+    def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return the arguments of the decoder."""
+        own = spec.part(DecoderSpec)
         return {
-            "encoder_num_layers": model["num_layers"],
-            "decoder_num_layers": model["num_decoder_layers"],
-            "encoder_seq_length": model["seq_length"],
-            "decoder_seq_length": model["decoder_seq_length"],
-            "pipeline_model_parallel_split_rank": first_decoder_stage(model, pipeline) or None,
+            "encoder_num_layers": spec.num_layers,
+            "decoder_num_layers": own.num_decoder_layers,
+            "encoder_seq_length": spec.seq_length,
+            "decoder_seq_length": own.decoder_seq_length,
+            "pipeline_model_parallel_split_rank": first_decoder_stage(spec, pipeline) or None,
         }

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from megatron.checkpointing.manifest import published_tags, tag_of
 from megatron.checkpointing.publish import prune
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import CheckpointError, TrainingError, reason
 from megatron.config.config import Config
@@ -29,7 +30,6 @@ from megatron.training.loop.collectives import all_gather_items, from_rank_0
 from megatron.training.loop.epochs import EpochHook, Progress
 from megatron.training.loop.journal import Journal, read_journal
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)

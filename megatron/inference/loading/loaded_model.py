@@ -16,7 +16,6 @@ from megatron.common.errors import (
     raise_if_any,
 )
 from megatron.common.registry import NETWORKS
-from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import (
     DecodingConfig,
     Dtype,
@@ -128,7 +127,7 @@ def load_model(
             device=device,
             rows=0 if recompute else rows,
             max_length=options.inference_max_seq_length,
-            sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
+            sees_prefix=source.manifest.objective.sees_prefix,
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
             capture=decode_capture(spec, groups, device) if graphs else None,
         )
@@ -231,7 +230,7 @@ def _stage_problems(parallel: ParallelConfig, spec: ModelSpec) -> Iterator[str]:
 def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the model's spec, which must equal that of the training run."""
     config, manifest = source.config, source.manifest
-    objective = _objective_of(source)
+    objective = manifest.objective.name
     try:
         tokenizer = build_tokenizer(**tokenizer_arguments_of(source, objective))
     except DataError as error:
@@ -240,18 +239,13 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
             f"{source.folder}: give --vocab-file and the others with the present paths)"
         ) from error
     spec = plan_model(
-        with_network(config, manifest.plan["model"]),
+        with_network(config, manifest.spec),
         vocab_size=tokenizer.vocab_size,
-        tensor=manifest.plan["parallel"]["tensor"],
+        tensor=manifest.parallel.tensor,
         objective=objective,
     )
     require_same_model(manifest.plan, {"model": flat(spec)}, str(source.folder))
     return tokenizer, spec
-
-
-def _objective_of(source: ModelSource) -> ObjectiveName:
-    name: ObjectiveName = source.manifest.plan.get("objective", {}).get("name", "gpt")
-    return name
 
 
 def require_service(source: ModelSource, spec: ModelSpec, *services: Service) -> Architecture:
@@ -324,11 +318,11 @@ def chat_prompts_of(
     Raises:
         DataError: the file cannot be read.
     """
-    flags = tokenizer_arguments_of(source, _objective_of(source))
+    flags = tokenizer_arguments_of(source, source.manifest.objective.name)
     is_pretrained = flags["tokenizer_type"] == "PretrainedFromHF"
     name = flags["tokenizer_name_or_path"] if is_pretrained else None
     template = read_chat_template(file, name, keywords(flags.get("tokenizer_kwargs") or ()))
-    recorded = source.manifest.plan.get("data", {}).get("chat_template", "")
+    recorded = source.manifest.data.chat_template
     if recorded and file is None:
         template = replace(template, source=recorded)
     return ChatPrompts(tokenizer, template) if template.source else None
@@ -339,7 +333,7 @@ def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None
 
     A model trained only with the suffix before the prefix (SPM) does not support the usual order.
     """
-    name = source.manifest.plan.get("objective", {}).get("name")
+    name = source.manifest.objective.name
     if name != "gpt":
         return None
     objective = plan_objective(source.config, name)

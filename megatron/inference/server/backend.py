@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from megatron.common.errors import raise_if_any
 from megatron.common.registry import imported
@@ -51,8 +50,7 @@ def load_backend(
 
     Communication: every rank must call this, in step.
     """
-    model: dict[str, Any] = source.manifest.plan["model"]
-    network = network_named(model.get("architecture", "gpt"))
+    network = network_named(source.manifest.spec.architecture)
     if not network.served_in:
         return _prompts(source, generation, serving)
     raise_if_any(encoder_problems(serving, generation, network))

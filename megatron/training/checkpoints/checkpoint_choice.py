@@ -119,8 +119,7 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
 
     Communication: every rank must call this, in step.
     """
-    then, folder = chosen.manifest.plan, chosen.folder
-    now = system_info()
+    folder, now = chosen.folder, system_info()
     if different := changed(chosen.manifest.versions, now):
         log.warning(
             "%s was saved with other software or devices:\n%s",
@@ -128,7 +127,8 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
         )
     if not _goes_on(plan):
         return
-    if found := [*other_changes(then, as_json(going_on(plan, chosen).to_dict()))]:
+    resumed = as_json(going_on(plan, chosen).to_dict())
+    if found := [*other_changes(chosen.manifest.plan, resumed)]:
         log.warning("resuming from %s with other settings:\n%s", folder, table(found))
 
 
@@ -140,20 +140,16 @@ def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> No
     """
     if not _goes_on(plan):
         return
-    then, seq_length = chosen.manifest.plan, plan.model.seq_length
+    then, seq_length = chosen.manifest, plan.model.seq_length
     reasons = [
         f"{flag} was {before} and is {now}"
         for flag, before, now in (
-            (
-                "--seed",
-                then.get("training", {}).get("seed", plan.training.seed),
-                plan.training.seed,
-            ),
-            ("--seq-length", then["model"].get("seq_length", seq_length), seq_length),
+            ("--seed", then.training.seed, plan.training.seed),
+            ("--seq-length", then.spec.seq_length, seq_length),
         )
         if before != now
     ]
-    reasons += other_order(then.get("data", {}), plan.data, uses, seq_length=seq_length)
+    reasons += other_order(then.data, plan.data, uses, seq_length=seq_length)
     if reasons:
         log.warning(
             "resuming from %s, the training samples come in another order: some come again and "
@@ -189,8 +185,8 @@ def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
 
     That is whether padded vocabulary columns take part in it, where there are any.
     """
-    model, saved = plan.model, manifest.plan["model"]["padded_vocab_in_softmax"]
-    vocabulary = model.vocabulary.with_softmax(counts_padding=bool(saved))
+    model, saved = plan.model, manifest.spec.vocabulary.padded_vocab_in_softmax
+    vocabulary = model.vocabulary.with_softmax(counts_padding=saved)
     return replace(plan, model=replace(model, vocabulary=vocabulary))
 
 
@@ -315,10 +311,10 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
     lost = [*missing_plugins(chosen.manifest.config, plan.plugins.modules, only=sections)]
     if lost:
         raise WrongCheckpointError(f"{chosen.folder}: " + "\n".join(lost))
-    then, now, folder = chosen.manifest.plan, as_json(plan.to_dict()), str(chosen.folder)
+    folder = str(chosen.folder)
     require_same(
-        then,
-        now,
+        chosen.manifest.plan,
+        as_json(plan.to_dict()),
         folder,
         with_optimizer=plan.checkpoint.loads_optimizer,
         with_schedule=_goes_on(plan) and plan.schedule.on_resume == "equal",
@@ -340,23 +336,22 @@ def _goes_on(plan: Plan) -> bool:
 
 def _require_parts(manifest: Manifest, requested: CheckpointPlan, folder: str) -> None:
     """Refuse a checkpoint that was saved without the parts that this run loads."""
-    held = manifest.plan["checkpoint"]
-    for part, wants, flag in (
-        ("saves_optimizer", requested.loads_optimizer, "--no-load-optim"),
-        ("saves_streams", requested.loads_streams, "--no-load-rng"),
+    saved = manifest.checkpoint
+    for is_there, wants, part in (
+        (saved.saves_optimizer, requested.loads_optimizer, "optim"),
+        (saved.saves_streams, requested.loads_streams, "rng"),
     ):
-        # Checkpoints of versions before these flags hold everything.
-        if wants and not held.get(part, True):
+        if wants and not is_there:
             raise WrongCheckpointError(
-                f"{folder} was saved with --no-{'save-optim' if 'optim' in flag else 'save-rng'}: "
-                f"write {flag}, or --finetune for its weights alone"
+                f"{folder} was saved with --no-save-{part}: write --no-load-{part}, or --finetune "
+                "for its weights alone"
             )
 
 
 def _saved_schedule(chosen: Chosen) -> SchedulePlan:
     try:
-        return SchedulePlan(**chosen.manifest.plan["schedule"] | {"on_resume": "checkpoint"})
-    except TypeError as error:
+        return replace(chosen.manifest.schedule, on_resume="checkpoint")
+    except CheckpointError as error:
         raise WrongCheckpointError(
             f"{chosen.folder} holds no learning rate that this version understands ({error}); "
             "write --override-opt_param-scheduler"

@@ -77,7 +77,7 @@ def finish_alone(
     if save.publication:
         save.publication.result()
         return True
-    folder = save.directory / staging_tag_of(save.manifest.state["iteration"])
+    folder = save.directory / staging_tag_of(save.manifest.state.iteration)
     if not folder.is_dir():
         return False  # it is published already
     try:

@@ -1,10 +1,8 @@
 """Resume: load the chosen checkpoint, with resharding if its layout differs."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from megatron.checkpointing.compare import (
     adds_adapters,
@@ -22,7 +20,9 @@ from megatron.checkpointing.remote import set_aside
 from megatron.checkpointing.resharding.layouts import ShardedIndex, sharded_index
 from megatron.checkpointing.resharding.universal import UniversalIndex, universal_index
 from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, WrongCheckpointError
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.plan.plan import Plan
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.engine.engine import Engine
@@ -37,11 +37,8 @@ from megatron.training.checkpoints.checkpoint_choice import (
     warn_passed_over,
 )
 from megatron.training.loop.collectives import found_on_ranks, from_rank_0
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
-
-_SIZES = ("data_parallel_size", "micro_batch_size", "global_batch_size")
 
 
 def resume(
@@ -73,8 +70,8 @@ def resume(
     plan = going_on(plan, chosen)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:
-        state.load_state_dict(chosen.manifest.state)
-    iteration = chosen.manifest.state["iteration"]
+        state.load(chosen.manifest.state)
+    iteration = chosen.manifest.state.iteration
     log.info(
         "  successfully loaded checkpoint from %s at iteration %d", plan.checkpoint.load, iteration
     )
@@ -89,8 +86,7 @@ def resume(
 
 def _log_replicas(chosen: Chosen, plan: Plan) -> None:
     """Log a change of the number of replicas, and what it does to a step."""
-    now, saved = plan.batch, chosen.manifest.plan.get("batch", {})
-    then = replace(now, **{key: value for key, value in saved.items() if key in _SIZES})
+    now, then = plan.batch, chosen.manifest.batch
     if then.data_parallel_size == now.data_parallel_size:
         return
     before, after = (batch.num_micro_batches(batch.global_batch_size) for batch in (then, now))
@@ -130,7 +126,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     other = task_in(manifest.plan) if has_other_task(manifest.plan, now) else ""
     if new_head and plan.evaluation.only:
         raise WrongCheckpointError(
-            _other_head(folder, manifest.plan["model"], now["model"], task_in(now), other)
+            _other_head(folder, manifest.spec, plan.model, task_in(now), other)
         )
     # DeepSpeed would load the experts of the first replica on all.
     by_name = universal or any(adds) or new_head or plan.parallel.expert > 1
@@ -169,7 +165,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     if has_same_ranks(manifest.plan, now) and not universal:
         engine.load_streams(folder)
         return
-    seed = renewed_seed(plan.training.seed, manifest.state["iteration"])
+    seed = renewed_seed(plan.training.seed, manifest.state.iteration)
     engine.renew_streams(seed, sequence_parallel=plan.parallel.sequence_parallel)
     log.info(
         "RNG states belong to ranks, and the ranks differ: they are seeded again from --seed and "
@@ -177,19 +173,17 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     )
 
 
-def _other_head(
-    folder: Path, saved: Mapping[str, Any], model: Mapping[str, Any], task: str, other: str
-) -> str:
+def _other_head(folder: Path, saved: ModelSpec, spec: ModelSpec, task: str, other: str) -> str:
     """Return the message about a checkpoint without the head of a task that is evaluated.
 
     Args:
         other: the task whose head it has, if it is another.
     """
-    if not other and model["labels"] and saved.get("labels"):
+    then, now = flat(saved)["labels"], flat(spec)["labels"]
+    if not other and now and then:
         return (
-            f"{folder} has a head for the {len(saved['labels'])} labels {' '.join(saved['labels'])}, and "
-            f"this command line has {len(model['labels'])}: {' '.join(model['labels'])}; leave out "
-            "--labels and --num-labels"
+            f"{folder} has a head for the {len(then)} labels {' '.join(then)}, and this command line "
+            f"has {len(now)}: {' '.join(now)}; leave out --labels and --num-labels"
         )
     found = f"the head of --task {other} and " if other else ""
     return (
@@ -201,7 +195,7 @@ def _other_head(
 def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, new_head: bool) -> None:
     """Load the full weights and optimizer state of `chosen`, this rank's shards of them."""
     folder, manifest, requested = chosen.folder, chosen.manifest, plan.checkpoint
-    rows, own = manifest.plan["model"]["padded_vocab_size"], plan.model.vocabulary
+    rows, own = manifest.spec.vocabulary.padded_vocab_size, plan.model.vocabulary
     if own.padded_vocab_in_softmax and rows != own.padded_vocab_size:
         log.warning(
             "the token table gets other padding, which takes part in the softmax "

@@ -41,6 +41,7 @@ from megatron.checkpointing.remote import (
     upload_files,
     url_of,
 )
+from megatron.checkpointing.train_state import TrainState
 from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor
 from megatron.common.errors import CheckpointError, MegatronError, reason
 from megatron.config.config import Config
@@ -56,7 +57,6 @@ from megatron.training.loop.collectives import (
     scattered,
 )
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Checkpoints(Hook):
         pending = self._claim_pending()
         if pending is None or not self._plan.checkpoint.in_background:
             return
-        iteration = pending.manifest.state["iteration"]
+        iteration = pending.manifest.state.iteration
         try:
             if finish_alone(pending, rank=dist.get_rank(), ranks=dist.get_world_size()):
                 self._log_saved(iteration)
@@ -236,7 +236,7 @@ class Checkpoints(Hook):
 
         Communication: all ranks advance it in step.
         """
-        iteration = manifest.state["iteration"]
+        iteration = manifest.state.iteration
         folder = self._directory / staging_tag_of(iteration)
         yield files
         listed, unverified = self._exchange(files)
@@ -488,7 +488,7 @@ class Checkpoints(Hook):
         Communication: one all-gather of the partition dimensions over the ranks of a replica.
         """
         return Manifest(
-            state=asdict(state),
+            state=replace(state),
             plan=self._plan.to_dict(),
             config=asdict(self._config),
             versions=dict(self.system_info),

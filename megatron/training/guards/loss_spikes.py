@@ -11,6 +11,7 @@ from statistics import median
 
 from megatron.checkpointing.manifest import iteration_of, published_tags
 from megatron.checkpointing.remote import set_aside
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 from megatron.config.plan.plan import Plan
 from megatron.config.run.guards import SpikePlan
@@ -25,7 +26,6 @@ from megatron.training.checkpoints.resume import damage_of, load
 from megatron.training.loop.collectives import any_rank, from_rank_0
 from megatron.training.loop.journal import ROLLBACK, Journal, read_journal
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.step_records import STEP, recorded_loss
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def go_back(
             f"{message}: --spike-policy finds no checkpoint to go back to in --save {save}: lower "
             "--save-interval or --lr"
         )
-    iteration = chosen.manifest.state["iteration"]
+    iteration = chosen.manifest.state.iteration
     first = max(spike.iteration - policy.skip + 1, iteration + 1)
     passed = (first, spike.iteration + policy.after)
     log.warning(
@@ -158,7 +158,7 @@ def go_back(
         plan.checkpoint, loads_optimizer=True, loads_streams=True, loads_progress=True
     )
     load(engine, replace(plan, checkpoint=everything), chosen)
-    state.load_state_dict(chosen.manifest.state)
+    state.load(chosen.manifest.state)
     state.spikes = spikes
     from_rank_0(lambda: set_aside(save, iteration))
     if journal:

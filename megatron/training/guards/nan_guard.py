@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

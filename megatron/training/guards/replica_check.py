@@ -8,13 +8,13 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 from megatron.engine.engine import Engine
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import expert_share_of, shard_of
 from megatron.training.loop.collectives import from_rank_0, post
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 
 _CHUNK = 1 << 22
 _MOST_LISTED = 8

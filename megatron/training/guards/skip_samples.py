@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.training.loop.batch_stream import Stream
 from megatron.training.loop.loop import Hook
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ExitCode
 from megatron.config.optimization.training import TrainingPlan
 from megatron.training.loop.collectives import any_rank
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

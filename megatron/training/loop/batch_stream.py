@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from megatron.training.loop.state import TrainState
+from megatron.checkpointing.train_state import TrainState
 
 Batches = Callable[[int], Iterator[Any]]
 """Yields micro-batches from a number of consumed samples on."""

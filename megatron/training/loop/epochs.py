@@ -1,7 +1,7 @@
 """What a run does after each epoch of its data, where these have epochs."""
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.training.loop.loop import Hook
-from megatron.training.loop.state import TrainState
 
 
 class Progress(Hook):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
-from megatron.training.loop.state import TrainState
 
 
 class Engine(Protocol):

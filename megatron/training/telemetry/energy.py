@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError, reason
 from megatron.config.run.logging import EnergyPlan
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.meters import CO2, ENERGY
 
 log = logging.getLogger(__name__)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.plan.plan import Plan
 from megatron.config.run.logging import LoggingPlan
 from megatron.engine.engine import Engine
 from megatron.model.layers.moe_aux_loss import ExpertLoad
 from megatron.training.loop.loop import Meter
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.memory import worst_memory
 
 MOE_LOSS = "moe loss"

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError, reason
 from megatron.config.run.logging import ProfilePlan
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

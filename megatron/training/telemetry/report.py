@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS, UNMASKED
 from megatron.config.parallelism.recompute_plan import NOTHING
@@ -20,7 +21,6 @@ from megatron.config.plan.plan import Plan
 from megatron.planner.devices import known_device
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, Meter, StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.forecast import forecast_line
 from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.telemetry.meters import (

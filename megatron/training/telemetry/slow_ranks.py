@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from socket import gethostname
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.training.loop.collectives import from_rank_0, post
 from megatron.training.loop.journal import Journal
-from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

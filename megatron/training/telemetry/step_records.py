@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS
 from megatron.training.loop.journal import Journal, now
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 
 STEP = "step"
 

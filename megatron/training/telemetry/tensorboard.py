@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.config import flatten
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS
 from megatron.config.plan.plan import Plan
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.telemetry.meters import (
     BUSIEST,

@@ -23,7 +23,6 @@ from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.network.model_spec import spec_of
 from megatron.config.plan.plan import plan
 from megatron.extensions.bert.inference import load_masked_lm
 from megatron.inference.loading.model_source import read_model_source
@@ -49,9 +48,7 @@ def tiny_bert(directory, *flags):
 @torch.no_grad()
 def our_output(folder, tokens, types, lengths):
     manifest = read_manifest(folder)
-    model = load_network(
-        spec_of(manifest.plan["model"]), read_checkpoint(folder, manifest, optimizer=False)
-    )
+    model = load_network(manifest.spec, read_checkpoint(folder, manifest, optimizer=False))
     span = torch.stack([torch.zeros_like(lengths), lengths], -1)[:, None]
     positions = torch.arange(tokens.size(1)).expand_as(tokens)
     names = ("tokens", "token_types", "positions", "attention_span")
@@ -190,7 +187,7 @@ def test_a_bert_of_transformers_is_imported(group, tmp_path, capsys):
     with torch.no_grad():
         output = model(tokens, attention_mask=real.long(), token_type_ids=types)
     torch.testing.assert_close(output.prediction_logits[real], ours.logits[real])
-    assert read_manifest(folder).plan["model"]["norm_epsilon"] == 1e-12
+    assert read_manifest(folder).spec.norm.norm_epsilon == 1e-12
 
 
 @pytest.mark.parametrize(

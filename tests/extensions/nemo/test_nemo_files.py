@@ -18,6 +18,7 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import native_manifest, native_weights
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.config import parse_conversion
+from megatron.config.network.model_spec import flat
 from megatron.config.plan.plan import plan
 from megatron.config.tools.checkpoint_tools import ConversionConfig
 from megatron.extensions.nemo import checkpoints as nemo
@@ -81,9 +82,9 @@ def read(path, **how):
     found = find(path, **how)
     own = ["--model-type=BERT", "--load-dir=a", "--save-dir=b"]
     config = parse_conversion(found.values, own, ConversionConfig).config
-    model = native_manifest(found, config, vocab_size=VOCAB).plan["model"]
-    parameters = native_weights(found, model).parameters
-    return found, model, {name: p.weight.all() for name, p in parameters.items()}
+    spec = native_manifest(found, config, vocab_size=VOCAB).spec
+    parameters = native_weights(found, spec).parameters
+    return found, flat(spec), {name: p.weight.all() for name, p in parameters.items()}
 
 
 def require_equal(found, weights):

@@ -16,7 +16,6 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import ConfigError
-from megatron.config.network.model_spec import spec_of
 from megatron.config.plan.plan import plan
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
@@ -112,7 +111,7 @@ def test_logits_of_a_core_checkpoint_are_the_golden_ones(group, tmp_path):
     folder = tmp_path / "own" / "global_step5"
     manifest = read_manifest(folder)
     network = load_network(
-        spec_of(manifest.plan["model"]), read_checkpoint(folder, manifest, optimizer=False)
+        manifest.spec, read_checkpoint(folder, manifest, optimizer=False)
     ).double()
     batch = golden_batch()
     with torch.no_grad():
@@ -157,8 +156,8 @@ def test_any_tensor_parallel_ranks_are_written_and_read_back(group, tmp_path):
         expected, found = (each[name].weight.all()[rows] for each in (first, again))
         assert torch.equal(found, expected), name
     folder = next((tmp_path / "back").glob("global_step*"))
-    model = read_manifest(folder).plan["model"]
-    assert (model["retro_chunk_length"], model["retro_retrieved_length"]) == (4, 8)
+    own = read_manifest(folder).spec.own
+    assert (own.retro_chunk_length, own.retro_retrieved_length) == (4, 8)
 
 
 @pytest.mark.parametrize(

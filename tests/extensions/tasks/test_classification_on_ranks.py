@@ -407,7 +407,8 @@ _RELATIONS = (
 
 def labels_of(directory):
     tag = directory / published_tags(directory)[0]
-    labels = read_manifest(tag).plan["model"]["labels"]
+    head = read_manifest(tag).spec.head
+    labels = head.labels if head else ()
     return ["--labels", *labels] if labels else []
 
 

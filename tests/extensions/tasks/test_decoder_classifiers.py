@@ -16,7 +16,6 @@ from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, WrongCheckpointError
-from megatron.config.network.model_spec import spec_of
 from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.data.tasks import task_of
 from megatron.extensions.tasks.data.text_flags import TextTaskPlan
@@ -66,7 +65,7 @@ def write_gpt(tmp_path, flags, words, task, *more):
 def probabilities_of(folder, file, words):
     """Return our probabilities of the classes of each text of a file."""
     manifest = read_manifest(folder)
-    own = manifest.plan["objective"]["own"]
+    own = manifest.objective.own
     options = {**own["text"], "labels": tuple(own["text"]["labels"])}
     task = task_of(own["task"], TextTaskPlan(**options), causal=True)
     tokenizer = build_tokenizer(tokenizer_type=words[1], tokenizer_name_or_path=str(words[3]))
@@ -75,7 +74,7 @@ def probabilities_of(folder, file, words):
     rest = dict.fromkeys(("weight", "index"), torch.zeros(len(data)))
     batch = scored_batch(**items, **rest)
     checkpoint = read_checkpoint(folder, manifest, optimizer=False)
-    logits = load_network(spec_of(manifest.plan["model"]), checkpoint)(batch)
+    logits = load_network(manifest.spec, checkpoint)(batch)
     return logits[torch.arange(len(data)), batch["last"]].softmax(-1)
 
 

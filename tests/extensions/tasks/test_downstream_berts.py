@@ -19,7 +19,6 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
-from megatron.config.network.model_spec import spec_of
 from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.tasks import task_of
@@ -108,13 +107,13 @@ def write_bert(tmp_path, task, flags="", *more):
 def network_in(folder):
     manifest = read_manifest(folder)
     checkpoint = read_checkpoint(folder, manifest, optimizer=False)
-    return load_network(spec_of(manifest.plan["model"]), checkpoint)
+    return load_network(manifest.spec, checkpoint)
 
 
 @torch.no_grad()
 def our_predictions(folder, file, tokenizer):
     """Return the texts of the files that a run writes its predictions for `file` to."""
-    own = read_manifest(folder).plan["objective"]["own"]
+    own = read_manifest(folder).objective.own
     options = {**own["text"], "labels": tuple(own["text"]["labels"])}
     task = task_of(own["task"], TextTaskPlan(**options))
     data = task.data([file], tokenizer=tokenizer, seq_length=24, trains=False)
@@ -216,7 +215,7 @@ def test_adapters_are_merged_into_the_export_or_written_for_peft(task, group, tm
             weight.zero_()  # the base has another head
         elif is_of_vocabulary(name):
             weights[name] = weight[:ROWS]
-    spec = without_adapters(spec_of(manifest.plan["model"]))
+    spec = without_adapters(manifest.spec)
     named = in_transformers(spec, {n: w for n, w in weights.items() if not is_adapter(n)})
     base.load_state_dict(named, strict=False)
     tool("lora_to_peft", "--load", saved.parent, "--save", tmp_path / "peft")

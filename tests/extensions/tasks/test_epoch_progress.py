@@ -4,9 +4,9 @@ import io
 import logging
 from types import SimpleNamespace
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common import logging as log
 from megatron.extensions.tasks.evaluation import EpochProgress
-from megatron.training.loop.state import TrainState
 
 
 class Terminal(io.StringIO):

@@ -13,6 +13,7 @@ from megatron.checkpointing.manifest import (
     write_manifest,
 )
 from megatron.checkpointing.remote import url_of
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.remote_files import upload, write_text
 from megatron.config.parsing.parser import peek
 from megatron.extensions.tasks.entry import with_pretrained_network
@@ -44,7 +45,7 @@ def test_the_network_of_checkpoints_is_found(store, tmp_path):
     url, folder = f"{BUCKET}/{tmp_path.name}/run", tmp_path / "global_step5"
     folder.mkdir()
     empty = {"plan": {}, "config": {}, "versions": {}, "partition_dims": {}, "files": ()}
-    write_manifest(folder, Manifest(state={"iteration": 5}, **empty))
+    write_manifest(folder, Manifest(state=TrainState(iteration=5), **empty))
     upload(folder / MANIFEST, f"{url}/global_step5/{MANIFEST}")
     words = ["--load", url, "--save", f"{BUCKET}/tuned", "--s3-cache-path", str(tmp_path)]
     found = with_pretrained_network(words, is_first=True)

@@ -92,15 +92,6 @@ def test_a_run_does_not_continue_with_the_other_sample_order(then, now, order):
         require_same(then, now, "f", with_samples=True)
 
 
-def test_a_checkpoint_from_before_the_flag_has_the_order_of_bigscience():
-    then = saved()
-    del then["data"]["sample_order"]
-    for older in (then, {name: part for name, part in then.items() if name != "data"}):
-        require_same(older, saved(), "f", with_samples=True)
-        with pytest.raises(CheckpointError, match="write --sample-order bigscience, or"):
-            require_same(older, saved(*CORE), "f", with_samples=True)
-
-
 def test_all_differences_are_listed_at_once():
     flags = "--num-layers 3 --kv-channels 6 --tensor-model-parallel-size 2 --bf16 --optimizer sgd"
     with pytest.raises(CheckpointError) as caught:

@@ -8,6 +8,7 @@ from tiny import tiny_plan
 
 from megatron.checkpointing.disk_space import Size, expected_size, is_full_disk, require_space
 from megatron.checkpointing.manifest import FileRecord, Manifest, write_manifest
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 
 SAVE = ("--save", "runs", "--save-interval", "5")
@@ -60,7 +61,12 @@ def test_the_next_checkpoint_is_as_large_as_the_last_of_its_kind(tmp_path):
     write_manifest(
         folder,
         Manifest(
-            state={}, plan=plan.to_dict(), config={}, versions={}, partition_dims={}, files=files
+            state=TrainState(),
+            plan=plan.to_dict(),
+            config={},
+            versions={},
+            partition_dims={},
+            files=files,
         ),
     )
     assert expected_size(tmp_path, plan) == Size(1500, 4)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
+from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.checkpointing.manifest import (
     MANIFEST,
@@ -20,8 +21,10 @@ from megatron.checkpointing.manifest import (
     seal_json,
     write_manifest,
 )
-from megatron.common.errors import CheckpointError
+from megatron.checkpointing.train_state import TrainState
+from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.version import CHECKPOINT_FORMAT
+from megatron.config.network.model_spec import flat
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def manifest(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"weights")
     (tmp_path / "b.pt").write_bytes(bytes(5_000_000))
     return Manifest(
-        state={"iteration": 7, "samples": 28},
+        state=TrainState(iteration=7, samples=28),
         plan={"model": {"num_layers": 2}, "notices": []},
         config={"model": {"num_layers": 2, "ffn_hidden_size": None}},
         versions={"megatron": "0.1.0"},
@@ -50,7 +53,7 @@ def test_manifests_without_the_form_of_sentencepiece_are_of_the_legacy_form(
 ):
     older = {"tokenizer": {"tokenizer_type": kind}}
     write_manifest(tmp_path, replace(manifest, config=older))
-    assert read_manifest(tmp_path).config["tokenizer"]["tokenizer_sentencepiece_legacy"] is True
+    assert read_manifest(tmp_path).tokenizer.tokenizer_sentencepiece_legacy is True
     now = {"tokenizer": {"tokenizer_type": kind, "tokenizer_sentencepiece_legacy": False}}
     write_manifest(tmp_path, replace(manifest, config=now))
     assert read_manifest(tmp_path).config == now
@@ -61,7 +64,52 @@ def test_a_t5_that_recorded_no_sentinels_had_the_default(tmp_path, manifest, obj
     plan = {**manifest.plan, "objective": {"name": objective}}
     older = {"tokenizer": {"vocab_extra_ids": 0}}
     write_manifest(tmp_path, replace(manifest, config=older, plan=plan))
-    assert read_manifest(tmp_path).config["tokenizer"]["vocab_extra_ids"] is expected
+    assert read_manifest(tmp_path).tokenizer.vocab_extra_ids == expected
+
+
+def test_runs_from_before_the_flags_of_the_sample_order_had_that_of_bigscience(tmp_path, manifest):
+    plan = tiny_plan("--sample-order", "megatron-core").to_dict()
+    data = {**plan["data"]}
+    del data["sample_order"], data["blend_surplus"]
+    write_manifest(tmp_path, replace(manifest, plan={**plan, "data": data}))
+    found = read_manifest(tmp_path).data
+    assert (found.sample_order, found.blend_surplus) == ("bigscience", 0.005)
+
+
+def test_sections_are_those_that_were_saved(tmp_path, manifest):
+    decided = tiny_plan(*("--optimizer", "muon", "--fim-rate", "0.5", "--swiglu"))
+    config = tiny_config("--rotary-base", "5", "--position-embedding-type", "rotary")
+    saved = replace(manifest, plan=decided.to_dict(), config=asdict(config))
+    write_manifest(tmp_path, saved)
+    for found in (saved, read_manifest(tmp_path)):
+        assert found.spec == decided.model
+        for name in (
+            *("batch", "checkpoint", "data", "objective", "optimizer", "parallel", "precision"),
+            *("schedule", "training"),
+        ):
+            assert getattr(found, name) == getattr(decided, name), name
+        assert (found.network_flags, found.tokenizer) == (config.model, config.tokenizer)
+
+
+def test_a_section_of_another_version(manifest):
+    sizes = {"micro_batch_size": 1, "global_batch_size": 4, "data_parallel_size": 2}
+    ramp = {"ramp_start": 4, "ramp_increment": 1, "ramp_samples": 0}
+    newer = replace(manifest, plan={"batch": {**sizes, **ramp, "unknown": 3}})
+    assert newer.batch.num_micro_batches(4) == 2
+    for name, lost in (("batch", "ramp_start"), ("schedule", "peak")):
+        other = replace(manifest, plan={"batch": sizes})
+        problem = f"the checkpoint's plan.{name} is not understood: .*{lost}"
+        with pytest.raises(CheckpointError, match=problem):
+            getattr(other, name)
+
+
+def test_a_network_whose_plugin_is_missing_is_read_with_fields_of_its_own(manifest):
+    own = {"architecture": "stairs", "steps": [3, 4]}
+    spec = replace(manifest, plan={"model": {**flat(tiny_spec()), **own}}).spec
+    assert (spec.num_layers, spec.architecture, spec.own.steps) == (2, "stairs", (3, 4))
+    assert flat(spec)["steps"] == (3, 4)
+    with pytest.raises(ConfigError, match="stairs"):
+        _ = spec.network
 
 
 def test_a_file_is_recorded_by_name_size_and_hash(tmp_path, manifest):

@@ -26,7 +26,7 @@ def test_module_names_are_those_of_the_network_and_invert(architecture, heads, t
         binary_head=architecture == "bert",
         num_decoder_layers=2 if architecture == "t5" else 0,
     )
-    own = ParameterNames.of(flat(spec))
+    own = ParameterNames.of(spec)
     names = list(parameters_of(spec))
     modules = [own.module(name) for name in names]
     assert [own.parameter(module) for module in modules] == names
@@ -46,7 +46,7 @@ def test_relative_positions_have_the_names_of_megatron_core():
         relative_buckets=8,
         relative_max_distance=9,
     )
-    own = ParameterNames.of(flat(spec))
+    own = ParameterNames.of(spec)
     modules = {own.module(name) for name in parameters_of(spec)}
     table = "relative_pos_emb.relative_attention_bias.weight"
     assert {f"encoder_{table}", f"decoder_{table}"} <= modules

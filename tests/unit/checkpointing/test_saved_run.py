@@ -7,6 +7,7 @@ from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, write_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, read_saved_run
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
 from megatron.config.network.model_spec import flat
@@ -22,8 +23,8 @@ def saved(tmp_path):
         folder = tmp_path / f"global_step{step}"
         folder.mkdir()
         manifest = Manifest(
-            state={"iteration": step, "samples": 8 * step},
-            plan={},
+            state=TrainState(iteration=step, samples=8 * step),
+            plan=tiny_plan(*flags).to_dict(),
             config=asdict(tiny_config(*flags)),
             versions={},
             partition_dims={},
@@ -85,7 +86,7 @@ def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path):
     folder.mkdir()
     plan = flat(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))
     empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
-    write_manifest(folder, Manifest(state={"iteration": 1}, plan={"model": plan}, **empty))
+    write_manifest(folder, Manifest(state=TrainState(iteration=1), plan={"model": plan}, **empty))
     network = checkpoint_flags(["--use-checkpoint-args", "--load", str(tmp_path)])
     assert network.flags == {"steep": 2.0}
     config = replace(tiny_config(), extensions={"SteepConfig": SteepConfig(steep=2.0)})
@@ -106,7 +107,7 @@ def test_the_world_size_of_a_run_counts_all_its_axes(saved):
     folder = saved / "global_step6"
     folder.mkdir()
     plan = tiny_plan("--ds-sequence-parallel-size", "2", world_size=4)
-    state = {"iteration": 6}
+    state = TrainState(iteration=6)
     empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
     write_manifest(folder, Manifest(state=state, plan=plan.to_dict(), **empty))
     assert read_saved_run(str(saved)).world_size == plan.parallel.world_size == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny import tiny_argv
+from tiny import tiny_argv, tiny_objective
 
 from megatron.common.errors import ExitCode, MegatronError
 from megatron.config.config import parse_config
@@ -207,7 +207,9 @@ def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was
     flags = ["--vocab-file", "gone.json", "--merge-file", "gone.txt"]
     config, _ = parse_config([*tiny_argv(), *flags])
     source = SimpleNamespace(
-        config=config, manifest=SimpleNamespace(plan={}), folder=Path("runs/global_step5")
+        config=config,
+        manifest=SimpleNamespace(objective=tiny_objective("gpt")),
+        folder=Path("runs/global_step5"),
     )
     with pytest.raises(MegatronError) as caught:
         tokenizer_and_spec(source)

@@ -12,6 +12,7 @@ from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.unpickle import read_foreign, read_tensors
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.tensor_parallel.sharding import shard_of
 
@@ -33,7 +34,7 @@ def saved(build, micro_batch, tmp_path):
         folder = tmp_path / "global_step1"
         named = engine.module.named_parameters()
         manifest = Manifest(
-            state={"iteration": 1, "samples": 2, "tokens": 12, "valid_samples": 5, "skipped": 0},
+            state=TrainState(iteration=1, samples=2, tokens=12, valid_samples=5),
             plan=json.loads(json.dumps(tiny_plan(*NETWORK, *flags).to_dict())),
             config=asdict(tiny_config(*NETWORK, *flags)),
             versions={"torch": "2"},

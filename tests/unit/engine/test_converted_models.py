@@ -14,6 +14,7 @@ from megatron.checkpointing.conversion.export import Export, ExportOptions, expo
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.checkpointing.train_state import TrainState
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tokenizer.types.null import NullTokenizer
 
@@ -33,7 +34,7 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
     folder = tmp_path / "run" / "global_step1"
     named = engine.module.named_parameters()
     manifest = Manifest(
-        state=dict.fromkeys(("iteration", "samples", "tokens", "valid_samples", "skipped"), 1),
+        state=TrainState(iteration=1, samples=1, tokens=1, valid_samples=1, skipped=1),
         plan=json.loads(json.dumps(tiny_plan(*flags).to_dict())),
         config=asdict(tiny_config(*flags)),
         versions={},

@@ -7,10 +7,12 @@ import json
 
 import pytest
 from deepspeed.accelerator import get_accelerator
+from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 
 # Not adam: it would blow up the rounding errors of key biases, whose gradient is zero.
@@ -78,10 +80,9 @@ def test_another_layout_goes_on_with_the_scale_and_the_counters(build_fp16, micr
         engine.train_batch(iter([micro_batch(number)]))
     assert engine.skipped_steps == 3
     engine.save(tmp_path, "tag", {})
-    plan = {"parallel": {"tensor": 1, "pipeline": 1, "zero_stage": 1}}
     manifest = Manifest(
-        state={},
-        plan={**plan, "model": {"num_layers": 2, "tied_embeddings": True}},
+        state=TrainState(),
+        plan=tiny_plan("--zero-stage", "1").to_dict(),
         config={},
         versions={},
         partition_dims={},

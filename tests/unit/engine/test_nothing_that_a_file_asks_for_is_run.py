@@ -20,6 +20,7 @@ from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.universal import universal_index, write_universal
 from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.data.sampling.index_cache import cached_maps
 from megatron.data.sampling.index_size import MapRoom
@@ -71,7 +72,7 @@ def saved(build, micro_batch, here):
         if name != "whole again":
             write_trap(folder / name)
         manifest = Manifest(
-            state={"iteration": 1, "samples": 2, "tokens": 12, "valid_samples": 0, "skipped": 0},
+            state=TrainState(iteration=1, samples=2, tokens=12),
             plan=tiny_plan(*ZERO).to_dict(),
             config=asdict(tiny_config(*ZERO)),
             versions={},

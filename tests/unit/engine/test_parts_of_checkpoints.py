@@ -5,10 +5,12 @@ from itertools import repeat
 import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 
 LAYOUTS = {
@@ -137,10 +139,9 @@ def test_reshaped_states_have_the_order_of_the_first_step(build, micro_batch, tm
     flags = ("--zero-stage", str(stage), "--optimizer", "adam")
     engine = trained(build(*flags), micro_batch, steps=1)
     engine.save(tmp_path, "tag", {})
-    plan = {"parallel": {"tensor": 1, "pipeline": 1, "zero_stage": stage}}
     manifest = Manifest(
-        state={},
-        plan={**plan, "model": {"num_layers": 2, "tied_embeddings": True}},
+        state=TrainState(),
+        plan=tiny_plan(*flags).to_dict(),
         config={},
         versions={},
         partition_dims={},

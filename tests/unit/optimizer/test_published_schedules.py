@@ -7,8 +7,8 @@ import random
 import pytest
 from tiny import tiny_plan
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.optimizer.schedule import learning_rate, weight_decay
-from megatron.training.loop.state import TrainState
 from megatron.training.run import schedule_of
 
 

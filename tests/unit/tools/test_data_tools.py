@@ -13,6 +13,7 @@ from tiny import tiny_config, tiny_plan
 from tokenizers import pre_tokenizers
 
 from megatron.checkpointing.manifest import Manifest, write_manifest
+from megatron.checkpointing.train_state import TrainState
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.batch_sampler import micro_batches
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
@@ -206,7 +207,7 @@ def test_a_checkpoint_supplies_the_flags(directory):
     folder = directory / "run" / "global_step5"
     folder.mkdir(parents=True)
     manifest = Manifest(
-        state={},
+        state=TrainState(),
         plan=plan.to_dict(),
         config=asdict(config),
         versions={},

@@ -14,11 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, write_manifest
+from megatron.checkpointing.train_state import TrainState
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.process.flags_file import given_flags
 from megatron.training.telemetry.step_records import StepRecords
 from megatron.training.telemetry.tensorboard import TensorBoard
@@ -63,7 +63,7 @@ def run(tmp_path):
     folder.mkdir()
     manifest = {"versions": {}, "partition_dims": {}, "files": ()}
     write_manifest(
-        folder, Manifest(state={}, plan=plan.to_dict(), config=asdict(config), **manifest)
+        folder, Manifest(state=TrainState(), plan=plan.to_dict(), config=asdict(config), **manifest)
     )
     return tmp_path
 

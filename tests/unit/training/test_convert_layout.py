@@ -6,6 +6,7 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.plan.plan import plan
 from megatron.training.convert_layout import config_of_layout
 
@@ -28,7 +29,7 @@ CHAIN = ["--save", "run", "--load", "run", "--save-interval", "5"]
 def test_how_the_run_was_to_go_on_does_not_matter(flags):
     saved, decided = tiny_config(*CHAIN, *flags), tiny_plan(*CHAIN, *flags)
     manifest = Manifest(
-        state={},
+        state=TrainState(),
         plan=decided.to_dict(),
         config=asdict(saved),
         versions={},
@@ -50,7 +51,7 @@ def test_the_first_stage_of_a_decoder_belongs_to_the_layout_that_saved_it():
     words, sizes = [*CHAIN, *T5, *flags], {"vocab_size": 11, "device": "cpu", "objective": "t5"}
     decided = plan(tiny_config(*words), world_size=2, **sizes)
     manifest = Manifest(
-        state={},
+        state=TrainState(),
         plan=decided.to_dict(),
         config={},
         versions={},

@@ -4,9 +4,9 @@ import math
 
 from tiny import tiny_plan
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.training.evaluate import Evaluation
 from megatron.training.loop.journal import Journal, read_journal
-from megatron.training.loop.state import TrainState
 
 FLAGS = ["--eval-interval", "5", "--eval-iters", "2", "--global-batch-size", "8"]
 

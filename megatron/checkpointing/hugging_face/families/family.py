@@ -145,7 +145,7 @@ class Family:
         Raises:
             CheckpointError: the architecture does not have one of them.
         """
-        names = ParameterNames.of(flat(spec))
+        names = ParameterNames.of(spec)
         parts = (
             self._part(ours, spec, names)
             for ours in parameters_of(spec)

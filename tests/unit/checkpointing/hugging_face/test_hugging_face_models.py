@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from megatron.checkpointing.manifest import read_manifest
-from megatron.config.network.model_spec import flat, spec_of
+from megatron.config.network.model_spec import flat
 
 
 @pytest.mark.parametrize("case", OURS)
@@ -46,8 +46,9 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
     manifest = read_manifest(back)
     found = whole_weights(back, manifest)
     require_equal(found, rows_with_tokens(whole_weights(saved, read_manifest(saved))))
-    again = manifest.plan["model"]
-    assert (again["vocab_size"], again["padded_vocab_size"]) == (VOCAB_SIZE, VOCAB_SIZE)
+    again = manifest.spec
+    sizes = again.vocabulary.vocab_size, again.vocabulary.padded_vocab_size
+    assert sizes == (VOCAB_SIZE, VOCAB_SIZE)
     for name in (
         "activation",
         "window",
@@ -59,8 +60,8 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
         "sandwich_norm",
         "attention_softcap",
     ):
-        assert flat(spec_of(again))[name] == flat(spec)[name], name
-    assert spec_of(again).attention.scale == spec.attention.scale
+        assert flat(again)[name] == flat(spec)[name], name
+    assert again.attention.scale == spec.attention.scale
 
     tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
     for file in ("model.safetensors", "config.json"):
@@ -123,7 +124,7 @@ def test_rows_without_a_token_are_kept(group, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "--true-vocab-size 30 " in printed and "--pad-vocab-size-to" not in printed
     manifest = read_manifest(tmp_path / "ours/global_step0")
-    assert (manifest.plan["model"]["vocab_size"], fast.vocab_size) == (30, 22)
+    assert (manifest.spec.vocabulary.vocab_size, fast.vocab_size) == (30, 22)
     tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back")
     assert json.loads((tmp_path / "back/config.json").read_text())["vocab_size"] == 30
     require_equal(

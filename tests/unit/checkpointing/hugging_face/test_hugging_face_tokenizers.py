@@ -116,8 +116,8 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     # The folder is a tokenizer of ours, too, and names one for the way back.
     tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
     manifest = read_manifest(tmp_path / "back/global_step0")
-    assert manifest.config["tokenizer"]["tokenizer_name_or_path"] == str(tmp_path / "hf")
-    assert manifest.plan["model"]["vocab_size"] == tokenizer.vocab_size
+    assert manifest.tokenizer.tokenizer_name_or_path == str(tmp_path / "hf")
+    assert manifest.spec.vocabulary.vocab_size == tokenizer.vocab_size
 
     # A template of conversations goes along, before one that the tokenizer has.
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}<{{ m.content }}>ß{% endfor %}")

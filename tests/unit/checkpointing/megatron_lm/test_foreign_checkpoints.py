@@ -34,10 +34,10 @@ from megatron.checkpointing.megatron_lm.convert import find
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import words_of
 from megatron.config.network.model_resolution import full_attention_layers_of
-from megatron.config.network.model_spec import spec_of
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
 VOCAB, ROWS = 50, 56
@@ -99,7 +99,7 @@ def convert(source, target, *words):
 
 def logits(folder):
     manifest = read_manifest(folder)
-    spec = spec_of(manifest.plan["model"])
+    spec = manifest.spec
     network = load_network(spec, read_checkpoint(folder, manifest, optimizer=False))
     tokens_bs = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
     positions_bs = torch.arange(16).expand(2, -1)
@@ -118,7 +118,7 @@ def require_same_logits(folder, model):
 def state_digest(folder):
     manifest = read_manifest(folder)
     whole = read_checkpoint(folder, manifest, optimizer=False)
-    return digest_of(digests(whole, manifest.plan["model"]["vocab_size"]))
+    return digest_of(digests(whole, manifest.spec.vocabulary.vocab_size))
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_every_version_of_megatron_lm_opens(
     assert padding in capsys.readouterr().out
     require_same_logits(folder, gpt2)
     manifest = read_manifest(folder)
-    assert manifest.state["iteration"] == (7 if version else 0)
-    assert manifest.state["samples"] == (70 if version else 0)
-    assert manifest.plan["model"]["padded_vocab_size"] == ROWS
+    assert manifest.state.iteration == (7 if version else 0)
+    assert manifest.state.samples == (70 if version else 0)
+    assert manifest.spec.vocabulary.padded_vocab_size == ROWS
     # As in that program, until a run begins anew from its weights.
-    assert manifest.plan["model"]["padded_vocab_in_softmax"] is True
-    assert manifest.config["tokenizer"]["padded_vocab_in_softmax"] is None
-    assert manifest.config["model"]["num_layers"] == 2
-    assert not manifest.plan["checkpoint"]["saves_optimizer"]
+    assert manifest.spec.vocabulary.padded_vocab_in_softmax is True
+    assert manifest.tokenizer.padded_vocab_in_softmax is None
+    assert manifest.network_flags.num_layers == 2
+    assert not manifest.checkpoint.saves_optimizer
 
 
 def write_bloom(model, folder, **kwargs):
@@ -169,13 +169,13 @@ def test_a_state_in_fp16_is_laid_out_without_a_gpu(bloom, tmp_path):
     subprocess.run([sys.executable, script, *places], check=True, capture_output=True)
     moved = tmp_path / "files/global_step9"
     assert (moved / "zero_pp_rank_0_mp_rank_00_optim_states.pt").is_file()
-    assert read_manifest(moved).plan["model"]["padded_vocab_in_softmax"] is True
+    assert read_manifest(moved).spec.vocabulary.padded_vocab_in_softmax is True
     main = torch.load(moved / "mp_rank_00_model_states.pt", weights_only=False)
     assert {tensor.dtype for tensor in main["module"].values()} == {torch.float16}
     whole, manifest = {}, read_manifest(folder)
     for place in (folder, moved):
         state = read_checkpoint(place, read_manifest(place))
-        whole[place] = digest_of(digests(state, manifest.plan["model"]["vocab_size"]))
+        whole[place] = digest_of(digests(state, manifest.spec.vocabulary.vocab_size))
     assert whole[folder] == whole[moved]
 
 
@@ -184,9 +184,8 @@ def test_bigscience_opens_with_its_optimizer(bloom, group, tmp_path):
     folder = convert(tmp_path / "theirs", tmp_path / "ours")
     require_same_logits(folder, bloom)
     manifest = read_manifest(folder)
-    assert manifest.plan["checkpoint"]["saves_optimizer"]
-    counted = {"iteration": 9, "samples": 90, "tokens": 1440, "valid_samples": 0, "skipped": 1}
-    assert manifest.state == counted
+    assert manifest.checkpoint.saves_optimizer
+    assert manifest.state == TrainState(iteration=9, samples=90, tokens=1440, skipped=1)
     whole = read_checkpoint(folder, manifest)
     assert whole.counters == {"global_steps": 9, "global_samples": 90, "skipped_steps": 1}
     names = {
@@ -242,7 +241,7 @@ def test_metas_files_of_llama_open(llama, group, tmp_path, ranks):
     write_llama_as_meta(llama, tmp_path / "theirs", ranks=ranks)
     folder = convert(tmp_path / "theirs", tmp_path / "ours", "--seq-length", 16)
     require_same_logits(folder, llama)
-    assert read_manifest(folder).plan["model"]["num_query_groups"] == 2
+    assert read_manifest(folder).spec.attention.num_query_groups == 2
 
 
 def test_models_of_transformers_come_in_by_the_same_door(gpt2, group, tmp_path):

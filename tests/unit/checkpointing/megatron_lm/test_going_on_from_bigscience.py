@@ -13,13 +13,13 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 from megatron.checkpointing.saved_run import checkpoint_flags
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.config import Config, parse_config
 from megatron.config.plan.plan import plan
 from megatron.engine.deepspeed import distributed
 from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
-from megatron.training.loop.state import TrainState
 from megatron.training.setup import build_engine, build_process_groups
 from megatron.training.setup import choose as choose_kernels
 

@@ -98,7 +98,7 @@ def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, gr
     with torch.device("meta"):
         model = SequentialModel(steps_of(plan.model, group))
     assert plan.model.num_parameters == sum(p.numel() for p in model.parameters())
-    names = ParameterNames.of(flat(plan.model))
+    names = ParameterNames.of(plan.model)
     assert names.parameter(names.module("3.mlp.dense_h_to_4h.weight")).startswith("3.")
 
 

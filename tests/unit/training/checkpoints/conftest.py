@@ -4,11 +4,11 @@ import pytest
 from tiny import tiny_config, tiny_plan
 from torch import nn
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.tensor_parallel.sharding import mark_sharded
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save import Checkpoints
-from megatron.training.loop.state import TrainState
 
 
 class FakeEngine:

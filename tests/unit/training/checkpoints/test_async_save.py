@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from megatron.checkpointing.manifest import (
     record_file,
 )
 from megatron.checkpointing.publish import clear_staging
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.save import Checkpoints
-from megatron.training.loop.state import TrainState
 
 
 class FakeEngine:
@@ -173,7 +174,7 @@ def test_the_files_are_those_of_a_save_that_training_waits_for(start, tmp_path):
     one, two = (read_manifest(tmp_path / to / "global_step5") for to in ("async", "sync"))
     assert one.files == two.files
     assert [record.name for record in one.files] == ["offloaded/copied", "weights.pt"]
-    assert one.state == two.state == {**two.state, "iteration": 5}
+    assert one.state == two.state == replace(two.state, iteration=5)
 
 
 def test_the_next_save_and_the_end_wait_for_the_one_before(start, disk, tmp_path):
@@ -241,7 +242,12 @@ def a_save_of_two(directory, *, is_there=True, later=0.2):
     saves, written = [], [Future(), Future()]
     for rank, file in enumerate(written):
         manifest = Manifest(
-            state={"iteration": 5}, plan={}, config={}, versions={}, partition_dims={}, files=()
+            state=TrainState(iteration=5),
+            plan={},
+            config={},
+            versions={},
+            partition_dims={},
+            files=(),
         )
         saves.append(PendingSave(directory, manifest, [file]))
         if rank == 0 or is_there:

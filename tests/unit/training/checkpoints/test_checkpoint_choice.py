@@ -10,6 +10,7 @@ from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import MANIFEST, read_manifest, write_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import (
     CheckpointError,
     ConfigError,
@@ -22,7 +23,6 @@ from megatron.training import pretrain
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.save_directory import sole_writer
 from megatron.training.entry import train_from
-from megatron.training.loop.state import TrainState
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.watchdog import Watchdog
 

@@ -8,8 +8,8 @@ from tiny import tiny_config, tiny_plan
 from torch import nn
 
 from megatron.checkpointing.manifest import published_tags
+from megatron.checkpointing.train_state import TrainState
 from megatron.training.checkpoints.save import Checkpoints
-from megatron.training.loop.state import TrainState
 
 
 class FakeEngine:

@@ -23,13 +23,13 @@ from megatron.checkpointing.remote import (
     set_aside,
     upload_files,
 )
+from megatron.checkpointing.train_state import TrainState
 from megatron.common import remote_files
 from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
 from megatron.common.remote_files import find_files, read_bytes, remove, upload, write_text
 from megatron.config.run.urls import UrlConfig
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import require_own
-from megatron.training.loop.state import TrainState
 from megatron.training.prepare import with_local_checkpoints
 
 

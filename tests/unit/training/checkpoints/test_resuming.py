@@ -4,6 +4,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import MANIFEST, published_tags
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import (
     CheckpointError,
 )
@@ -13,7 +14,6 @@ from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.guards.loss_spikes import Spike, go_back
 from megatron.training.loop.journal import Journal, read_journal
-from megatron.training.loop.state import TrainState
 
 
 def test_reset_progress_and_finetune_start_at_iteration_0(job, tmp_path):

@@ -6,12 +6,12 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import published_tags
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import WrongCheckpointError
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own
 from megatron.training.checkpoints.start_in_place import with_start_in_place
-from megatron.training.loop.state import TrainState
 
 
 @pytest.fixture

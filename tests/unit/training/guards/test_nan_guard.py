@@ -5,9 +5,9 @@ import math
 import pytest
 from steps import step
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import TrainingError
 from megatron.training.guards.nan_guard import NanGuard
-from megatron.training.loop.state import TrainState
 
 GOOD, NAN, INFINITE = step(1.0, 1.0), step(math.nan, math.inf, skipped=True), step(1.0, math.inf)
 

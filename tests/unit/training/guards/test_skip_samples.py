@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from tiny import tiny_plan
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.training.guards.skip_samples import Skip
 from megatron.training.guards.stop import Stop
 from megatron.training.loop.batch_stream import Stream
 from megatron.training.loop.loop import Schedule, train
-from megatron.training.loop.state import TrainState
 
 RANGES = ((1, 1), (4, 6), (7, 7), (11, 40))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from tiny import tiny_plan
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ExitCode
 from megatron.training.guards.stop import (
     SAVE_FILE,
@@ -21,7 +22,6 @@ from megatron.training.guards.stop import (
     TimeLimit,
     build_requests,
 )
-from megatron.training.loop.state import TrainState
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.watchdog import Hangs, Watchdog
 

@@ -12,6 +12,7 @@ import torch
 from tiny import tiny_plan, tiny_spec
 from torch import Tensor
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import DataError
 from megatron.data.sampling.provenance import Origin, Piece
 from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
@@ -20,7 +21,6 @@ from megatron.tensor_parallel.topology import Topology
 from megatron.training.loop.batch import read_batches
 from megatron.training.loop.batch_stream import Stream, length_of_next_step
 from megatron.training.loop.read_ahead import DeviceCopies
-from megatron.training.loop.state import TrainState
 
 
 class Counting:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny import tiny_config
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.diagnostics.monitor.history import JournalReader
 from megatron.training.loop.journal import Journal, every_attempt, now, read_journal
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.process.flags_file import given_flags
 from megatron.training.telemetry.step_records import StepRecords, read_step
 

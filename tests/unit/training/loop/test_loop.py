@@ -6,10 +6,10 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.api import pretrain
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.training.guards.stop import Stop
 from megatron.training.loop.loop import Hook, Schedule, require_hooks, train
-from megatron.training.loop.state import TrainState
 
 
 class FakeEngine:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import (
     ConfigError,
     DataError,
@@ -23,7 +24,6 @@ from megatron.common.errors import (
 )
 from megatron.common.process_identity import start_of
 from megatron.training.loop.loop import Hook
-from megatron.training.loop.state import TrainState
 from megatron.training.process import watchdog as module
 from megatron.training.process.dead_ranks import Peers, this_process
 from megatron.training.process.failure import FAILURE, Failure, FailureFile

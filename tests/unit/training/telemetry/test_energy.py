@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.config.run.logging import EnergyPlan
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.energy import Energy
 
 

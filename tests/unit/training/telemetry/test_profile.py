@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny import tiny_config
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.config.run.logging import ProfilePlan
 from megatron.engine.deepspeed.timers import Timers
-from megatron.training.loop.state import TrainState
 from megatron.training.process.flags_file import write_flags
 from megatron.training.telemetry.profile import Profile
 

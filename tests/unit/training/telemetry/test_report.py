@@ -11,12 +11,12 @@ import pytest
 import torch
 from tiny import tiny_plan
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.planner.memory import memory_of_stages
 from megatron.training.loop.journal import Journal, read_journal
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.forecast import forecast_line
 from megatron.training.telemetry.report import PluginMetrics, Report, memory_line, peak_flops_of
 

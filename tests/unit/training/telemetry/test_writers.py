@@ -7,9 +7,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from tiny import tiny_config, tiny_plan
 
+from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.tensorboard import TensorBoard
 from megatron.training.telemetry.writers import build_writer, writer_problems
 

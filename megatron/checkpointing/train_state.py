@@ -1,8 +1,6 @@
 """Training state: iteration, consumed samples and tokens, skipped steps; saved in every checkpoint."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass
@@ -16,7 +14,6 @@ class TrainState:
     skipped: int = 0  # steps skipped because fp16 gradients overflowed
     spikes: tuple[tuple[int, int], ...] = ()  # first and last skipped iteration of each loss spike
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load the state of a manifest; fields that it lacks keep their values."""
-        spikes = tuple((first, last) for first, last in saved.get("spikes", self.spikes))
-        vars(self).update({**saved, "spikes": spikes})
+    def load(self, saved: "TrainState") -> None:
+        """Take over the state in a manifest."""
+        vars(self).update(vars(saved))
