@@ -212,7 +212,7 @@ def test_what_other_files_lack_is_refused_by_its_flag(field, exporter):
     if exporter == "NeMo":
         messages = of_nemo(spec)
     else:
-        messages = [*megatron_files._problems(flat(spec), 1, 1, ("--tensor", "--pipeline"))]
+        messages = [*megatron_files._problems(spec, 1, 1, ("--tensor", "--pipeline"))]
     accepted = not refused(problems_of(exporter, **{field: other_value(field)}), field)
     assert accepted or refused(messages, flag_setting(field))
 

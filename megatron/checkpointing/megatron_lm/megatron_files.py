@@ -156,13 +156,14 @@ def _shards(
 
 
 def _problems(spec: ModelSpec, tensor: int, pipeline: int, flags: tuple[str, str]) -> Iterator[str]:
-    if spec.moe:
-        yield "Megatron-LM's files cannot express layers with experts (--num-experts)"
-    if spec.lora:
-        yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
     yield from _form_of(spec).problems(spec, pipeline=pipeline, flag=flags[1])
-    plain = replace(spec, moe=None, lora=None)
-    for field, value, _ in not_expressed(plain, _expressed(plain)):
+    if spec.moe and spec.moe.num_experts:
+        spec = replace(spec, moe=None)
+        yield "Megatron-LM's files cannot express layers with experts (--num-experts)"
+    if spec.lora and spec.lora.lora_rank:
+        spec = replace(spec, lora=None)
+        yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
+    for field, value, _ in not_expressed(spec, _expressed(spec)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
     decoder_layers = num_decoder_layers(spec)
     if decoder_layers and pipeline > 1 and not first_decoder_stage(spec, pipeline):
