@@ -47,11 +47,11 @@ def _texts(difference: Difference) -> tuple[str, str]:
     ]
     same = len(commonprefix(both))
     start = max(0, same - _WIDTH // 4) if max(map(len, both)) > _WIDTH else 0
-    then, now = (_cut("…" + text[start:] if start else text) for text in both)
+    then, now = (_shorten("…" + text[start:] if start else text) for text in both)
     return then, now
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 

@@ -42,7 +42,7 @@ _Location = tuple[torch.device, int, int]
 PIECE_BYTES = 256 << 20
 
 
-def _pinned(num_bytes: int) -> Tensor:
+def _pinned_buffer(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
@@ -62,7 +62,7 @@ class PinnedPieces:
         self,
         piece_bytes: int = PIECE_BYTES,
         *,
-        empty: Callable[[int], Tensor] = _pinned,
+        empty: Callable[[int], Tensor] = _pinned_buffer,
         event: Callable[[], Any] = torch.cuda.Event,
     ):
         self._piece_bytes, self._empty, self._event = piece_bytes, empty, event

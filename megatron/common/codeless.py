@@ -36,7 +36,7 @@ def encode(value: Any) -> bytes:
     Raises:
         TypeError: `value` contains an object of a kind that cannot be sent.
     """
-    return json.dumps(_tagged(value), separators=(",", ":")).encode()
+    return json.dumps(_tag(value), separators=(",", ":")).encode()
 
 
 def encode_or_refuse(value: Any) -> tuple[bytes, UnsendableError | None]:
@@ -59,7 +59,7 @@ def decode(content: bytes) -> Any:
         UnsendableError: the sender could not encode its value.
     """
     try:
-        return json.loads(content, object_hook=_untagged)
+        return json.loads(content, object_hook=_untag)
     except _DAMAGE as error:
         start = content[:40]
         raise MessageError(
@@ -70,16 +70,16 @@ def decode(content: bytes) -> Any:
         ) from error
 
 
-def _tagged(value: Any) -> Any:
+def _tag(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is list:
-        return value if _PLAIN.issuperset(map(type, value)) else [*map(_tagged, value)]
+        return value if _PLAIN.issuperset(map(type, value)) else [*map(_tag, value)]
     if kind in (tuple, set, frozenset):
-        return {kind.__name__: _tagged([*value])}
+        return {kind.__name__: _tag([*value])}
     if isinstance(value, dict):
-        return {"dict": _tagged([item for pair in value.items() for item in pair])}
+        return {"dict": _tag([item for pair in value.items() for item in pair])}
     if kind is bytes:
         return {"bytes": b64encode(value).decode()}
     if isinstance(value, Path):
@@ -87,10 +87,10 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, Enum):
         return {"member": [*_name_of(kind), value.name]}
     if is_dataclass(value) and not isinstance(value, type):
-        values = [_tagged(getattr(value, each.name)) for each in fields(value)]
+        values = [_tag(getattr(value, each.name)) for each in fields(value)]
         return {"record": [*_name_of(kind), *values]}
     if isinstance(value, MegatronError):
-        return {"error": [*_name_of(kind), _tagged(value.args), _tagged(vars(value))]}
+        return {"error": [*_name_of(kind), _tag(value.args), _tag(vars(value))]}
     if isinstance(value, float):  # of numpy
         return float(value)
     raise TypeError(f"a message between processes cannot contain a {kind.__qualname__}")
@@ -115,7 +115,7 @@ def _class(module: str, name: str) -> Any:
     return vars(sys.modules[module]).get(name)
 
 
-def _untagged(tagged: dict[str, Any]) -> Any:
+def _untag(tagged: dict[str, Any]) -> Any:
     ((tag, content),) = tagged.items()
     return _BY_TAG[tag](content)
 

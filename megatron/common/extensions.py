@@ -47,7 +47,7 @@ def owners(sections: Iterable[type]) -> list[str]:
 @cache
 def sections_of(name: str) -> Mapping[str, type]:
     """Return the sections of flags that an extension brings to a run, by name."""
-    found: Mapping[str, type] = _declared(name, "flags", "SECTIONS") or {}
+    found: Mapping[str, type] = _declaration(name, "flags", "SECTIONS") or {}
     return found
 
 
@@ -66,11 +66,11 @@ def declared_in(module: str, name: str, extensions: Iterable[str] | None = None)
         extensions: names of those to look at; None: all.
     """
     names = extension_names() if extensions is None else extensions
-    found = (_declared(extension, module, name) for extension in names)
+    found = (_declaration(extension, module, name) for extension in names)
     return (each for each in found if each is not None)
 
 
-def _declared(extension: str, module: str, name: str) -> Any:
+def _declaration(extension: str, module: str, name: str) -> Any:
     """Return what an extension declares by `name` in one of its modules; None if it has none."""
     if not (_FOLDER / extension / f"{module}.py").is_file():
         return None

@@ -56,10 +56,10 @@ def _of_groups(own: Path, groups: Path) -> Iterator[int]:
             for group in (path, *path.parents):
                 # No limit is the word max, and the root group has no such files.
                 with suppress(OSError, ValueError):
-                    yield _left(groups / folder / group, kind)
+                    yield _bytes_left(groups / folder / group, kind)
 
 
-def _left(group: Path, kind: _Hierarchy) -> int:
+def _bytes_left(group: Path, kind: _Hierarchy) -> int:
     limit, used = (
         int((group / name).read_text(encoding="ascii")) for name in (kind.limit, kind.used)
     )

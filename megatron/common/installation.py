@@ -28,14 +28,14 @@ def is_installed() -> bool:
 
 def in_this_installation(text: str) -> str:
     """Return `text` with programs, launches and requirements as they are typed in this installation."""
-    started = _started()
+    started = _started_as()
     text = _LAUNCH.sub(rf"\1 {started} …", text) if started else text
     if not is_installed():
         return text
-    return _REQUIREMENTS.sub(_extra, _SCRIPT.sub(_installed, text))
+    return _REQUIREMENTS.sub(_extra, _SCRIPT.sub(_installed_name, text))
 
 
-def _started() -> str:
+def _started_as() -> str:
     """Return what a launcher is given to start this program; "" for other programs, such as a notebook."""
     if module := SCRIPTS.get(program()):
         return f"--module {module}"
@@ -50,7 +50,7 @@ def _started() -> str:
     return sys.argv[0] if own else ""
 
 
-def _installed(match: re.Match[str]) -> str:
+def _installed_name(match: re.Match[str]) -> str:
     module = match["path"].replace("/", ".")
     if "." in module:
         module = f"megatron_{module}"

@@ -121,7 +121,7 @@ class _Worker:
         try:
             self.pipe.send(item)
         except OSError as error:
-            raise _lost() from error
+            raise _lost_worker() from error
         self.in_flight += 1
 
     def result(self, team: Sequence["_Worker"]) -> Any:
@@ -168,11 +168,11 @@ def _receive(team: Sequence[_Worker], *, timeout_s: float | None) -> None:
         try:
             worker.results.append(worker.pipe.recv())
         except (EOFError, OSError) as error:
-            raise _lost() from error
+            raise _lost_worker() from error
         worker.in_flight -= 1
 
 
-def _lost() -> LostWorkerError:
+def _lost_worker() -> LostWorkerError:
     return LostWorkerError("a worker process was killed, most often because memory ran out")
 
 

@@ -61,18 +61,18 @@ def _raw(stream: TextIO) -> object:
 def _lossy(stream: TextIO | None, descriptor: int, name: str) -> TextIO | None:
     """Return what replaces a standard stream; None for one that a program has replaced."""
     if stream is None:
-        return io.TextIOWrapper(_buffered(descriptor, name), errors="replace")
+        return io.TextIOWrapper(_buffered_writer(descriptor, name), errors="replace")
     if type(stream) is not io.TextIOWrapper or isinstance(_raw(stream), _Lossy):
         return None
     with suppress(OSError):
         stream.flush()
     return io.TextIOWrapper(
-        _buffered(stream.fileno(), name),
+        _buffered_writer(stream.fileno(), name),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering or stream.write_through,
     )
 
 
-def _buffered(descriptor: int, name: str) -> io.BufferedWriter:
+def _buffered_writer(descriptor: int, name: str) -> io.BufferedWriter:
     return io.BufferedWriter(_Lossy(descriptor, name))

@@ -39,8 +39,8 @@ class LossTerms:
             )
         if terms.keys() != set(self.names):
             raise ConfigError(
-                f"the objective's loss returns {_listed(terms)}, and its loss_terms() names "
-                f"{_listed(self.names)}: they must be the same"
+                f"the objective's loss returns {_join_names(terms)}, and its loss_terms() names "
+                f"{_join_names(self.names)}: they must be the same"
             )
         if terms:
             values = [terms[name].detach().float() for name in self.names]
@@ -64,5 +64,5 @@ class LossTerms:
         return dict(zip(self.names, (sums[1:] / sums[0]).tolist(), strict=True))
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return f"the terms {', '.join(names)}" if names else "no terms"

@@ -72,7 +72,7 @@ class PipelineEngine(Engine):
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         grid = self._engine.module.grid(self._engine.micro_batches)
         self._begin_step(grid.last_gradients(self._groups.stage))
-        loss: Tensor = self._engine.train_batch(data_iter=self._unnamed(batches))
+        loss: Tensor = self._engine.train_batch(data_iter=self._as_tuples(batches))
         self._finish_step()
         return loss
 
@@ -80,10 +80,10 @@ class PipelineEngine(Engine):
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         self._begin_step([])
         with self._timers.paused():
-            read = self._unnamed(batches)
+            read = self._as_tuples(batches)
             return self._engine.eval_batch(read, num_micro_batches=num_micro_batches)
 
-    def _unnamed(self, batches: Iterator[Batch]) -> Iterator[tuple[tuple[Tensor, ...], ...]]:
+    def _as_tuples(self, batches: Iterator[Batch]) -> Iterator[tuple[tuple[Tensor, ...], ...]]:
         """Yield batches as DeepSpeed takes them: for the first stage, and for the last one."""
         for batch in batches:
             tensors = tuple(batch[name] for name in self._engine.module.batch_fields)

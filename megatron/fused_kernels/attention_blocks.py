@@ -128,8 +128,8 @@ def block_gradients(
     dropped = weights if kept is None else weights * kept
     return (
         _product(of_scores, key, dtype),
-        _summed(of_scores, query, key.size(1), dtype),
-        _summed(dropped, grad, key.size(1), dtype),
+        _sum_groups(of_scores, query, key.size(1), dtype),
+        _sum_groups(dropped, grad, key.size(1), dtype),
     )
 
 
@@ -186,7 +186,7 @@ def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     return _wide_product(x, y, dtype).unflatten(2, (-1, rows)).reshape(x.size(0), heads, rows, -1)
 
 
-def _summed(x: Tensor, y: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+def _sum_groups(x: Tensor, y: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """Multiply the transposed matrices of each head, and add up the heads of each group.
 
     Shapes: x [b, a, m, k], y [b, a, m, n] -> [b, g, k, n].

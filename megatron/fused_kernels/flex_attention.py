@@ -49,8 +49,8 @@ def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) ->
         return (first_bq[b, q] <= k) & (k < stop_bq[b, q])
 
     return BlockMask.from_kv_blocks(
-        *_ordered(seen & ~full),
-        *_ordered(full),
+        *_order_blocks(seen & ~full),
+        *_order_blocks(full),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(queries, keys),
@@ -63,7 +63,7 @@ def _of_blocks(x_bqn: Tensor) -> Tensor:
     return F.pad(x_bqn, (0, 0, 0, padding)).unflatten(1, (-1, BLOCK))
 
 
-def _ordered(blocks_bqn: Tensor) -> tuple[Tensor, Tensor]:
+def _order_blocks(blocks_bqn: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many blocks of keys are set for each block of queries, and which, these first."""
     blocks = blocks_bqn[:, None].int()
     order = blocks.argsort(dim=-1, descending=True, stable=True)
@@ -96,7 +96,7 @@ def flex_attention(
     from torch.nn.attention import flex_attention as torch_flex
 
     compiles = query.device.type == "cuda" and not torch.compiler.is_compiling()
-    attend: Any = _compiled() if compiles else torch_flex.flex_attention
+    attend: Any = _compile() if compiles else torch_flex.flex_attention
     mixed: Tensor = attend(
         query,
         key,
@@ -110,7 +110,7 @@ def flex_attention(
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _compile() -> Callable[..., Any]:
     """Compile FlexAttention; a second length of samples compiles it again, for every length."""
     from torch.nn.attention import flex_attention as torch_flex
 

@@ -45,7 +45,7 @@ class Compiler:
         Hooks of a layer itself stay outside of its graph.
         """
         blocks = [module for module in model.modules() if isinstance(module, Block)]
-        compiled = self._compiled(
+        compiled = self._compile(
             _forward_of,
             fullgraph=True,
             mode=self.mode if self.backend == "inductor" else None,
@@ -63,7 +63,7 @@ class Compiler:
         """
         if not self.compiles_loss:
             return loss
-        compiled = self._compiled(loss)
+        compiled = self._compile(loss)
 
         def run(output: Any, batch: Batch) -> Tensor | Losses:
             try:
@@ -76,7 +76,7 @@ class Compiler:
 
         return run
 
-    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         # Isolated: what other engines of this process compile does not count against the limit.
         options |= {"dynamic": False, "backend": self.backend, "isolate_recompiles": True}
         compiled: Callable[..., Any] = torch.compile(function, **options)

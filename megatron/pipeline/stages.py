@@ -68,10 +68,10 @@ def stages_of_network(spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool) -
     parts, ranks = _virtual_stages(spec, parallel, mixed=mixed), parallel.pipeline
     if parallel.chunks == 1:
         return parts
-    return [_joined(rank, tuple(parts[rank::ranks])) for rank in range(ranks)]
+    return [_join(rank, tuple(parts[rank::ranks])) for rank in range(ranks)]
 
 
-def _joined(index: int, chunks: tuple[Stage, ...]) -> Stage:
+def _join(index: int, chunks: tuple[Stage, ...]) -> Stage:
     entries = tuple(entry for chunk in chunks for entry in chunk.entries)
     return Stage(index=index, entries=entries, chunks=chunks)
 

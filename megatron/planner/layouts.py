@@ -118,13 +118,14 @@ def _apart(layouts: Iterable[Layout], stages: set[int]) -> str:
             of_stage.append(layout.micro_batch_size)
     by_stage = {
         stage: [
-            _listed("recompute", names, _RECOMPUTED) + _listed("micro-batch", micro, _MICRO_BATCHES)
+            _join_values("recompute", names, _RECOMPUTED)
+            + _join_values("micro-batch", micro, _MICRO_BATCHES)
             for micro, names in _with_same_value({r: tuple(m) for r, m in of_stage.items()})
         ]
         for stage, of_stage in sizes.items()
     }
     return " or ".join(
-        (_listed("ZeRO", numbers, stages) + words).strip()
+        (_join_values("ZeRO", numbers, stages) + words).strip()
         for each, numbers in _with_same_value({s: tuple(texts) for s, texts in by_stage.items()})
         for words in each
     )
@@ -138,6 +139,6 @@ def _with_same_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
     return [*keys.items()]
 
 
-def _listed(name: str, some: Sequence[object], everything: Iterable[object]) -> str:
+def _join_values(name: str, some: Sequence[object], everything: Iterable[object]) -> str:
     """Return `name` and its values; nothing when there are no others."""
     return "" if set(some) == set(everything) else f"{name} {'/'.join(map(str, some))} "

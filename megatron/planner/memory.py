@@ -195,7 +195,7 @@ class _Sizes:
     def of_weights(self, held: Weights) -> int:
         if self.stage < 3:
             return held.total * self.weight
-        return 0 if self.weights_on_host else self._divided(held, self.weight)
+        return 0 if self.weights_on_host else self._divide(held, self.weight)
 
     def persistent(self, plan: Plan, stage: Stage) -> int:
         """Return the small weights that stage 3 does not divide: norms, biases and small matrices."""
@@ -230,14 +230,14 @@ class _Sizes:
             # The sum, and the 16-bit gradients of a micro-batch unless each is freed at once.
             frees = value_at(self.plan.deepspeed, "bf16.immediate_grad_update", False)
             return held.total * (self.gradient + (0 if frees else self.weight))
-        return held.total * self.gradient if self.stage < 2 else self._divided(held, self.gradient)
+        return held.total * self.gradient if self.stage < 2 else self._divide(held, self.gradient)
 
     def of_optimizer(self, held: Weights) -> int:
         if not self.plan.evaluation.optimizer:
             return 0
         has_masters = self.plan.precision.is_mixed or self.stage > 0
         each = self.plan.optimizer.state_bytes + (_MASTER if has_masters else 0)
-        return held.total * each if self.stage == 0 else self._divided(held, each)
+        return held.total * each if self.stage == 0 else self._divide(held, each)
 
     def buckets(self, held: Weights, device: str) -> int:
         """Return the buffers that gradients are collected in on their way to other replicas.
@@ -254,11 +254,11 @@ class _Sizes:
 
     def on_host(self, held: Weights) -> int:
         """Return the offloaded part."""
-        gradients = self._divided(held, 4)
+        gradients = self._divide(held, 4)
         kept = self.of_optimizer(held) + gradients if self.optimizer_on_host else 0
-        return kept + (self._divided(held, self.weight) if self.weights_on_host else 0)
+        return kept + (self._divide(held, self.weight) if self.weights_on_host else 0)
 
-    def _divided(self, held: Weights, each: int) -> int:
+    def _divide(self, held: Weights, each: int) -> int:
         parallel = self.plan.parallel
         # Ranks that divide a sample hold the same weights, as replicas do.
         copies = parallel.data * parallel.sequence

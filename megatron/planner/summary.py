@@ -94,7 +94,9 @@ def work_lines(plan: Plan) -> Iterator[str]:
         "sequence": traffic.sequence,
         "experts": traffic.experts,
     }
-    sent = " | ".join(f"{name} {_sent(volume)}" for name, volume in parts.items() if volume.total)
+    sent = " | ".join(
+        f"{name} {_format_sent(volume)}" for name, volume in parts.items() if volume.total
+    )
     yield f"sent per rank and step: {sent or 'nothing'}"
 
 
@@ -166,7 +168,7 @@ def _price(speed: Speed, price_per_gpu_hour: float | None) -> Iterator[str]:
         yield f"cost: {speed.gpu_hours * price_per_gpu_hour:,.0f}"
 
 
-def _sent(volume: Volume) -> str:
+def _format_sent(volume: Volume) -> str:
     beside = 1 - volume.exposed / volume.total
     return _size(volume.total) + (f" ({100 * beside:.0f}% beside computation)" if beside else "")
 

@@ -102,7 +102,7 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     return Traffic(
         tensor=_tensor(plan, stage, number),
         pipeline=Volume(
-            exposed=number * _messages(plan, stage) * full / parts + _tied(plan, stage)
+            exposed=number * _messages(plan, stage) * full / parts + _tied_bytes(plan, stage)
         ),
         data=_data(plan, stage, number),
         data_passes=number if parallel.zero_stage > 1 else 1,
@@ -122,13 +122,13 @@ def _messages(plan: Plan, stage: Stage) -> int:
     return 2 * plan.parallel.chunks - ends
 
 
-def _tied(plan: Plan, stage: Stage) -> float:
+def _tied_bytes(plan: Plan, stage: Stage) -> float:
     """Return the bytes of a step for a table that is tied across stages.
 
     Its gradients are summed over these, and the first one sends its weights to the others.
     """
-    table = _shared(plan, stage)
-    holders = [each.index for each in stages_of(plan) if _shared(plan, each)]
+    table = _tied_elements(plan, stage)
+    holders = [each.index for each in stages_of(plan) if _tied_elements(plan, each)]
     if not table or len(holders) == 1:
         return 0.0
     precision = plan.precision
@@ -172,7 +172,7 @@ def _tokens_of_experts(plan: Plan, stage: Stage, number: int) -> Volume:
 def _data(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the data-parallel traffic: reduction of gradients, and gathering of divided weights."""
     held, copies = weights_of(plan, stage), plan.parallel.data * plan.parallel.sequence
-    all_alike = _Copied(held.dense, copies, _shared(plan, stage))
+    all_alike = _Copied(held.dense, copies, _tied_elements(plan, stage))
     experts = _Copied(held.experts, copies // plan.parallel.expert)
     volumes = [
         _of_copies(plan, each, number, held=held.total)
@@ -255,7 +255,7 @@ def _last(plan: Plan, weights: _Copied, key: str, partitions: int) -> float:
     return min(size, weights.count / partitions)
 
 
-def _shared(plan: Plan, stage: Stage) -> int:
+def _tied_elements(plan: Plan, stage: Stage) -> int:
     """Return the elements of a tied table: complete at the end of a step alone."""
     spec, parallel = plan.model, plan.parallel
     is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)

@@ -97,14 +97,14 @@ def sequence_shard(batch: Batch, fields: Fields, groups: Groups) -> Batch:
     for name, tensor in batch.items():
         shape = fields[name].shape
         if topology.zigzag and (dims := [shape.find(mark) for mark in "sS" if mark in shape]):
-            tensor = _padded(tensor, dims[0], 2 * topology.sequence)
+            tensor = _pad(tensor, dims[0], 2 * topology.sequence)
         if "s" in shape:
             tensor = _share(tensor, shape.index("s"), rank, topology).contiguous()
         parts[name] = tensor
     return parts
 
 
-def _padded(x: Tensor, dim: int, multiple: int) -> Tensor:
+def _pad(x: Tensor, dim: int, multiple: int) -> Tensor:
     """Return `x` with zeros behind it along `dim`, up to a multiple."""
     padding = list(x.shape)
     padding[dim] = -x.size(dim) % multiple

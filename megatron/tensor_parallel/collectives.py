@@ -140,12 +140,12 @@ class ExchangeRows(torch.autograd.Function):
     ) -> Tensor:
         """Return the rows that all ranks send to this one, in the order of the ranks."""
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _exchanged(x, sent, received, group)
+        return _exchange(x, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradients of the rows that this rank has sent."""
-        return _exchanged(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+        return _exchange(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -160,14 +160,14 @@ def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 def start_all_reduce(x: Tensor, group: dist.ProcessGroup) -> Wait:
     """Start to sum a contiguous `x` in place over all ranks, without autograd."""
-    return _started(x, lambda **how: dist.all_reduce(x, group=group, **how))
+    return _start(x, lambda **how: dist.all_reduce(x, group=group, **how))
 
 
 def start_all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
     """Start `all_gather`."""
     own = x.movedim(dim, 0).contiguous()
     full = own.new_empty(group.size() * own.size(0), *own.shape[1:])
-    wait = _started(full, lambda **how: dist.all_gather_single(full, own, group=group, **how))
+    wait = _start(full, lambda **how: dist.all_gather_single(full, own, group=group, **how))
     return lambda: _moved_from_front(wait(), dim)
 
 
@@ -175,7 +175,7 @@ def start_reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
     """Start `reduce_scatter`."""
     full = x.movedim(dim, 0).contiguous()
     own = full.new_empty(full.size(0) // group.size(), *full.shape[1:])
-    wait = _started(own, lambda **how: dist.reduce_scatter_single(own, full, group=group, **how))
+    wait = _start(own, lambda **how: dist.reduce_scatter_single(own, full, group=group, **how))
     return lambda: _moved_from_front(wait(), dim)
 
 
@@ -204,7 +204,7 @@ def start_ring(sent: Sequence[Tensor], group: dist.ProcessGroup) -> Callable[[],
     return wait
 
 
-def _started(result: Tensor, call: Callable[..., Any]) -> Wait:
+def _start(result: Tensor, call: Callable[..., Any]) -> Wait:
     """Call a collective with `async_op`.
 
     In code that torch.compile traces the compiler places the waiting itself.
@@ -233,7 +233,7 @@ def _all_to_all(x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) 
     return received.movedim(0, gather).flatten(gather, gather + 1)
 
 
-def _exchanged(x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+def _exchange(x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
     result = x.new_empty(sum(received), *x.shape[1:])
     dist.all_to_all_single(result, x.contiguous(), received, sent, group=group)
     return result

@@ -34,12 +34,12 @@ def broadcast_object(value: Value, *, source: int, group: dist.ProcessGroup | No
     if is_source:
         content, refusal = encode_or_refuse(value)
         message = len(content).to_bytes(_LENGTH_BYTES, "little") + content
-    packet = _padded(message[:_PACKET_BYTES], _PACKET_BYTES).to(device)
+    packet = _pad(message[:_PACKET_BYTES], _PACKET_BYTES).to(device)
     dist.broadcast(packet, src=source, group=group)
     received = _bytes_of(packet)
     length = int.from_bytes(received[:_LENGTH_BYTES], "little")
     if (remaining := length + _LENGTH_BYTES - _PACKET_BYTES) > 0:
-        rest = _padded(message[_PACKET_BYTES:], remaining).to(device)
+        rest = _pad(message[_PACKET_BYTES:], remaining).to(device)
         dist.broadcast(rest, src=source, group=group)
         received += _bytes_of(rest)
     if refusal:
@@ -65,7 +65,7 @@ def all_gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> li
     lengths = [torch.empty_like(length) for _ in range(count)]
     dist.all_gather(lengths, length, group=group)
     sizes = [int(each) for each in lengths]
-    padded = _padded(content, max(sizes)).to(device)
+    padded = _pad(content, max(sizes)).to(device)
     contents = [torch.empty_like(padded) for _ in range(count)]
     dist.all_gather(contents, padded, group=group)
     return [decode(_bytes_of(each)[:size]) for each, size in zip(contents, sizes, strict=True)]
@@ -75,7 +75,7 @@ def _device(group: dist.ProcessGroup | None) -> str:
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
 
 
-def _padded(content: bytes, size: int) -> Tensor:
+def _pad(content: bytes, size: int) -> Tensor:
     """Return a tensor of `size` bytes that starts with `content`."""
     return torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
 

@@ -121,7 +121,7 @@ class _Rendezvous:
         while True:
             try:
                 resolve = partial(socket.getaddrinfo, master.host, master.port)
-                self._bounded(resolve, self.patience.answer_s, "no name server answers")
+                self._call_within(resolve, self.patience.answer_s, "no name server answers")
             except (OSError, UnicodeError) as error:
                 if time.monotonic() > give_up_at:
                     reason = getattr(error, "strerror", None) or error
@@ -184,7 +184,7 @@ class _Rendezvous:
         )
         try:
             # The store's own timeout comes first.
-            return self._bounded(open_store, 1.5 * self.patience.answer_s, foreign)
+            return self._call_within(open_store, 1.5 * self.patience.answer_s, foreign)
         except TimeoutError as error:
             raise TrainingError(str(error)) from error
         except (dist.DistStoreError, dist.DistNetworkError) as error:
@@ -273,14 +273,14 @@ class _Rendezvous:
         answer_s = self.patience.answer_s
         silent = f"rank 0 has not answered for {answer_s:g} s: it has stopped or lost its host"
         try:
-            while not self._bounded(is_so, answer_s, silent):
+            while not self._call_within(is_so, answer_s, silent):
                 if time.monotonic() > give_up_at:
-                    raise TrainingError(self._bounded(late, answer_s, silent))
-                self._pause(lambda: self._bounded(waiting, answer_s, silent))
+                    raise TrainingError(self._call_within(late, answer_s, silent))
+                self._pause(lambda: self._call_within(waiting, answer_s, silent))
         except TimeoutError as error:
             raise TrainingError(str(error)) from error
 
-    def _bounded(self, make: Callable[[], T], limit_s: float, late: str) -> T:
+    def _call_within(self, make: Callable[[], T], limit_s: float, late: str) -> T:
         """Call `make` in a thread with a time limit; return its result or raise its exception.
 
         Raises:

@@ -108,7 +108,7 @@ class _Counted:
         return len(self._items)  # type: ignore[arg-type]  # TypeError is what Jinja looks for
 
 
-def _measured(value: Any) -> Any:
+def _require_small(value: Any) -> Any:
     """Return a value, unless it or all values together are too large."""
     if isinstance(value, str):
         require_short(value)
@@ -120,7 +120,7 @@ def _measured(value: Any) -> Any:
     return value
 
 
-def _joined(parts: Iterable[str]) -> str:
+def _join(parts: Iterable[str]) -> str:
     """Join what a template writes, as long as it is short."""
     written: list[str] = []
     length = 0
@@ -129,21 +129,21 @@ def _joined(parts: Iterable[str]) -> str:
         length += len(part)
         if length > MOST_CHARS:
             raise SecurityError(f"it writes a text of more than {MOST_CHARS} characters")
-    return cast(str, _measured("".join(written)))
+    return cast(str, _require_small("".join(written)))
 
 
 class _BoundedFilters(dict[str, Any]):
     """Filters that refuse to make large values, those that are added later too."""
 
     def __getitem__(self, name: str) -> Any:
-        return _bounded(name, super().__getitem__(name))
+        return _bound(name, super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a filter by its name."""
-        return _bounded(name, super().__getitem__(name)) if name in self else default
+        return _bound(name, super().__getitem__(name)) if name in self else default
 
 
-def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _bound(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # behind Jinja's context
 
     @wraps(function)
@@ -152,7 +152,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             args = _with_lengths(args)
         given = (*args[first + 1 :], *kwargs.values())
         _require_small_result(name, args[first] if len(args) > first else None, given)
-        return _measured(function(*args, **kwargs))
+        return _require_small(function(*args, **kwargs))
 
     return bounded
 
@@ -189,20 +189,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
-    concat = staticmethod(_joined)
+    concat = staticmethod(_join)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.globals.pop("lipsum", None)  # which writes any number of paragraphs
         self.filters = _BoundedFilters(self.filters)
         self.filters[_COUNTED] = _Counted
-        self.filters[_MEASURED] = _measured
+        self.filters[_MEASURED] = _require_small
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Return the tree of a template whose loops are counted and concatenations measured."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            loop.iter = _filtered(cast(nodes.Expr, loop.iter), _COUNTED)
+            loop.iter = _filter_node(cast(nodes.Expr, loop.iter), _COUNTED)
         _measure_concatenations(tree)
         return tree
 
@@ -220,7 +220,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _require_few_bits(left.bit_length() * max(right, 0))
         elif operator == "%" and isinstance(left, str):
             _require_small_result("format", left, ())
-        return _measured(super().call_binop(context, operator, left, right))
+        return _require_small(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of a template: a step."""
@@ -233,7 +233,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _require_few(max((arg for arg in given if isinstance(arg, int)), default=0))
             name = method.__name__.removesuffix("_map")
             _require_small_result(name, owner, given)
-        return _measured(super().call(context, obj, *args, **kwargs))
+        return _require_small(super().call(context, obj, *args, **kwargs))
 
 
 def _require_few(number: int) -> None:
@@ -246,7 +246,7 @@ def _require_few_bits(number: int) -> None:
         raise SecurityError(f"it makes a number of more than {_MOST_BITS} bits")
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filter_node(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -254,10 +254,10 @@ def _measure_concatenations(tree: nodes.Node) -> None:
     for parent in [tree, *tree.find_all(nodes.Node)]:
         for name, value in parent.iter_fields():
             if isinstance(value, nodes.Concat):
-                setattr(parent, name, _filtered(value, _MEASURED))
+                setattr(parent, name, _filter_node(value, _MEASURED))
             elif isinstance(value, list):
                 wrapped = [
-                    _filtered(each, _MEASURED) if isinstance(each, nodes.Concat) else each
+                    _filter_node(each, _MEASURED) if isinstance(each, nodes.Concat) else each
                     for each in value
                 ]
                 setattr(parent, name, wrapped)

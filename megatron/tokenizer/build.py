@@ -148,13 +148,13 @@ def tokenizer_for(prefix: str, options: Mapping[str, Any] | None) -> tuple[Token
     record = read_record(prefix)
     if options is not None:
         tokenizer = build_tokenizer(**options)
-        return tokenizer, _compared(tokenizer, describe(tokenizer, options), record, prefix)
+        return tokenizer, _compare(tokenizer, describe(tokenizer, options), record, prefix)
     if record is None:
         return None, f"{record_path(prefix)} is missing; {_flags_for({})}"
     return _built_again(record)
 
 
-def _compared(
+def _compare(
     tokenizer: Tokenizer, current: TokenizerRecord, record: TokenizerRecord | None, prefix: str
 ) -> str:
     if record is None:

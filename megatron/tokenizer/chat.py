@@ -198,7 +198,7 @@ class ChatTokenizer(Tokenizer):
         if not isinstance(line, dict):
             raise DataError(f"not a JSON object; {_NO_CHAT}")
         if "messages" in line:
-            return self._rendered(line["messages"], line.get("tools") or None)
+            return self._render(line["messages"], line.get("tools") or None)
         texts = [line.get("prompt"), line.get("completion")]
         if not all(isinstance(text, str) for text in texts):
             present = ", ".join(map(repr, line)) or "nothing"
@@ -208,7 +208,7 @@ class ChatTokenizer(Tokenizer):
             raise DataError("the completion is empty: there is nothing to learn")
         return prompt + completion, [(len(prompt), len(prompt + completion))]
 
-    def _rendered(self, messages: Any, tools: Any) -> tuple[str, list[Span]]:
+    def _render(self, messages: Any, tools: Any) -> tuple[str, list[Span]]:
         if not self._template.source:
             raise DataError(
                 f"the tokenizer {self.name} has no chat template; name a file of Jinja with "
@@ -220,7 +220,7 @@ class ChatTokenizer(Tokenizer):
             raise DataError("no message has the role assistant: there is nothing to learn")
         text, spans = self._template.render(messages, tools=tools)
         if not self._template.is_marked:
-            return text, [*self._found(messages, answers, text, tools)]
+            return text, [*self._answer_spans(messages, answers, text, tools)]
         if len(spans) != len(answers) or any(start >= stop for start, stop in spans):
             raise DataError(
                 f"the chat template marks {len(spans)} answers as {{% generation %}}, some maybe "
@@ -228,7 +228,7 @@ class ChatTokenizer(Tokenizer):
             )
         return text, spans
 
-    def _found(
+    def _answer_spans(
         self, messages: Sequence[Any], answers: Sequence[int], text: str, tools: Any
     ) -> Iterator[Span]:
         """Yield the text that each answer adds to that of the messages before it."""

@@ -196,7 +196,7 @@ def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
     except ConfigError:
         return  # listed with the other problems
     for prefix in prefixes:
-        if any(suffixes) and (problem := _misnamed(prefix, suffixes)):
+        if any(suffixes) and (problem := _misnamed_problem(prefix, suffixes)):
             yield problem
             continue
         for suffix in suffixes:
@@ -206,7 +206,7 @@ def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
                 yield str(error)
 
 
-def _misnamed(prefix: str, suffixes: Sequence[str]) -> str:
+def _misnamed_problem(prefix: str, suffixes: Sequence[str]) -> str:
     """Return the error of a prefix that names one of several token files, or other ones."""
     pair = prefix.removesuffix(".bin").removesuffix(".idx")
     both = " and ".join(f"PREFIX{suffix}" for suffix in suffixes)

@@ -212,14 +212,14 @@ def _our_logits(
         }
     network = load_network(spec, checkpoint, rounded_to=rounded_to)
     if of_encoder:
-        return _encoded(network, batch, real_bs)
+        return _encode(network, batch, real_bs)
     output = network(batch)
     if spec.head:
         return [_of_head(output, real_bs, spec)]
     return [output.logits[real_bs][:, : spec.vocabulary.vocab_size], output.order_logits]
 
 
-def _encoded(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
+def _encode(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> list[Tensor]:
     """Return the outputs of an encoder for real tokens, and of its pooler."""
     found: list[Tensor] = []
     head: Any = next(each for each in network.modules() if hasattr(each, "pooler"))

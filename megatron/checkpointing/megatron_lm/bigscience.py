@@ -74,7 +74,7 @@ def find(path: Path) -> ForeignCheckpoint:
         raise CheckpointError(f"{folder}: not as BigScience lays it out: {error!r}") from error
     complete = bool(trained) and set(trained) == set(files.names)
     makers = {
-        name: partial(_trained, rows, name, trained[name])
+        name: partial(_parameter_state, rows, name, trained[name])
         if complete
         else partial(_weight, rows, name, files)
         for name in files.names
@@ -183,7 +183,7 @@ class _Fragment:
         return found.view(self.shape)
 
 
-def _trained(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> ParameterState:
+def _parameter_state(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> ParameterState:
     """Return a parameter with its fp32 weight and optimizer states."""
 
     def joined(state: str) -> Tensor:

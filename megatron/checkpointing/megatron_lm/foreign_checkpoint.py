@@ -79,7 +79,7 @@ class Rows:
         if name.endswith(ROW):
             return shards[0] if len(shards) == 1 else torch.cat(tuple(shards), 1)
         if not name.endswith(COLUMN):
-            return _shared(shards)
+            return _merge_replicas(shards)
         if ".query_key_value." in name and self.version < 2:
             shards = [self._by_head(shard, 3) for shard in shards]
         elif ".key_value." in name and self.version < 2:
@@ -99,7 +99,7 @@ class Rows:
         return torch.stack((gate, up), 1).flatten(0, 1)
 
 
-def _shared(shards: Sequence[Tensor]) -> Tensor:
+def _merge_replicas(shards: Sequence[Tensor]) -> Tensor:
     """Return a replicated parameter: the mean if rounding has made the copies differ."""
     first = shards[0]
     if all(torch.equal(first, other) for other in shards[1:]):

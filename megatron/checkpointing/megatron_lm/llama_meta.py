@@ -87,30 +87,30 @@ class _Network:
             yield f"{name}input_layernorm", self._one(f"{name}attention_norm.weight")
             yield f"{name}self_attention.query_key_value", partial(self._qkv, name)
             wo, w2 = f"{name}attention.wo.weight", f"{name}feed_forward.w2.weight"
-            yield f"{name}self_attention.dense", partial(self._joined, wo, 1)
+            yield f"{name}self_attention.dense", partial(self._join, wo, 1)
             yield f"{name}post_attention_layernorm", self._one(f"{name}ffn_norm.weight")
             yield f"{name}mlp.dense_h_to_4h", partial(self._gate_up, name)
-            yield f"{name}mlp.dense_4h_to_h", partial(self._joined, w2, 1)
+            yield f"{name}mlp.dense_4h_to_h", partial(self._join, w2, 1)
         yield "final_layernorm", self._one("norm.weight")
-        yield "output_layer", partial(self._joined, "output.weight", 0)
+        yield "output_layer", partial(self._join, "output.weight", 0)
 
     def _one(self, name: str) -> Any:
         return lambda: self.ranks[0][name]
 
-    def _joined(self, name: str, dim: int) -> Tensor:
+    def _join(self, name: str, dim: int) -> Tensor:
         return torch.cat([rank[name] for rank in self.ranks], dim)
 
     def _table(self) -> Tensor:
         # Llama 1 and 2 divide its columns, Llama 3 its rows.
         shard = self.ranks[0]["tok_embeddings.weight"]
-        return self._joined("tok_embeddings.weight", 0 if shard.shape[1] == self.width else 1)
+        return self._join("tok_embeddings.weight", 0 if shard.shape[1] == self.width else 1)
 
     def _qkv(self, layer: str) -> Tensor:
         """Fuse QKV to rows [groups, {queries, key, value}, head_dim] with rotary pairs in halves.
 
         Meta rotates features 2i and 2i + 1 together; here i and i + head_dim / 2.
         """
-        query, key, value = (self._joined(f"{layer}attention.w{x}.weight", 0) for x in "qkv")
+        query, key, value = (self._join(f"{layer}attention.w{x}.weight", 0) for x in "qkv")
         head_dim = self.width // self.heads
         parts = [
             _halves(query.unflatten(0, (self.groups, -1, head_dim))),
@@ -120,7 +120,7 @@ class _Network:
         return torch.cat(parts, 1).flatten(0, 2)
 
     def _gate_up(self, layer: str) -> Tensor:
-        gate, up = (self._joined(f"{layer}feed_forward.w{n}.weight", 0) for n in (1, 3))
+        gate, up = (self._join(f"{layer}feed_forward.w{n}.weight", 0) for n in (1, 3))
         return torch.stack((gate, up), 1).flatten(0, 1)
 
 

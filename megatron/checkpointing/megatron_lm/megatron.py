@@ -119,7 +119,7 @@ def found_in(
         parts = [[_parts(rank) for rank in ranks] for ranks in stages]
         architecture, form = recognised({n for ranks in parts for part in ranks[0] for n in part})
         modules, layers = _modules(
-            [[[_renamed(part, form) for part in rank] for rank in ranks] for ranks in parts]
+            [[[_rename(part, form) for part in rank] for rank in ranks] for ranks in parts]
         )
         names = ParameterNames(
             architecture=architecture,
@@ -218,7 +218,7 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _renamed(part: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
+def _rename(part: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
     """Return the parameters by the names of version 3; the only stack's have no prefix."""
     found = {}
     for name, tensor in part.items():

@@ -113,7 +113,7 @@ def write_megatron(
                 suffix = f"_{stage:03d}" if pipeline > 1 else ""
                 file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
                 parts = _shards(manifest, checkpoint, (stage, rank), (pipeline, tensor), rows)
-                _write({**common, "model": _nested(dict(parts))}, file)
+                _write({**common, "model": _nest(dict(parts))}, file)
         # Last: it marks the files as complete.
         replace_text(output / _TRACKER, str(iteration), has_one_writer=True)
     except OSError as error:
@@ -239,7 +239,7 @@ def _shard(
 ) -> Tensor:
     weight = parameter.weight.all()
     if is_of_vocabulary(name):
-        weight = _padded(weight, manifest.spec.vocabulary, rows)
+        weight = _pad_rows(weight, manifest.spec.vocabulary, rows)
     activation = manifest.spec.mlp.activation
     if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
         # Our rows alternate gate and up. Megatron-LM's SwiGLU has all gates, then all ups;
@@ -251,7 +251,7 @@ def _shard(
     return weight.to(TORCH_DTYPES[manifest.precision.dtype]).clone()
 
 
-def _padded(table: Tensor, own: VocabularySpec, rows: int) -> Tensor:
+def _pad_rows(table: Tensor, own: VocabularySpec, rows: int) -> Tensor:
     """Pad the token embedding, or the bias of logits, to `rows` rows with copies of the last one, as Megatron-LM's converter.
 
     Padding that took no part in the softmax is replaced, because in Megatron-LM it does, and zeros
@@ -261,7 +261,7 @@ def _padded(table: Tensor, own: VocabularySpec, rows: int) -> Tensor:
     return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), *kept.shape[1:])])[:rows]
 
 
-def _nested(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
+def _nest(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for (*parents, last), weight in shards.items():
         node = tree

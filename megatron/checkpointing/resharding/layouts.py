@@ -359,7 +359,7 @@ def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[s
                 for name, weight in main["module"].items()
             }
         if optimizer:
-            make = _unpartitioned if main["optimizer"] else _zero_1_or_2
+            make = _find_unpartitioned if main["optimizer"] else _zero_1_or_2
             trained = make(files, stage, rank, main, found) | trained
     return found | trained
 
@@ -379,7 +379,7 @@ def _layers(files: _Files, names: ParameterNames) -> Iterator[tuple[str, _Parame
                 yield names.of_layer(int(match[1]), name), _of_network(0, file, (name,), weight)
 
 
-def _unpartitioned(
+def _find_unpartitioned(
     files: _Files,
     stage: int,
     rank: int,

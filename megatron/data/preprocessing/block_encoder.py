@@ -155,7 +155,7 @@ class BlockEncoder:
         documents, columns = self._read(block)
         has_end = self._rules.end is not None
         full = [_totals(sizes, firsts) > has_end for _, sizes, firsts in columns]
-        keeps = self._kept(full)
+        keeps = self._kept_documents(full)
         keys = [
             self._finish(column, texts, keep, self._long_runs[key])
             for key, (column, texts, keep) in enumerate(
@@ -175,7 +175,7 @@ class BlockEncoder:
             bad=documents.bad,
         )
 
-    def _kept(self, full: Sequence[NDArray]) -> Sequence[NDArray]:
+    def _kept_documents(self, full: Sequence[NDArray]) -> Sequence[NDArray]:
         """Return for each key which documents are written.
 
         Args:

@@ -139,7 +139,7 @@ def to_command(parsed: Parsed) -> PreprocessCommand:
         keys = config.json_keys
         raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
     # Files of the same names may have changed since an earlier command of this process.
-    _built.cache_clear()
+    _build_tokenizer.cache_clear()
     _built_for_chats.cache_clear()
     spec = _spec(config, tokenizer_args, plugins.plugin or ())
     notices = [
@@ -194,7 +194,7 @@ def _spec(
         tokenizer_args: arguments of `build_tokenizer`.
         modules: of plugins, for worker processes.
     """
-    make: partial[Tokenizer] = partial(_built, json.dumps(tokenizer_args), tuple(modules))
+    make: partial[Tokenizer] = partial(_build_tokenizer, json.dumps(tokenizer_args), tuple(modules))
     make_encoder: Callable[[], Tokenizer] = make
     record = describe(make_encoder(), tokenizer_args)
     template = _template(config, tokenizer_args)
@@ -238,7 +238,7 @@ def _built_for_chats(make: Callable[[], Tokenizer], template: ChatTemplate) -> C
 
 
 @cache
-def _built(tokenizer_args: str, modules: Sequence[str]) -> Tokenizer:
+def _build_tokenizer(tokenizer_args: str, modules: Sequence[str]) -> Tokenizer:
     load_plugins(modules)
     return build_tokenizer(**json.loads(tokenizer_args))
 

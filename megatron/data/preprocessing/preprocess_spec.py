@@ -290,8 +290,8 @@ def _of_inputs(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> It
     """
     paths, paths_now = [entry[0] for entry in was], [entry[0] for entry in now]
     if sorted(paths) != sorted(paths_now):
-        gone = _named(path for path in dict.fromkeys(paths) if path not in set(paths_now))
-        added = _named(path for path in dict.fromkeys(paths_now) if path not in set(paths))
+        gone = _join_names(path for path in dict.fromkeys(paths) if path not in set(paths_now))
+        added = _join_names(path for path in dict.fromkeys(paths_now) if path not in set(paths))
         yield (
             f"--input named {_files(len(paths))} and names {_files(len(paths_now))}: "
             f"{added or 'none'} new, {gone or 'none'} gone"
@@ -328,7 +328,7 @@ def _files(count: int) -> str:
     return f"{count} file{'' if count == 1 else 's'}"
 
 
-def _named(paths: Iterator[str]) -> str:
+def _join_names(paths: Iterator[str]) -> str:
     first = list(islice(paths, _NAMED))
     others = sum(1 for _ in paths)
     return ", ".join([*first, *([f"{others} others"] if others else [])])

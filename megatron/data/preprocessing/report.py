@@ -118,7 +118,7 @@ def count_repeated(paths: Sequence[Path], scratch: Path, *, bucket_bytes: int = 
     num_bytes = sum(path.stat().st_size for path in paths)
     num_buckets = math.ceil(num_bytes / bucket_bytes)
     if num_buckets <= 1:
-        return _repeated([np.fromfile(path, "<u8") for path in paths])
+        return _count_repeated([np.fromfile(path, "<u8") for path in paths])
     buckets = [scratch / f"bucket-{i}" for i in range(num_buckets)]
     with ExitStack() as stack:
         files = [stack.enter_context(bucket.open("wb")) for bucket in buckets]
@@ -129,12 +129,12 @@ def count_repeated(paths: Sequence[Path], scratch: Path, *, bucket_bytes: int = 
                     file.write(piece[bucket_of == i].tobytes())
     repeated = 0
     for bucket in buckets:
-        repeated += _repeated([np.fromfile(bucket, "<u8")])
+        repeated += _count_repeated([np.fromfile(bucket, "<u8")])
         bucket.unlink()
     return repeated
 
 
-def _repeated(arrays: list[NDArray]) -> int:
+def _count_repeated(arrays: list[NDArray]) -> int:
     hashes = np.concatenate(arrays)
     hashes.sort()
     return int(np.count_nonzero(hashes[1:] == hashes[:-1]))

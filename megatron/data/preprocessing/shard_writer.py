@@ -140,7 +140,7 @@ def finished_shards(staging: Path) -> dict[str, ShardState]:
     """Return the shards that have a marker and files of its lengths, by name; log the others."""
     found = {}
     for marker in sorted(staging.glob(f"*/{FINISHED}")):
-        with _logged(marker.parent):
+        with _log_errors(marker.parent):
             state = _read_marker(marker)
             _require_lengths(marker.parent, state)
             found[marker.parent.name] = state
@@ -151,14 +151,14 @@ def intact_shards(staging: Path, finished: Mapping[str, ShardState]) -> dict[str
     """Return those of the finished shards whose files have the digests of the marker; log others."""
     found = {}
     for name, state in finished.items():
-        with _logged(staging / name):
+        with _log_errors(staging / name):
             _require_digests(staging / name, state)
             found[name] = state
     return found
 
 
 @contextmanager
-def _logged(folder: Path) -> Iterator[None]:
+def _log_errors(folder: Path) -> Iterator[None]:
     """Log what is wrong with a shard, which then counts as not finished."""
     try:
         yield

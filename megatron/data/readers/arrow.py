@@ -22,7 +22,7 @@ _REMOTE_BYTES = 1 << 21  # of one request to a URL
 def row_group_starts(path: str) -> list[int]:
     """Return the first row of each record batch, and the number of rows at the end."""
     starts = [0]
-    with _opened(path) as (_, batches):
+    with _open(path) as (_, batches):
         for batch in batches:
             starts.append(starts[-1] + batch.num_rows)
     return starts
@@ -30,7 +30,7 @@ def row_group_starts(path: str) -> list[int]:
 
 def column_names(path: str) -> list[str]:
     """Return the names of all columns."""
-    with _opened(path) as (names, _):
+    with _open(path) as (names, _):
         return names
 
 
@@ -45,7 +45,7 @@ def read_rows(
     most_row_bytes: int,
 ) -> Iterator[Rows]:
     """Yield the rows from `start` to `end`, as `parquet.read_rows` does."""
-    with _opened(path) as (names, batches):
+    with _open(path) as (names, batches):
         columns = [name for name in names if keys is None or name in keys]
         rows = _rows(batches, columns, start, end, most_bytes=most_bytes, most_rows=most_rows)
         sizes = {"most_bytes": most_bytes, "most_rows": most_rows, "most_row_bytes": most_row_bytes}
@@ -81,7 +81,7 @@ def _source(path: str) -> Any:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[list[str], Iterator[Any]]]:
+def _open(path: str) -> Iterator[tuple[list[str], Iterator[Any]]]:
     """Yield the names of the columns, and an iterator of the record batches.
 
     The file is mapped, so that batches and columns that are not used are not read.

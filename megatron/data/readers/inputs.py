@@ -149,14 +149,14 @@ def open_text(
     Raises:
         DataError: the input cannot be read, or is damaged.
     """
-    with _opened(source) as file:
+    with _open(source) as file:
         pieces = _lines_only(decompressed(file), source.path)
         if source.text is None:
             pieces = unpacked_array(pieces, line_bytes)
         elif source.text != "line":
             pieces = documents_of_text(pieces, source.text)
         is_file = file.seekable()
-        yield _named(pieces, source.path), lambda: file.tell() if is_file else 0
+        yield _name_errors(pieces, source.path), lambda: file.tell() if is_file else 0
 
 
 def columns_of_tables(sources: Iterable[Source]) -> Iterator[tuple[str, list[str]]]:
@@ -316,7 +316,7 @@ def _blocks_of(
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[BinaryIO]:
+def _open(source: Source) -> Iterator[BinaryIO]:
     if source.path == STDIN:
         yield sys.stdin.buffer
         return
@@ -326,7 +326,7 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
         yield file
 
 
-def _named(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
+def _name_errors(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
     """Yield `pieces`; an error of reading them names the file."""
     with _read_errors_name(path):
         yield from pieces

@@ -15,7 +15,7 @@ _READS_A_PIECE = 4  # so that a piece has about the bytes that it may have
 def row_group_starts(path: str) -> list[int]:
     """Return the first row of each row group, and the number of rows at the end."""
     starts = [0]
-    with _opened(path) as file:
+    with _open(path) as file:
         for i in range(file.num_row_groups):
             starts.append(starts[-1] + file.metadata.row_group(i).num_rows)
     return starts
@@ -23,7 +23,7 @@ def row_group_starts(path: str) -> list[int]:
 
 def column_names(path: str) -> list[str]:
     """Return the names of all columns."""
-    with _opened(path) as file:
+    with _open(path) as file:
         names: list[str] = file.schema_arrow.names
     return names
 
@@ -47,7 +47,7 @@ def read_rows(
         most_rows: that come together.
         most_row_bytes: a longer row is not given, but reported.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         names = file.schema_arrow.names
         end = file.metadata.num_rows if end is None else end
         columns = [name for name in names if keys is None or name in keys]
@@ -114,7 +114,7 @@ def _longest_repeated(path: str, metadata: Any, group: int, parts: list[Any]) ->
     ]
     if not texts:
         return 0
-    with _opened(path, metadata=metadata, read_dictionary=texts) as file:
+    with _open(path, metadata=metadata, read_dictionary=texts) as file:
         rows = next(file.iter_batches(1, row_groups=[group], columns=texts, use_threads=False))
     longest = 0
     for column in rows.columns:
@@ -124,7 +124,7 @@ def _longest_repeated(path: str, metadata: Any, group: int, parts: list[Any]) ->
     return longest
 
 
-def _opened(path: str, **options: Any) -> Any:
+def _open(path: str, **options: Any) -> Any:
     require_pyarrow("Parquet")
     import pyarrow.parquet
 

@@ -63,7 +63,7 @@ def grouped_rows(
         size = batch.nbytes
         is_full = num_bytes + size > most_bytes or num_rows + batch.num_rows > most_rows
         if held and (is_full or size > most_row_bytes):
-            yield Rows(num_rows, num_bytes, _packed(held, names))
+            yield Rows(num_rows, num_bytes, _pack(held, names))
             held, num_rows, num_bytes = [], 0, 0
         if batch.num_rows == 1 and size > most_row_bytes:
             yield Rows(1, size, _start_of(batch), is_too_long=True)
@@ -72,7 +72,7 @@ def grouped_rows(
         num_rows += batch.num_rows
         num_bytes += size
     if held:
-        yield Rows(num_rows, num_bytes, _packed(held, names))
+        yield Rows(num_rows, num_bytes, _pack(held, names))
 
 
 def columns_of(data: bytes, keys: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
@@ -86,16 +86,16 @@ def columns_of(data: bytes, keys: Sequence[str]) -> tuple[dict[str, list[Any]], 
 
 def small_batches(batch: Any, most_bytes: int) -> Iterator[Any]:
     """Yield the rows of a record batch in halves, until each has few bytes or a single row."""
-    yield from _halved(_without_dictionaries(batch), most_bytes)
+    yield from _halve(_without_dictionaries(batch), most_bytes)
 
 
-def _halved(batch: Any, most_bytes: int) -> Iterator[Any]:
+def _halve(batch: Any, most_bytes: int) -> Iterator[Any]:
     if batch.nbytes <= most_bytes or batch.num_rows == 1:
         yield batch
     else:
         middle = batch.num_rows // 2
-        yield from _halved(batch[:middle], most_bytes)
-        yield from _halved(batch[middle:], most_bytes)
+        yield from _halve(batch[:middle], most_bytes)
+        yield from _halve(batch[middle:], most_bytes)
 
 
 def _without_dictionaries(batch: Any) -> Any:
@@ -111,7 +111,7 @@ def _without_dictionaries(batch: Any) -> Any:
     return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _packed(batches: list[Any], names: list[str]) -> bytes:
+def _pack(batches: list[Any], names: list[str]) -> bytes:
     """Return the rows as an Arrow stream, with the names of all columns of their file."""
     import pyarrow
 

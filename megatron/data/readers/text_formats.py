@@ -64,7 +64,7 @@ def documents_of_text(
             gap += rb"\n"
             continue
         begin = b"" if is_in_line else gap if is_open else b'"'
-        yield begin + _escaped(line.removesuffix(b"\r"))
+        yield begin + _escape(line.removesuffix(b"\r"))
         is_open, is_in_line = True, not is_whole
         gap = rb"\n"
     if is_open:
@@ -89,7 +89,7 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield held, True
 
 
-def _escaped(text: bytes) -> bytes:
+def _escape(text: bytes) -> bytes:
     """Return the inside of a JSON string; bytes that are not UTF-8 are left for its reader."""
     return _TO_ESCAPE.sub(lambda found: b"\\u%04x" % ord(found[0]), text)
 

@@ -107,7 +107,7 @@ def _document_order(documents: range, epochs: Epochs, rng: np.random.RandomState
     one_epoch = np.arange(documents.start, documents.stop, dtype=dtype)
     order.reshape(epochs.num_epochs, -1)[:] = one_epoch
     num_early = len(order) - len(documents) * epochs.has_separate_last
-    return _shuffled(order, num_early, rng, dtype)
+    return _shuffle(order, num_early, rng, dtype)
 
 
 def _sample_starts(
@@ -148,10 +148,10 @@ def _compact(sizes: NDArray) -> NDArray:
 def _sample_order(epochs: Epochs, rng: np.random.RandomState) -> NDArray:
     fits = epochs.num_samples < np.iinfo(np.uint32).max - 1
     dtype = np.uint32 if fits else np.int64
-    return _shuffled(np.arange(epochs.num_samples), epochs.num_early_samples, rng, dtype)
+    return _shuffle(np.arange(epochs.num_samples), epochs.num_early_samples, rng, dtype)
 
 
-def _shuffled(
+def _shuffle(
     order: NDArray[np.int64], num_early: int, rng: np.random.RandomState, dtype: type[np.integer]
 ) -> NDArray:
     """Return `order` as `dtype`, in its memory: the first `num_early` shuffled, then the others."""

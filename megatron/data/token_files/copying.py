@@ -61,13 +61,13 @@ def copy_extents(
                 os.truncate(descriptor, end)
             copy = partial(_copy, target=descriptor, buffer_bytes=buffer_bytes)
             with ThreadPoolExecutor(workers) as threads:
-                for _ in threads.map(copy, _cut(extents, piece_bytes)):
+                for _ in threads.map(copy, _split(extents, piece_bytes)):
                     continue  # an error of a thread is raised here
         finally:
             os.close(descriptor)
 
 
-def _cut(extents: Iterable[Extent], piece_bytes: int) -> Iterator[Extent]:
+def _split(extents: Iterable[Extent], piece_bytes: int) -> Iterator[Extent]:
     """Yield the extents in pieces, so that threads share the work and stop soon on an error."""
     for extent in extents:
         for first in range(0, extent.num_bytes, piece_bytes):

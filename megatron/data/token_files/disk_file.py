@@ -40,7 +40,7 @@ class DiskFile:
             while len(content) < count:  # pread ends at 2 GiB, too
                 more = os.pread(self.descriptor, count - len(content), first + len(content))
                 if not more:
-                    raise self._cut()
+                    raise self._truncated_error()
                 content += more
         except OSError as error:
             raise self.unreadable(first, count, error) from error
@@ -53,7 +53,7 @@ class DiskFile:
             f"{error.strerror or error}; see whether its disk is healthy"
         )
 
-    def _cut(self) -> DataError:
+    def _truncated_error(self) -> DataError:
         found = os.fstat(self.descriptor).st_size
         return cut_under_the_reader(self.path, self.num_bytes, found, self._remedy)
 

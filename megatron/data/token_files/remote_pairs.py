@@ -60,7 +60,7 @@ def local_pair(prefix: str, cache: Path) -> str:
     local = str(local_path(prefix, cache))
     try:
         Path(local).parent.mkdir(parents=True, exist_ok=True)
-        with _locked(Path(local + ".lock")):
+        with _lock(Path(local + ".lock")):
             _mirror(prefix, local)
     except FileNotFoundError as error:
         raise WrongDataError(
@@ -148,7 +148,7 @@ def _make_sparse(path: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     with path.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -73,7 +73,7 @@ def write_page(file: Path, runs: Sequence[ReportedRun], now: datetime) -> None:
 
 def page(runs: Sequence[ReportedRun], now: datetime) -> str:
     """Return the page of one run, or of several. All text from their files is escaped."""
-    named = _named(runs)
+    named = _runs_by_name(runs)
     events = {name: events_in(run.history, run.directory) for name, run in named.items()}
     names = ", ".join(named)
     parts = [
@@ -87,7 +87,7 @@ def page(runs: Sequence[ReportedRun], now: datetime) -> str:
     return web_page(title, "\n".join(filter(None, parts)), style=_STYLE, policy=_POLICY)
 
 
-def _named(runs: Sequence[ReportedRun]) -> dict[str, ReportedRun]:
+def _runs_by_name(runs: Sequence[ReportedRun]) -> dict[str, ReportedRun]:
     """Return runs by name: of several, the folders, with their paths where these are equal."""
     if len(runs) == 1:
         return {runs[0].history.run: runs[0]}

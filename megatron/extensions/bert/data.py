@@ -45,7 +45,7 @@ class BertDataset(MaskedDataset):
             first, second, is_swapped = tokens, tokens[:0], False
         is_truncated = len(first) + len(second) > target
         if is_truncated:
-            first, second = _truncated(first, second, target, rng)
+            first, second = _truncate(first, second, target, rng)
         return self._sample(first, second, target, rng) | {
             "is_random": np.array(is_swapped, np.int64),
             "truncated": np.array(is_truncated, np.int64),
@@ -122,7 +122,7 @@ def _segments(
     return first, second, False
 
 
-def _truncated(
+def _truncate(
     first: NDArray, second: NDArray, target: int, rng: np.random.RandomState
 ) -> tuple[NDArray, NDArray]:
     """Cut two segments to `target` tokens together: the longer loses one at either end, by turns.

@@ -213,15 +213,15 @@ class MaskedLM:
 
     def _batch_of(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Batch:
         """Return rows of tokens as a batch, padded with 0."""
-        tokens = _padded(rows, self.runner.device)
+        tokens = _pad(rows, self.runner.device)
         nothing = torch.zeros_like(tokens)
         return bert_batch(
             text=tokens,
-            types=_padded(types, self.runner.device),
+            types=_pad(types, self.runner.device),
             labels=nothing,
             is_random=nothing[:, 0],
             loss_mask=nothing,
-            padding_mask=_padded([[1] * len(row) for row in rows], self.runner.device),
+            padding_mask=_pad([[1] * len(row) for row in rows], self.runner.device),
             truncated=nothing[:, 0],
         )
 
@@ -232,7 +232,7 @@ class MaskedLM:
         return tokens
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def _pad(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
 

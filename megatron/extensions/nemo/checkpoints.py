@@ -67,13 +67,13 @@ def find(path: Path, *, heads: int | None = None, task: str | None = None) -> Fo
     """
     if path.suffix != ".nemo":
         with _errors_name(path):
-            return _found(path, _rank_files(path), {}, heads=heads, task=task)
+            return _read_network(path, _rank_files(path), {}, heads=heads, task=task)
     with TemporaryDirectory() as folder, _errors_name(path):
         with tarfile.open(path) as archive:
             _require_room(archive, path, folder)
             archive.extractall(folder, filter="data")
         content = Path(folder)
-        return _found(path, _rank_files(content), _settings(content), heads=heads, task=task)
+        return _read_network(path, _rank_files(content), _settings(content), heads=heads, task=task)
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def _require_small(name: str, num_bytes: int) -> None:
         )
 
 
-def _found(
+def _read_network(
     path: Path,
     files: Sequence[Path],
     settings: Mapping[str, Any],
@@ -199,7 +199,7 @@ def _found(
     loaded = [read_foreign(file) for file in files]
     ranks = [
         {
-            "model": _renamed(rank.get("state_dict", rank), path),
+            "model": _rename(rank.get("state_dict", rank), path),
             "checkpoint_version": settings.get(
                 "checkpoint_version", rank.get("checkpoint_version", 0)
             ),
@@ -251,7 +251,7 @@ def _plain(node: Any) -> Any:
     return content
 
 
-def _renamed(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+def _rename(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     """Return the weights of a rank by the names of Megatron-LM, and those of the head by ours.
 
     Raises:

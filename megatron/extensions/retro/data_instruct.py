@@ -71,13 +71,13 @@ class InstructDataset:
         sample = {"tokens": tokens, "is_target": is_target}
         if self._neighbors is None:
             return sample
-        return sample | self._retrieved(item) | {"prompt_lengths": np.array(min(len(prompt), s))}
+        return sample | self._retrieve(item) | {"prompt_lengths": np.array(min(len(prompt), s))}
 
     def origin(self, i: int) -> Origin:
         """Return the file of sample i, and its number there among the questions with an answer."""
         return Origin(str(self.file), i, ())
 
-    def _retrieved(self, item: QAItem) -> dict[str, NDArray]:
+    def _retrieve(self, item: QAItem) -> dict[str, NDArray]:
         """Return the contexts for the encoder."""
         count, length = self._neighbors or (0, 0)
         found = encoder_contexts(

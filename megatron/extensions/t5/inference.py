@@ -102,7 +102,7 @@ class TextToText:
         is_finished = tokens[-1:] == (self._eos,)
         tokens = tokens[: len(tokens) - is_finished]
         return Output(
-            text=self._text(tokens), filled=self._filled(source, tokens), is_finished=is_finished
+            text=self._text(tokens), filled=self._fill(source, tokens), is_finished=is_finished
         )
 
     def _source(self, text: str) -> list[int]:
@@ -136,7 +136,7 @@ class TextToText:
             parts += [self.tokenizer.decode(span)] if span else []
         return " ".join(parts)
 
-    def _filled(self, source: Sequence[int], new: Sequence[int]) -> str | None:
+    def _fill(self, source: Sequence[int], new: Sequence[int]) -> str | None:
         """Return the text of `source` with the spans of `new`; a sentinel without one stays."""
         if not {*self._sentinels} & {*source}:
             return None

@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _kept(seed, row, start, columns, p, BLOCK: tl.constexpr):
+def _draw_kept(seed, row, start, columns, p, BLOCK: tl.constexpr):
     """Draw which of BLOCK features from column `start` on are kept: four from each draw."""
     draws = row * tl.cdiv(columns, 4) + start // 4 + tl.arange(0, BLOCK // 4)
     a, b, c, d = tl.rand4x(seed, draws.to(tl.int32))
@@ -51,7 +51,7 @@ def _forward(
         if BIASED:
             value += shift
         if DROPS:
-            value = tl.where(_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
+            value = tl.where(_draw_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
         value += tl.load(residual + first + column, mask=here, other=0.0).to(tl.float32)
         tl.store(out + first + column, value, mask=here)
 
@@ -78,7 +78,7 @@ def _backward(
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
         first = tl.cast(row, tl.int64) * columns
         value = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
-        value = tl.where(_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
+        value = tl.where(_draw_kept(key, row, start, columns, p, BLOCK), value / (1.0 - p), 0.0)
         total += value
         tl.store(grad + first + column, value, mask=here)
     if BIASED:

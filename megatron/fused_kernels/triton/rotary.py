@@ -278,7 +278,7 @@ def _sample_stride(cos: Tensor) -> int:
     return cos.stride(0) if cos.dim() == 4 and cos.size(0) > 1 else 0
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     b, a, s, d = x.shape
     half = cos.size(-1)
@@ -311,14 +311,14 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin, 1)
+        return _rotate(x, cos, sin, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         # The inverse of a turn is the turn by the opposite angle.
-        return _turned(grads[0], cos, sin, -1), None, None
+        return _rotate(grads[0], cos, sin, -1), None, None
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class ModelRunner:
         if self.states:
             self.states.reserve(max(length, min(room, self.max_length)))
             self.states.start(Prefill(first, [*map(len, sequences)]))
-        tokens_bs = self._padded(sequences, length)
+        tokens_bs = self._pad(sequences, length)
         positions_bs = torch.arange(length, device=self.device).expand_as(tokens_bs)
         tokens = PassInput(tokens_bs, positions_bs, is_decode=False)
         if self.sees_prefix:
@@ -184,11 +184,11 @@ class ModelRunner:
         lengths_e = to_device([*map(len, texts)], self.device)
         return tokens._replace(
             prompt_lengths=to_device(prefixes, self.device),
-            contexts=self._padded(texts, longest).view(len(rows), count, longest),
+            contexts=self._pad(texts, longest).view(len(rows), count, longest),
             context_lengths=lengths_e.view(len(rows), count),
         )
 
-    def _padded(self, rows: Sequence[Sequence[int]], length: int) -> Tensor:
+    def _pad(self, rows: Sequence[Sequence[int]], length: int) -> Tensor:
         return to_device([[*row, *[0] * (length - len(row))] for row in rows], self.device)
 
     @torch.inference_mode()

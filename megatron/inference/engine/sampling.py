@@ -159,7 +159,7 @@ def _argmax(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[Tensor, Te
 
 
 def _sample_from_all(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[Tensor, Tensor]:
-    return _final(_draw(_tempered(logits_bv, rows), rows))
+    return _final(_draw(_apply_temperature(logits_bv, rows), rows))
 
 
 def _final(tokens_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +170,7 @@ def _sample_from_top(logits_bv: Tensor, rows: _Rows, candidates: int) -> tuple[T
     """Sample with top-k, top-p or min-p: from the first tokens in order of probability."""
     samplings, lengths = [s for s, *_ in rows], [length for *_, length in rows]
     ordered_bn, order_bn, is_final_b = limit_logits(
-        _tempered(logits_bv, rows), samplings, lengths, candidates=candidates
+        _apply_temperature(logits_bv, rows), samplings, lengths, candidates=candidates
     )
     return order_bn.gather(1, _draw(ordered_bn, rows)[:, None])[:, 0], is_final_b
 
@@ -222,7 +222,7 @@ def limit_logits(
     return ordered_bn.masked_fill(cut_bn, -torch.inf), order_bn, is_final_b1[:, 0]
 
 
-def _tempered(logits_bv: Tensor, rows: _Rows) -> Tensor:
+def _apply_temperature(logits_bv: Tensor, rows: _Rows) -> Tensor:
     temperatures = [sampling.temperature for sampling, *_ in rows]
     if set(temperatures) == {1.0}:
         return logits_bv

@@ -42,7 +42,7 @@ def error_response(
     path: str, status: int, message: str, *, code: str | None = None
 ) -> JSONResponse:
     """Return an error in the shape of the interface that the path belongs to."""
-    message = _shortened(message, _LONGEST_MESSAGE)
+    message = _shorten(message, _LONGEST_MESSAGE)
     body = _body(path, message, status=status, code=code)
     headers = {503: {"Retry-After": "1"}, **dict.fromkeys((408, 413), {"Connection": "close"})}
     return JSONResponse(body, status_code=status, headers=headers.get(status))
@@ -68,7 +68,7 @@ def validation_message(errors: Sequence[Mapping[str, Any]]) -> str:
 
 def _field_message(error: Mapping[str, Any]) -> str:
     kind, path = error["type"], [str(part) for part in error["loc"] if part != "body"]
-    path = [_shortened(part, _LONGEST_VALUE) for part in path]
+    path = [_shorten(part, _LONGEST_VALUE) for part in path]
     name = ".".join(part for part in path if part != "[key]")
     if kind == "json_invalid":
         return f"the body is not JSON: {error.get('ctx', {}).get('error', '')}"
@@ -78,11 +78,11 @@ def _field_message(error: Mapping[str, Any]) -> str:
         return _OBSOLETE.get(path[0], f"{name}: there is no such field")
     if kind == "missing":
         return f"{name}: is missing"
-    shown = _shortened(repr(error.get("input")), _LONGEST_VALUE)
+    shown = _shorten(repr(error.get("input")), _LONGEST_VALUE)
     return f"{name}: {error['msg'].removeprefix('Value error, ')} (found {shown})"
 
 
-def _shortened(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + "…"
 
 

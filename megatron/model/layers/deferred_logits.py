@@ -33,7 +33,7 @@ class DeferredLogits(NamedTuple):
 
     def with_bias(self, bias_v: Tensor) -> "DeferredLogits":
         """Add a bias to the logits, behind the soft cap."""
-        hidden_bsh, bias_v = _joined(self.hidden, bias_v)
+        hidden_bsh, bias_v = _pair(self.hidden, bias_v)
         return self._replace(hidden=hidden_bsh, bias=bias_v)
 
     def weighted_loss(self, target_bs: Tensor, weights_bs: Tensor, token_loss: TokenLoss) -> Tensor:
@@ -47,7 +47,7 @@ class DeferredLogits(NamedTuple):
         chunks = self._chunks(len(target_n))
 
         def loss_of(logits_nv: Tensor, bias_v: Tensor | None, chunk: slice) -> Tensor:
-            return token_loss(_finished(logits_nv, bias_v, self.softcap), target_n[chunk])
+            return token_loss(_finish(logits_nv, bias_v, self.softcap), target_n[chunk])
 
         trained = [x for x in (hidden_nh, weight_vh, bias_v) if x is not None and x.requires_grad]
         if torch.is_grad_enabled() and trained:
@@ -68,7 +68,7 @@ def defer_logits(
     hidden_bsh: Tensor, weight_vh: Tensor, *, softcap: float, chunk_tokens: int
 ) -> DeferredLogits:
     """Return the logits hidden_bsh W^T as the loss computes them, in chunks."""
-    hidden_bsh, weight_vh = _joined(hidden_bsh, weight_vh)
+    hidden_bsh, weight_vh = _pair(hidden_bsh, weight_vh)
     return DeferredLogits(hidden_bsh, weight_vh, None, softcap, chunk_tokens)
 
 
@@ -131,7 +131,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None, None)
 
 
-def _finished(logits_nv: Tensor, bias_v: Tensor | None, softcap: float) -> Tensor:
+def _finish(logits_nv: Tensor, bias_v: Tensor | None, softcap: float) -> Tensor:
     """Return the logits behind soft cap and bias."""
     if softcap:
         wide = torch.promote_types(logits_nv.dtype, torch.float32)
@@ -167,7 +167,7 @@ class _Joined(torch.autograd.Function):
         return grads
 
 
-def _joined(hidden_bsh: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _pair(hidden_bsh: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return both as outputs of one step of the network.
 
     The loss reads the weight, outside of the module that owns it. DeepSpeed prepares a backward pass

@@ -138,7 +138,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_sbh: Tensor) -> tuple[Tensor, None]:
         """Return the output; no bias is left to the caller."""
-        y_sbh = self._routed(x_sbh)
+        y_sbh = self._route_and_mix(x_sbh)
         if self.moe.shared_expert_ffn_hidden_size:
             shared_sbh = _with_bias(self.shared_experts, x_sbh)
             if self.moe.shared_expert_gate:
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
             y_sbh = y_sbh * mix_sb2[..., :1] + all_sbh * mix_sb2[..., 1:]
         return y_sbh, None
 
-    def _routed(self, x_sbh: Tensor) -> Tensor:
+    def _route_and_mix(self, x_sbh: Tensor) -> Tensor:
         """Return the sum of the chosen experts' outputs."""
         routing = self.router(x_sbh)
         if self.sequence_parallel:
@@ -161,22 +161,22 @@ class MixtureOfExperts(nn.Module):
             weights = copy_to_tensor_parallel(routing.weights, self.group)
             routing = routing._replace(weights=weights)
             x_sbh = copy_to_tensor_parallel(x_sbh, self.group)
-        y_sbh = self._mixed(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
+        y_sbh = self._mix_experts(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
         if self.sequence_parallel:
             return scatter_sequence(y_sbh, 0, self.group)
         return reduce_from_tensor_parallel(y_sbh, self.group)
 
-    def _mixed(self, x: Tensor, routing: Routing) -> Tensor:
+    def _mix_experts(self, x: Tensor, routing: Routing) -> Tensor:
         """Return this tensor-parallel rank's term for tokens [tokens, h]."""
         tokens, k = routing.experts.shape
-        order, counts, weights = self._sorted(routing)
-        rows = self._computed(_TakeTokens.apply(x, order, k), counts)
+        order, counts, weights = self._sort_by_expert(routing)
+        rows = self._compute(_TakeTokens.apply(x, order, k), counts)
         # Rows of dropped choices stay zero.
         outputs = rows.new_zeros(tokens * k, x.size(1)).index_copy(0, order, rows)
         mixed = torch.bmm(weights.to(x.dtype)[:, None], outputs.view(tokens, k, -1))
         return mixed.squeeze(1)
 
-    def _sorted(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    def _sort_by_expert(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
         """Return the choices sorted by expert, how many each expert has, and the weights."""
         experts, plan = routing.experts.flatten(), self.plan
         counts = count_choices(experts, self.num_experts)
@@ -198,7 +198,7 @@ class MixtureOfExperts(nn.Module):
                 loss=none,
             )
         is_kept = torch.zeros_like(order, dtype=torch.bool).index_fill(0, kept, True)
-        return kept, counts.clamp(max=capacity), self._rescaled(routing.weights, is_kept)
+        return kept, counts.clamp(max=capacity), self._rescale(routing.weights, is_kept)
 
     @property
     def _copies(self) -> int:
@@ -210,14 +210,14 @@ class MixtureOfExperts(nn.Module):
         share = tokens * self.moe.experts_per_token / self.num_experts
         return max(math.ceil(share * factor), plan.min_capacity)
 
-    def _rescaled(self, weights: Tensor, is_kept: Tensor) -> Tensor:
+    def _rescale(self, weights: Tensor, is_kept: Tensor) -> Tensor:
         """Scale the weights of a token to the sum that they had before others were dropped."""
         if not self.moe.router_normalises:
             return weights
         left = weights * is_kept.view_as(weights)
         return left / left.sum(-1, keepdim=True).clamp(min=1e-9) * self.moe.router_scale
 
-    def _computed(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the experts' outputs for rows sorted by expert, wherever the experts are."""
         group = self._expert_group
         if group is None:

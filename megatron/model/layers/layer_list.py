@@ -90,11 +90,11 @@ class Recomputation:
         for group in self.groups(len(blocks)):
             for run in _runs([[*blocks][i] for i in group]):
                 inner = [blocks[index] for index in run]
-                joined[run[0]] = partial(self._recomputed, inner)
+                joined[run[0]] = partial(self._recompute, inner)
                 joined[run[0] + 1 : run[-1] + 1] = [_nothing] * (len(run) - 1)
         return [call for call in joined if call is not _nothing]
 
-    def _recomputed(self, calls: Sequence[Block], inputs: LayerInput) -> LayerInput:
+    def _recompute(self, calls: Sequence[Block], inputs: LayerInput) -> LayerInput:
         """Return the output of `calls`."""
         named = inputs.tensors()
         drops = {name for call in calls for name in call.drops}

@@ -50,7 +50,7 @@ class ParallelTransformerLayerPipe(Block):
         x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
         y_sbh, bias = self.attend(inputs, normed_sbh)
         if self.spec.norm.sandwich_norm:
-            y_sbh, bias = _normed(self.attention_output_layernorm, y_sbh, bias)
+            y_sbh, bias = _normalize(self.attention_output_layernorm, y_sbh, bias)
         norm = self.post_attention_layernorm
         if self.spec.parallel_residual:
             attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
@@ -59,7 +59,7 @@ class ParallelTransformerLayerPipe(Block):
             attended_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
         if self.spec.norm.sandwich_norm:
-            y_sbh, bias = _normed(self.mlp_output_layernorm, y_sbh, bias)
+            y_sbh, bias = _normalize(self.mlp_output_layernorm, y_sbh, bias)
         return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
     def attend(self, inputs: LayerInput, normed_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -137,6 +137,6 @@ class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
         return inputs._replace(hidden=self._add(y_sbh, bias, x_sbh, normed_sbh))
 
 
-def _normed(norm: nn.Module, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, None]:
+def _normalize(norm: nn.Module, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, None]:
     """Return the norm of a sublayer's output, and that no bias is left to add."""
     return norm(y_sbh if bias is None else y_sbh + bias), None

@@ -70,7 +70,7 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        return self._encoded(lambda encoder: encoder.encode(text))
+        return self._encode(lambda encoder: encoder.encode(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
@@ -80,13 +80,13 @@ class FastTokenizer(Tokenizer):
 
     def encode_array(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the ids of all texts back to back, and how many ids each text has."""
-        return self._encoded(lambda encoder: encoder.encode_array(texts))
+        return self._encode(lambda encoder: encoder.encode_array(texts))
 
     def encode_ended(
         self, texts: Sequence[str], end: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the result of `encode_array`, with the id `end` after the ids of each text."""
-        return self._encoded(lambda encoder: encoder.encode_ended(texts, end))
+        return self._encode(lambda encoder: encoder.encode_ended(texts, end))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`."""
@@ -112,7 +112,7 @@ class FastTokenizer(Tokenizer):
             self._vocabulary = self.reference.vocabulary()
         return self._vocabulary
 
-    def _encoded(self, encode: "Callable[[Tokenizer | FastEncoder], Ids]") -> Ids:
+    def _encode(self, encode: "Callable[[Tokenizer | FastEncoder], Ids]") -> Ids:
         """Return the result of `encode` of the fast encoder, or of the reference if that fails."""
         encoder = self._decide()
         if encoder is not None:
@@ -181,7 +181,7 @@ class FastEncoder:
         """Return the ids of all texts back to back, and how many ids each text has."""
         if not texts:
             return np.array([], np.int32), np.array([], np.int64)
-        tokens, lengths = self._joined(texts) if self.joins else self._listed(texts)
+        tokens, lengths = self._join(texts) if self.joins else self._lists(texts)
         if self.joins:
             tokens, lengths = tokens[tokens != self._separator], lengths - 1
         if self._prefix.size or self._suffix.size:
@@ -196,11 +196,11 @@ class FastEncoder:
         """Return the result of `encode_array`, with the id `end` after the ids of each text."""
         if not texts or not self.joins or self._prefix.size or self._suffix.size:
             return with_ends(*self.encode_array(texts), end)
-        tokens, lengths = self._joined(texts)
+        tokens, lengths = self._join(texts)
         tokens[np.cumsum(lengths) - 1] = end
         return tokens, lengths
 
-    def _joined(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _join(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the ids of all texts, each with the separator behind it."""
         # Text by text, since most hold nothing but ASCII, which only has to be copied.
         joined = _SEPARATOR_BYTES.join([*map(str.encode, texts), b""])
@@ -212,7 +212,7 @@ class FastEncoder:
         lengths[1:] -= positions[:-1] + 1
         return tokens, lengths
 
-    def _listed(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _lists(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         layout = self._gigatoken.encode_batch(list(texts), parallel=False).layout
         ends = np.asarray(layout.offsets.data, np.int64)
         tokens = np.asarray(layout.content.data)[ends[0] : ends[-1]].view(np.int32)
@@ -254,7 +254,7 @@ class WordEncoder(FastEncoder):
         """Return the ids of `text`."""
         return self.encode_array([text])[0].tolist()
 
-    def _listed(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _lists(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         rows = [self._row(text) for text in texts]
         return np.concatenate(rows), np.array([row.size for row in rows], np.int64)
 

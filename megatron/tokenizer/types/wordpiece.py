@@ -67,13 +67,13 @@ class WordPieceTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with no [CLS] before and no [SEP] after it."""
         try:
-            return self._backend.encode(self._prepared(text)).ids
+            return self._backend.encode(self._prepare(text)).ids
         except Exception as error:  # the library has no exception of its own
             raise no_tokens(self.name, text, error) from error
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, found on all cores."""
-        prepared = [self._prepared(text) for text in texts]
+        prepared = [self._prepare(text) for text in texts]
         try:
             return [encoding.ids for encoding in self._backend.encode_batch_fast(prepared)]
         except Exception:  # of the first bad text; encode reports which one and why
@@ -87,7 +87,7 @@ class WordPieceTokenizer(Tokenizer):
         """Return the tokens, and whether case counts."""
         return Vocabulary(self._tokens, json.dumps({"lower_case": self._lower_case}))
 
-    def _prepared(self, text: str) -> str:
+    def _prepare(self, text: str) -> str:
         # The library lowers letter by letter; the small sigma at the end of a word is another one.
         return text.lower() if self._lower_case and "Σ" in text else text
 

@@ -275,7 +275,7 @@ def _find(plan: Plan) -> list[str]:
         if tag_of(requested.step) not in tags:
             raise WrongCheckpointError(
                 f"--ckpt-step {requested.step}: --load {directory} holds no complete checkpoint of "
-                f"that iteration, but {_listed(tags) or 'none at all'}"
+                f"that iteration, but {_join_tags(tags) or 'none at all'}"
             )
         return [tag_of(requested.step)]
     if before := plan.guards.replay_step:
@@ -293,12 +293,12 @@ def _no_complete_checkpoint(plan: Plan) -> WrongCheckpointError:
     tags = _find(plan)
     are = "is" if len(tags) == 1 else "are"
     return WrongCheckpointError(
-        f"no checkpoint in --load {plan.checkpoint.load} is intact ({_listed(tags)} {are} damaged); "
+        f"no checkpoint in --load {plan.checkpoint.load} is intact ({_join_tags(tags)} {are} damaged); "
         "a new run would replace them: repair them, or move them away"
     )
 
 
-def _listed(tags: Sequence[str]) -> str:
+def _join_tags(tags: Sequence[str]) -> str:
     more = len(tags) - _MOST_NAMED
     return ", ".join(tags[:_MOST_NAMED]) + (f" and {more} others" if more > 0 else "")
 

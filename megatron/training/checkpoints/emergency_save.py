@@ -83,7 +83,7 @@ def finish_alone(
     try:
         _write_list(folder, rank, save.files, max_beats=int(flush_s / beat_s), beat_s=beat_s)
         if rank:
-            _followed(folder, ranks, silence_s)
+            _follow(folder, ranks, silence_s)
             return False
         lists = _read_lists(folder, ranks, silence_s)
         records = {record.name: record for own in lists for record in own}
@@ -110,7 +110,7 @@ def _write_list(
     Raises:
         CheckpointError: a file could not be written.
     """
-    made = folder / _unfinished(rank)
+    made = folder / _unfinished_file(rank)
     beats = 0
     while beats < max_beats and wait(files, timeout=beat_s).not_done:
         beats += 1
@@ -133,7 +133,7 @@ def _read_lists(folder: Path, ranks: int, silence_s: float) -> list[list[FileRec
         names = set(os.listdir(folder))
         return [rank for rank, file in enumerate(lists) if file.name not in names]
 
-    if not _waited(folder, lambda: not missing(), silence_s):
+    if not _wait(folder, lambda: not missing(), silence_s):
         raise CheckpointError(f"ranks {missing()} have not reported that their files are written")
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
     if errors := [own["error"] for own in reports if "error" in own]:
@@ -143,7 +143,7 @@ def _read_lists(folder: Path, ranks: int, silence_s: float) -> list[list[FileRec
     return [[FileRecord(**record) for record in own["files"]] for own in reports]
 
 
-def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
+def _wait(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
     """Wait until `is_over`; return False once no file in `folder` has grown for `silence_s`.
 
     Rank 0 alone looks at all files; growth is a heartbeat for the others.
@@ -166,10 +166,10 @@ def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool
     return True
 
 
-def _followed(folder: Path, ranks: int, silence_s: float) -> None:
+def _follow(folder: Path, ranks: int, silence_s: float) -> None:
     """Wait until rank 0 has published `folder`, or has given no heartbeat for `silence_s`."""
     seen, give_up_at = [-1], time.monotonic() + silence_s
-    beats = [folder / name for name in (_BEAT, _unfinished(0), _list_of(folder, 0).name)]
+    beats = [folder / name for name in (_BEAT, _unfinished_file(0), _list_of(folder, 0).name)]
     while folder.is_dir() and time.monotonic() < give_up_at:
         sizes = [_size(file) for file in beats]
         if sizes != seen:
@@ -183,7 +183,7 @@ def _size(file: Path) -> int:
     return -1
 
 
-def _unfinished(rank: int) -> str:
+def _unfinished_file(rank: int) -> str:
     return f".list-{rank}"
 
 

@@ -291,18 +291,18 @@ class Checkpoints(Hook):
         """
         if not self._url:
             return
-        listing = self._on_rank_0(_attempted(pending_uploads), self._directory)
+        listing = self._on_rank_0(_attempt(pending_uploads), self._directory)
         yield listing
         files, problem = listing[0].result() if listing else (None, "")
         is_any, problem = from_rank_0(lambda: (bool(files), problem))
         problems = [problem] if problem else []
         if is_any:
-            upload = _attempted(upload_files)
+            upload = _attempt(upload_files)
             own = [self._executor.submit(upload, self._directory, scattered(files))]
             yield own
             problems = found_on_ranks([p for _, p in (own[0].result(),) if p])
         if is_any and not problems:
-            manifests = self._on_rank_0(_attempted(publish_uploaded), self._directory, files)
+            manifests = self._on_rank_0(_attempt(publish_uploaded), self._directory, files)
             yield manifests
             _, problem = from_rank_0(lambda: manifests[0].result())
             problems = [problem] if problem else []
@@ -497,7 +497,7 @@ class Checkpoints(Hook):
         )
 
 
-def _attempted(work: Callable[..., T]) -> Callable[..., tuple[T | None, str]]:
+def _attempt(work: Callable[..., T]) -> Callable[..., tuple[T | None, str]]:
     """Return `work` with its result and no message, or no result and the message of its error."""
 
     def attempt(*args: Any) -> tuple[T | None, str]:

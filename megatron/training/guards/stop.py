@@ -81,13 +81,13 @@ class TimeLimit:
 
     def is_made(self) -> bool:
         """Whether the limit is reached."""
-        return self._looks and self._passed() >= self._minutes
+        return self._looks and self._minutes_passed() >= self._minutes
 
     def reason(self) -> str:
         """Return the last line of the log."""
-        return f"exiting program after {self._passed():.1f} minutes"
+        return f"exiting program after {self._minutes_passed():.1f} minutes"
 
-    def _passed(self) -> float:
+    def _minutes_passed(self) -> float:
         return (time.perf_counter() - self._started_at) / 60
 
 

@@ -76,7 +76,7 @@ def read_batches(
         for read in ahead or repeat(None):
             s = length() if length else letters["s"]
             if read is not None and length:
-                read = collated(_cut(read, s), s)
+                read = collated(_shorten(read, s), s)
             packed = None if read is None else copies.finish(read)
             full = broadcast_batch(packed, fields, sizes(s), groups, device)
             yield sequence_shard(full, fields, groups)
@@ -85,7 +85,7 @@ def read_batches(
             ahead.close()
 
 
-def _cut(samples: Sample, s: int) -> Sample:
+def _shorten(samples: Sample, s: int) -> Sample:
     """Return the first `s` positions of samples, with the token behind them: the last label."""
     return {name: values[..., : s + 1] for name, values in samples.items()}
 

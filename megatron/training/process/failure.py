@@ -250,7 +250,7 @@ class FailureFile:
 
 def failures_of(directory: Path) -> list[Failure]:
     """Return the failures of earlier attempts recorded in `directory`, the oldest first."""
-    numbered = sorted(_numbered(directory).items())
+    numbered = sorted(_failures_by_rank(directory).items())
     files = [*(file for _, file in numbered), directory / FAILURE]
     return [failure for file in files if (failure := _read(file))]
 
@@ -281,7 +281,7 @@ def _weight(failure: Failure) -> int:
     return {"lost peer": 0, "lost rank": 1}.get(failure.kind, 2)
 
 
-def _numbered(directory: Path) -> dict[int, Path]:
+def _failures_by_rank(directory: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for file in directory.glob("failure-*.json"):
         if number := re.fullmatch(r"failure-(\d+)\.json", file.name):
@@ -290,7 +290,7 @@ def _numbered(directory: Path) -> dict[int, Path]:
 
 
 def _link_next(file: Path, directory: Path) -> None:
-    number = max(_numbered(directory), default=0) + 1
+    number = max(_failures_by_rank(directory), default=0) + 1
     while True:
         try:
             os.link(file, directory / f"failure-{number}.json")

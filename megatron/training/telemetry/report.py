@@ -84,19 +84,19 @@ class Interval:
             f"learning rate: {self.learning_rate:.3E}",
             f"global batch size: {self.global_batch_size:5d}",
             f"lm loss: {self.lm_loss:.6E}",
-            *self._measured(_AFTER_LOSS),
+            *self._measurements(_AFTER_LOSS),
         ]
         if with_loss_scale:
             fields.append(f"loss scale: {self.loss_scale:.1f}")
         if self.grad_norm is not None:
             fields.append(f"grad norm: {self.grad_norm:.3f}")
-        fields += self._measured(_BEFORE_COUNTS)
+        fields += self._measurements(_BEFORE_COUNTS)
         fields += [
             f"number of skipped iterations: {self.skipped_iterations:3d}",
             f"number of nan iterations: {self.nan_iterations:3d}",
             f"samples per second: {self.samples_per_second:.3f}",
             f"TFLOPs: {self.tflops:.2f}",
-            *self._measured(_AFTER_SPEED),
+            *self._measurements(_AFTER_SPEED),
             f"done: {100 * self.iteration / self.train_iters:.1f}%",
             f"ETA: {timedelta(seconds=round(self.eta_s))}",
         ]
@@ -123,7 +123,7 @@ class Interval:
         measures = record.pop("measures")
         return record | {journal_key(name): value for name, value in measures.items()}
 
-    def _measured(self, formats: Mapping[str, str]) -> list[str]:
+    def _measurements(self, formats: Mapping[str, str]) -> list[str]:
         return [
             f"{name}: {format(self.measures[name], form)}"
             for name, form in formats.items()

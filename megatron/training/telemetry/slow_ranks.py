@@ -80,8 +80,8 @@ class SlowRanks:
                 "slowest": slowest,
                 "host": self._hosts[slowest],
                 "slowness": slowness[slowest],
-                "data_ms": _rounded(data_ms),
-                "forward_ms": _rounded(forward_ms),
+                "data_ms": _round(data_ms),
+                "forward_ms": _round(forward_ms),
                 "hosts": _ranks_by(self._hosts),
             }
             self._journal.write("ranks", record)
@@ -158,5 +158,5 @@ def _ranks_by(hosts: Sequence[str]) -> dict[str, list[int]]:
     return ranks
 
 
-def _rounded(values: Sequence[float]) -> list[float]:
+def _round(values: Sequence[float]) -> list[float]:
     return [round(value, 2) for value in values]

@@ -127,9 +127,9 @@ def test_a_text_with_what_stands_between_texts_is_left_to_the_reference(gpt2, jo
 
 
 def test_texts_are_given_as_a_list_where_joining_them_gives_other_ids(gpt2, monkeypatch):
-    joined = FastEncoder._joined
+    joined = FastEncoder._join
     monkeypatch.setattr(
-        FastEncoder, "_joined", lambda self, texts: joined(self, [f"{text} " for text in texts])
+        FastEncoder, "_join", lambda self, texts: joined(self, [f"{text} " for text in texts])
     )
     fast = FastTokenizer(gpt2, must_be_fast=True)
     assert not fast._encoder.joins

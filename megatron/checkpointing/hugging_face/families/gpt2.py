@@ -27,7 +27,7 @@ def _qkv(spec: ModelSpec) -> StackedTransposed:
     return StackedTransposed(heads=own.num_attention_heads, head_dim=own.head_dim)
 
 
-def _transposed(_: ModelSpec) -> Transposed:
+def _transpose(_: ModelSpec) -> Transposed:
     return Transposed()
 
 
@@ -62,9 +62,9 @@ GPT2 = Family(
         "input_layernorm": "ln_1",
         "post_attention_layernorm": "ln_2",
         "self_attention.query_key_value": Modules(("attn.c_attn",), _qkv),
-        "self_attention.dense": Modules(("attn.c_proj",), _transposed),
-        "mlp.dense_h_to_4h": Modules(("mlp.c_fc",), _transposed),
-        "mlp.dense_4h_to_h": Modules(("mlp.c_proj",), _transposed),
+        "self_attention.dense": Modules(("attn.c_proj",), _transpose),
+        "mlp.dense_h_to_4h": Modules(("mlp.c_fc",), _transpose),
+        "mlp.dense_4h_to_h": Modules(("mlp.c_proj",), _transpose),
     },
     layers="transformer.h.{}.",
 )

@@ -43,7 +43,7 @@ def read_pairs(path: str) -> Iterator[tuple[str, str, float]]:
     for line in read_lines([path]):
         for main, others in line.record().items():
             if not isinstance(others, list):
-                raise _unexpected(line, '{"main": [{"other": 0.9}]}')
+                raise _unexpected_line(line, '{"main": [{"other": 0.9}]}')
             for similarities in others:
                 yield from _pairs_of(line, main, similarities)
 
@@ -57,18 +57,18 @@ def read_groups(path: str) -> Iterator[list[str]]:
     for line in read_lines([path]):
         for names in line.record().values():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise _unexpected(line, '{"0": ["main", "other"]}')
+                raise _unexpected_line(line, '{"0": ["main", "other"]}')
             yield names
 
 
 def _pairs_of(line: Line, main: str, similarities: Record) -> Iterator[tuple[str, str, float]]:
     if not isinstance(similarities, dict):
-        raise _unexpected(line, '{"main": [{"other": 0.9}]}')
+        raise _unexpected_line(line, '{"main": [{"other": 0.9}]}')
     for other, similarity in similarities.items():
         if isinstance(similarity, bool) or not isinstance(similarity, int | float):
-            raise _unexpected(line, '{"main": [{"other": 0.9}]}')
+            raise _unexpected_line(line, '{"main": [{"other": 0.9}]}')
         yield main, other, similarity
 
 
-def _unexpected(line: Line, example: str) -> DataError:
+def _unexpected_line(line: Line, example: str) -> DataError:
     return DataError(f"{line.location}: {line.excerpt!r} is not of the form {example}")

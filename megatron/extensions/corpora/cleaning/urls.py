@@ -29,7 +29,7 @@ def reason_against(url: str) -> str | None:
     """Return why not to download `url`, one of REASONS, or None."""
     if len(url) < _MIN_LENGTH:
         return "too short"
-    parts = _split(url)
+    parts = _split_url(url)
     if parts is None:
         return "malformed"
     if _split_domain().extract_urllib(parts).domain.lower() in blacklisted_domains():
@@ -62,7 +62,7 @@ def _words(name: str) -> list[str]:
     return [word for line in lines for word in line.partition("#")[0].split()]
 
 
-def _split(url: str) -> SplitResult | None:
+def _split_url(url: str) -> SplitResult | None:
     """Return the parts of a well-formed http or https URL, None of any other."""
     if _SPACE.search(url):
         return None

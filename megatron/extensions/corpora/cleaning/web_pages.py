@@ -79,7 +79,7 @@ def visit_pages(
         try:
             host = _Host(manners, stop)
             for url in urls:
-                done.put(_visited(host, url, extract))
+                done.put(_visit(host, url, extract))
         except BaseException as error:  # re-raised where the pages are read
             done.put(error)
 
@@ -125,7 +125,7 @@ def _host_of(url: str) -> str:
         return ""
 
 
-def _visited(host: "_Host", url: str, extract: Extract) -> Visit:
+def _visit(host: "_Host", url: str, extract: Extract) -> Visit:
     try:
         record = extract(host.fetch(url), url)
     except PageError as error:

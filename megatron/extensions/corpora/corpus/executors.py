@@ -52,7 +52,7 @@ class Executor:
             ConfigError: datatrove is missing.
             MegatronError: tasks failed.
         """
-        with _locked(self.folder):
+        with _lock(self.folder):
             if self.name == "slurm":
                 self._submit(steps)
                 return not any(self.unfinished(step) for step in steps)
@@ -80,7 +80,7 @@ class Executor:
         Raises:
             BusyError: another process runs them.
         """
-        with _locked(self.folder):
+        with _lock(self.folder):
             for step in steps:
                 shutil.rmtree(_marker(self.folder, step, 0).parent, ignore_errors=True)
 
@@ -185,7 +185,7 @@ def _datatrove(name: str) -> Any:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     path = folder / "lock"
     with write_errors_name(path), path.open("wb") as file:
         try:

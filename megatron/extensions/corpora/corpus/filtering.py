@@ -84,7 +84,7 @@ def filter_documents(spec: CorpusSpec, task: int) -> None:
         for batch in batches(input_lines(spec, task)):
             counts["read"] += len(batch)
             kept = []
-            for line in _filtered(batch, filters, counts):
+            for line in _filter(batch, filters, counts):
                 kept.append(Line(path, 0, offset, line.raw))
                 output.write(line.raw)
                 offset += len(line.raw) + 1
@@ -98,7 +98,7 @@ def filter_documents(spec: CorpusSpec, task: int) -> None:
     write_counts(spec, "filtered", task, counts)
 
 
-def _filtered(
+def _filter(
     lines: Sequence[Line], filters: Mapping[str, Filter], counts: Counter[str]
 ) -> Sequence[Line]:
     """Return the lines that all filters keep, mended, and count what each of them does."""

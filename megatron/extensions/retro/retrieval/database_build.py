@@ -271,7 +271,7 @@ def _join(project: Project) -> None:
             "--retro-index-ntrain %d: the shares of the token files have %d chunks",
             *(wanted, sum(counts)),
         )
-    _write_chunks(directory / SAMPLED, _sampled(parts, counts, seed=config.retro_gpt_seed))
+    _write_chunks(directory / SAMPLED, _sample(parts, counts, seed=config.retro_gpt_seed))
     _write_chunks(directory / VALID, _chunks(parts, of_training=False))
     num_documents = sum(part.bound for part in parts)
     train = _chunks(parts, of_training=True)
@@ -304,7 +304,7 @@ def _chunks(parts: Sequence[_Part], *, of_training: bool) -> Streamed:
     return Streamed((size, COLUMNS), np.uint32, pieces)
 
 
-def _sampled(parts: Sequence[_Part], counts: Sequence[int], *, seed: int) -> Streamed:
+def _sample(parts: Sequence[_Part], counts: Sequence[int], *, seed: int) -> Streamed:
     """Return a sample without replacement of each part's chunks for training, in their order.
 
     Randomness: numpy.random.Generator(PCG64([seed, number of the part])).

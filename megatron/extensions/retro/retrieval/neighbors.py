@@ -175,7 +175,7 @@ def _compute(search: NeighborSearch, samples: Samples) -> Callable[[range], Arra
 
 def _blocks(project: Project, samples: Samples, search: NeighborSearch) -> Blocks:
     config: RetroPreprocessingConfig = project.config
-    digest = project.digest(role=samples.role, samples=samples.count, **_searched(config))
+    digest = project.digest(role=samples.role, samples=samples.count, **_search_settings(config))
     return table_blocks(
         project.directory / "query" / f"{samples.role}_{digest}",
         _KEY,
@@ -186,7 +186,7 @@ def _blocks(project: Project, samples: Samples, search: NeighborSearch) -> Block
     )
 
 
-def _searched(config: RetroPreprocessingConfig) -> Mapping[str, object]:
+def _search_settings(config: RetroPreprocessingConfig) -> Mapping[str, object]:
     """Return the settings of a command that neighbors depend on, besides those of the project."""
     return {
         "index_type": config.retro_index_type,

@@ -157,7 +157,7 @@ def prepare_project(config: RetroPreprocessingConfig, ranks: Ranks) -> Project:
     """
     directory = Path(config.retro_project_dir)
     file = directory / "config.json"
-    kept = _kept(config, directory)
+    kept = _kept_settings(config, directory)
     saved = saved_settings(directory) if (directory / "db").exists() else {}
     raise_if_any(contradictions_with(kept, saved, file))
     if ranks.is_first:
@@ -180,7 +180,7 @@ def prepare_project(config: RetroPreprocessingConfig, ranks: Ranks) -> Project:
     return Project(directory, config, settings)
 
 
-def _kept(config: RetroPreprocessingConfig, directory: Path) -> dict[str, Any]:
+def _kept_settings(config: RetroPreprocessingConfig, directory: Path) -> dict[str, Any]:
     """Return the settings that config.json keeps, with paths from the project's folders on."""
     kept = {name: value for name in KEPT if (value := getattr(config, name)) is not None}
     for name, file in _tokenizer_files(config).items():

@@ -91,7 +91,7 @@ def read_column_sentences(
     """
     blocks = [*_blocks(path)]
     separator = layout.separator or _separator(path, blocks)
-    sentences = [[_split(line, separator) for line in block] for block in blocks]
+    sentences = [[_split_line(line, separator) for line in block] for block in blocks]
     sentences = _without_comments(path, sentences)
     if sentences and _has_header(sentences[0][0], layout):
         log.info("%s, line %d is taken for a header", path, sentences[0][0].number)
@@ -170,7 +170,7 @@ def _separator(path: Path, blocks: Sequence[Sequence[tuple[int, str]]]) -> str:
     return "space"
 
 
-def _split(line: tuple[int, str], separator: str) -> ColumnLine:
+def _split_line(line: tuple[int, str], separator: str) -> ColumnLine:
     number, text = line
     if separator == "tab":
         return ColumnLine(number, [field.strip(" ") for field in text.rstrip(" \t").split("\t")])

@@ -164,7 +164,7 @@ def entities(tags: Sequence[str], scheme: str = "BIOES") -> Iterator[tuple[str, 
     """
     start, previous, current = 0, "O", ""
     for i, tag in enumerate([*tags, "O"]):
-        prefix, kind = _parsed(tag, PREFIXES[scheme])
+        prefix, kind = _parse_tag(tag, PREFIXES[scheme])
         is_continued = prefix in "IE" and previous in "BI" and kind == current
         if not is_continued:
             if previous != "O":
@@ -205,7 +205,7 @@ def entity_scores(
     return scores_with_averages(counts, macro_average)
 
 
-def _parsed(tag: str, prefixes: Mapping[str, str]) -> tuple[str, str]:
+def _parse_tag(tag: str, prefixes: Mapping[str, str]) -> tuple[str, str]:
     """Return the prefix of a tag, as BIOES has it, and its type."""
     prefix, _, kind = tag.partition("-")
     if prefix in prefixes:

@@ -181,7 +181,7 @@ def original_text(text: str, words: str, *, lower_case: bool) -> str:
 
 def basic_tokens(text: str, *, lower_case: bool) -> list[str]:
     """Split a text as BERT does before WordPiece: at white space, punctuation and ideographs."""
-    cleaned = "".join(map(_cleaned, unicodedata.normalize("NFC", text)))
+    cleaned = "".join(map(_clean, unicodedata.normalize("NFC", text)))
     tokens = []
     for word in cleaned.split():
         if lower_case:
@@ -191,7 +191,7 @@ def basic_tokens(text: str, *, lower_case: bool) -> list[str]:
     return tokens
 
 
-def _cleaned(character: str) -> str:
+def _clean(character: str) -> str:
     if character in "\t\n\r" or unicodedata.category(character) == "Zs":
         return " "
     if character == "\ufffd" or unicodedata.category(character).startswith("C"):
