@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -22,16 +23,17 @@ def module_name(file: Path, package: Path = PACKAGE) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(file: Path) -> list[str]:
+@cache
+def imported_modules(file: Path) -> tuple[str, ...]:
     """Return the dotted names that `file` imports, those inside functions too."""
-    names = []
+    names: list[str] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: write the import absolute"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+    return tuple(names)
 
 
 def import_graph(package: Path = PACKAGE) -> dict[str, set[str]]:

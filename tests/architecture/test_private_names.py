@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 from source import PACKAGE
@@ -93,9 +93,10 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
 
 
-def found_in(package: Path) -> dict[str, set[str]]:
-    """Return the private names that each file uses, but the patches."""
-    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")}
+@cache
+def private_names_by_file() -> dict[str, set[str]]:
+    """Return the private names that each file of the package uses, but the patches."""
+    files = {str(file.relative_to(PACKAGE)): file for file in PACKAGE.rglob("*.py")}
     return {
         name: found
         for name, file in sorted(files.items())
@@ -105,12 +106,13 @@ def found_in(package: Path) -> dict[str, set[str]]:
 
 
 def test_private_names_of_others_are_used_by_the_patches_alone():
-    found = {name: names - ELSEWHERE.get(name, set()) for name, names in found_in(PACKAGE).items()}
+    used = private_names_by_file().items()
+    found = {name: names - ELSEWHERE.get(name, set()) for name, names in used}
     assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_every_exception_is_needed():
-    found = found_in(PACKAGE)
+    found = private_names_by_file()
     assert [name for name, names in ELSEWHERE.items() if not names & found.get(name, set())] == []
 
 

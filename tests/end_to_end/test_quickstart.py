@@ -1,14 +1,25 @@
 """The first thing a newcomer runs, small."""
 
-import sys
+import shutil
 from pathlib import Path
 
+import pytest
 from jobs import REPOSITORY, Finished, journal, start
+from ports import free_port
+from run_blocks import write_launchers
 
 QUICKSTART = str(REPOSITORY / "examples" / "quickstart.sh")
 
 
-def quickstart(out: Path, *, iterations: int = 20, **environment: str) -> Finished:
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """A folder like a virtual environment in which all is installed, whose Python starts forks."""
+    write_launchers(tmp_path / "venv" / "bin", str(free_port()))
+    shutil.copy(REPOSITORY / "requirements.txt", tmp_path / "venv" / ".installed-requirements.txt")
+    return tmp_path / "venv"
+
+
+def quickstart(out: Path, venv: Path, *, iterations: int = 20, **environment: str) -> Finished:
     return start(
         "bash",
         QUICKSTART,
@@ -16,15 +27,17 @@ def quickstart(out: Path, *, iterations: int = 20, **environment: str) -> Finish
             "OUT": str(out),
             "QUICKSTART_ITERS": str(iterations),
             "QUICKSTART_MB": "2",
-            "VENV": sys.prefix,
+            "VENV": str(venv),
             **environment,
         },
     )
 
 
-def test_it_trains_resumes_and_generates_and_then_uses_what_is_there(tmp_path: Path) -> None:
+def test_it_trains_resumes_and_generates_and_then_uses_what_is_there(
+    venv: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    first = quickstart(out).succeeded().outputs[0]
+    first = quickstart(out, venv).succeeded().outputs[0]
 
     assert first.count("$ deepspeed --num_gpus") == 2
     assert "exiting program at iteration 10" in first
@@ -51,7 +64,7 @@ def test_it_trains_resumes_and_generates_and_then_uses_what_is_there(tmp_path: P
         assert line in first
     assert first.rstrip().endswith((out / "sample.txt").read_text().rstrip())
 
-    second = quickstart(out).succeeded().outputs[0]
+    second = quickstart(out, venv).succeeded().outputs[0]
     for made_before in ("make_corpus.py", "train_tokenizer.py", "preprocess_data.py", "deepspeed"):
         assert f"$ python examples/quickstart/{made_before}" not in second
         assert f"$ python tools/{made_before}" not in second
@@ -59,7 +72,7 @@ def test_it_trains_resumes_and_generates_and_then_uses_what_is_there(tmp_path: P
     assert len(journal(out / "checkpoints", "train")) == 2
     assert "validation perplexity" in second
 
-    other = quickstart(out, iterations=40)
+    other = quickstart(out, venv, iterations=40)
     assert other.codes == [2]
     assert "was made with QUICKSTART_ITERS=20" in other.outputs[0]
 
@@ -68,7 +81,7 @@ def test_a_python_that_is_too_old_is_said(tmp_path: Path) -> None:
     old = tmp_path / "python"
     old.write_text("#!/bin/sh\necho Python 3.8.1\nexit 1\n")
     old.chmod(0o755)
-    done = quickstart(tmp_path / "out", VENV=str(tmp_path / "env"), PYTHON=str(old))
+    done = quickstart(tmp_path / "out", tmp_path / "env", PYTHON=str(old))
     assert done.codes == [1]
     assert "Python 3.10 or newer is needed, and " in done.outputs[0]
     assert 'says "Python 3.8.1"' in done.outputs[0]
