@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 _PRELOADED = [
+    "megatron.training.entry",
     "megatron.training.pretrain",
+    "megatron.inference.loading.text_generator",
+    "megatron.objectives.gpt",
+    "megatron.data.datasets.gpt_dataset",
+    "megatron.tokenizer.types.gpt2",
+    "gigatoken",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.triton_ops",
+    "transformers.modeling_utils",
     "torch._dynamo",
     "torch._inductor.compile_fx",  # ZeRO imports it
     "torch.utils.tensorboard",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jobs import REPOSITORY, Finished, clean_environment, start
 from ports import free_port
-from quick_python import write_python
+from quick_python import write_launchers
 
 SMALL = {
     "NUM_LAYERS": "2",
@@ -23,9 +23,8 @@ SMALL = {
 def example(name: str, folder: Path, *flags: str, **variables: str) -> Finished:
     """Run a script from `folder`, on a port that other jobs do not use."""
     script = str(REPOSITORY / "examples" / name)
-    programs = folder / ".programs"
-    programs.mkdir(exist_ok=True)
-    write_python(programs)
+    port = str(free_port())
+    programs = write_launchers(folder / ".programs", port=port)
     path = f"{programs}:{clean_environment()['PATH']}"
-    variables = {"MASTER_PORT": str(free_port()), "PATH": path, **variables}
+    variables = {"MASTER_PORT": port, "PATH": path, **variables}
     return start("bash", script, *flags, cwd=folder, **variables).succeeded()

@@ -1,7 +1,7 @@
 """Starting training jobs, and reading what they left.
 
-`launched` and `start` do it as a user would. The others do what is done in the processes that come
-of it, at the cost of a fork each.
+`start` does it as a user would. The others do what is done in the processes that come of it, at the
+cost of a fork each.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 
 from forks import Descriptor, exit_codes, run_script
 from ports import free_port
+from quick_python import write_launchers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "pretrain_gpt.py")
@@ -123,9 +124,10 @@ def start(*words: str, cwd: Path | None = None, **environment: str) -> Finished:
 
 def launched(ranks: int, *flags: str) -> Finished:
     """Run pretrain_gpt.py under the deepspeed launcher."""
-    launcher = str(Path(sys.executable).with_name("deepspeed"))
-    port = str(free_port())
-    return start(launcher, "--num_gpus", str(ranks), "--master_port", port, PRETRAIN, *flags)
+    with tempfile.TemporaryDirectory() as folder:
+        programs = write_launchers(Path(folder), port=str(free_port()))
+        path = os.pathsep.join([str(programs), clean_environment()["PATH"]])
+        return start("deepspeed", "--num_gpus", str(ranks), PRETRAIN, *flags, PATH=path)
 
 
 def clean_environment() -> dict[str, str]:

@@ -34,11 +34,25 @@ sys.exit(128 - code if code < 0 else code)
 """
 
 
-def write_python(folder: Path) -> None:
-    """Write a program named python, which works as long as this process lives."""
-    program = folder / "python"
-    program.write_text(_PROGRAM.format(python=sys.executable, address=_address()))
-    program.chmod(0o755)
+def write_launchers(folder: Path, *, port: str) -> Path:
+    """Write programs named python and deepspeed, which work as long as this process lives.
+
+    Args:
+        port: of the rendezvous of what deepspeed starts.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    real = Path(sys.executable).with_name("deepspeed")
+    programs = {
+        "python": _PROGRAM.format(python=sys.executable, address=_address()),
+        "deepspeed": f'#!/bin/sh\nexec "{folder}/python" {real} --master_port {port} "$@"\n',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
 
 
 @cache

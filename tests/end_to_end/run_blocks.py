@@ -1,12 +1,11 @@
 """Running the blocks of a page as their reader would."""
 
-import sys
 from pathlib import Path
 
 from jobs import REPOSITORY, start
 from pages_of_docs import Block, blocks_of
 from ports import free_port
-from quick_python import write_python
+from quick_python import write_launchers
 
 
 def run_page(page: Path, folder: Path) -> str:
@@ -17,20 +16,9 @@ def run_page(page: Path, folder: Path) -> str:
 def execute(block: Block, folder: Path) -> str:
     """Run a block, on a port that other jobs of this machine do not use; return what it prints."""
     port = str(free_port())
-    launchers = write_launchers(folder / ".launchers", port)
+    launchers = write_launchers(folder / ".launchers", port=port)
     script = f'set -euo pipefail\nPATH="{launchers}:$PATH"\n{block.text}'
     done = start("bash", "-c", script, cwd=folder, PET_MASTER_PORT=port)
     where = f"{block.page.relative_to(REPOSITORY)}, line {block.line}"
     assert done.codes == [0], f"{where}:\n{block.text}\n{done.outputs[0]}"
     return done.outputs[0]
-
-
-def write_launchers(folder: Path, port: str) -> Path:
-    """Write a `python` that starts forks, and a `deepspeed` of it with a port; return their folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    launcher = folder / "deepspeed"
-    real = Path(sys.executable).with_name("deepspeed")
-    launcher.write_text(f'#!/bin/sh\nexec python {real} --master_port {port} "$@"\n')
-    launcher.chmod(0o755)
-    write_python(folder)
-    return folder

@@ -11,11 +11,11 @@ from jobs import (
     Corpus,
     clean_environment,
     journal,
-    launched,
     losses,
     start,
     tool,
 )
+from ports import free_port
 
 from megatron.checkpointing.manifest import read_manifest
 
@@ -43,8 +43,9 @@ def test_the_deepspeed_command_with_pipeline_zero_and_ramp(corpus: Corpus, tmp_p
             }
         )
     )
-    done = launched(
-        2,
+    done = start(
+        *(str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"),
+        *("--master_port", str(free_port()), PRETRAIN),
         *("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "2"),
         *("--distributed-backend", "gloo"),
         *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2"),

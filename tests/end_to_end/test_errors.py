@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PRETRAIN, REPOSITORY, Corpus, launched, start, start_ranks
+from jobs import PRETRAIN, Corpus, launched, start, start_ranks, tool
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -149,8 +149,7 @@ def test_a_directory_that_is_another_on_every_rank_is_refused(
 def test_generation_refuses_damaged_weights(corpus: Corpus, tmp_path: Path) -> None:
     start_ranks(1, *RUN, *corpus.flags, "--save", str(tmp_path)).succeeded()
     flip(tmp_path / "global_step4" / "mp_rank_00_model_states.pt")
-    tool = str(REPOSITORY / "tools/generate_samples_gpt.py")
-    done = start(sys.executable, tool, "--load", str(tmp_path), "--prompt", "x")
+    done = tool("tools/generate_samples_gpt.py", "--load", str(tmp_path), "--prompt", "x")
     assert done.codes == [2]
     assert "is damaged: its hash" in done.outputs[0]
 

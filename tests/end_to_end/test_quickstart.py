@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jobs import REPOSITORY, Finished, journal, start
 from ports import free_port
-from run_blocks import write_launchers
+from quick_python import write_launchers
 
 QUICKSTART = str(REPOSITORY / "examples" / "quickstart.sh")
 
@@ -14,7 +14,7 @@ QUICKSTART = str(REPOSITORY / "examples" / "quickstart.sh")
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
     """A folder like a virtual environment in which all is installed, whose Python starts forks."""
-    write_launchers(tmp_path / "venv" / "bin", str(free_port()))
+    write_launchers(tmp_path / "venv" / "bin", port=str(free_port()))
     shutil.copy(REPOSITORY / "requirements.txt", tmp_path / "venv" / ".installed-requirements.txt")
     return tmp_path / "venv"
 
