@@ -1,5 +1,6 @@
 """What all tests share; tests/ itself is on the import path because this file is in it."""
 
+import gc
 import logging
 import os
 import signal
@@ -15,6 +16,15 @@ from megatron.tensor_parallel.process_groups import lone_group
 
 # Tensors here are tiny; more threads would only wait for each other.
 torch.set_num_threads(1)
+
+# What is imported stays: looking through it for garbage takes longer than most tests.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # Shells have background jobs ignore these, and children inherit that; tests of signals mean those of
 # a job in the foreground.

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Everything that is checked: lint, types and tests. Arguments go to pytest.
+# Everything that is checked: lint, types and tests. Arguments go to pytest; `quick` stands for the
+# tests of what changes break most: imports, flags, plans, file formats, training, a job of two ranks.
 #
 #   bash tests/run.sh
+#   bash tests/run.sh quick
 #   bash tests/run.sh tests/unit -k tokenizer
 #
 # VENV and PYTHON say where packages are installed, and with which Python: see tools/venv.sh.
@@ -13,6 +15,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/venv.sh
 read -ra requirements <<< "${REQUIREMENTS:-requirements.lock}"
 use_python "${requirements[@]}"
+
+quick=(
+    tests/architecture
+    tests/golden
+    tests/unit/config
+    tests/unit/engine/test_data_parallel_engine.py
+    tests/end_to_end/test_data_groups.py
+)
+if [[ ${1:-} == quick ]]; then
+    set -- "${quick[@]}" "${@:2}"
+fi
 
 failed=()
 

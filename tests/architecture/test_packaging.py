@@ -120,3 +120,17 @@ def test_what_training_needs_is_all_that_is_imported_without_asking() -> None:
 def names_of(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Return the modules that a statement imports."""
     return [str(node.module)] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+
+
+def test_spelling_is_checked_in_no_folder_that_git_ignores() -> None:
+    ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").splitlines()
+    folders = {line.split("/")[1] for line in ignored if line.startswith("/")}
+    assert "quickstart" in folders
+    assert folders <= {*PROJECT["tool"]["codespell"]["skip"].split(",")}
+
+
+def test_the_quick_tests_exist() -> None:
+    script = (REPOSITORY / "tests" / "run.sh").read_text(encoding="utf-8")
+    paths = script.partition("quick=(")[2].partition(")")[0].split()
+    assert paths
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []

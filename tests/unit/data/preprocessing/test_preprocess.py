@@ -209,7 +209,7 @@ def test_the_bytes_do_not_depend_on_workers_shards_or_blocks(tmp_path):
 
 
 @given(
-    rows=st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), min_size=1, max_size=20),
+    rows=st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=8),
     num_ranks=st.integers(1, 4),
     shard_bytes=st.integers(1, 200),
     chunk_size=st.sampled_from([None, 1, 3]),
