@@ -17,15 +17,6 @@ from megatron.tensor_parallel.process_groups import lone_group
 # Tensors here are tiny; more threads would only wait for each other.
 torch.set_num_threads(1)
 
-# What is imported stays: looking through it for garbage takes longer than most tests.
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
-
-
 # Shells have background jobs ignore these, and children inherit that; tests of signals mean those of
 # a job in the foreground.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -41,6 +32,11 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported out of searches for garbage, which take longer than most tests."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
