@@ -11,7 +11,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import nn
 
 from megatron.checkpointing.parameter_names import expert_file
-from megatron.config.network.expert_plan import ExpertPlan
+from megatron.config.network.experts import ExpertPlan
 from megatron.engine.deepspeed.grad_stats import counted_gradients, squared_norm
 from megatron.engine.deepspeed.overlap import own_gradients
 from megatron.engine.deepspeed.patches.experts import (

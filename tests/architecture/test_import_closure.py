@@ -4,10 +4,10 @@ import pytest
 from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
-    "megatron.model.gpt": 43,
-    "megatron.objectives.gpt": 44,
-    "megatron.engine.build": 83,
-    "pretrain_gpt.py": 258,
+    "megatron.model.gpt": 41,
+    "megatron.objectives.gpt": 42,
+    "megatron.engine.build": 80,
+    "pretrain_gpt.py": 257,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 
@@ -39,10 +39,7 @@ def test_resolved_dataclasses_of_the_network_are_leaves() -> None:
         f"megatron.config.{name}" for name in ("network.model_spec", "parallelism.kernels_plan")
     }
     # Its parts stand with their settings.
-    settings = {
-        f"megatron.config.network.{name}"
-        for name in ("model", "experts", "expert_plan", "lora", "layer_pattern")
-    }
+    settings = {f"megatron.config.network.{name}" for name in ("model", "experts", "lora")}
     registry = {f"megatron.common.{name}" for name in ("registry", "extensions", "errors")}
     others = {"megatron.config.parallelism.recompute_plan", "megatron.config.parsing.declaration"}
     assert closure(*leaves) - leaves <= settings | registry | others

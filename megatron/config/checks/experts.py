@@ -7,9 +7,9 @@ from megatron.config.network.experts import (
     ExpertConfig,
     balancing_of,
     drops_tokens,
-    experts_of_layers,
     experts_per_token,
 )
+from megatron.config.network.layer_pattern import experts_of_layers
 from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.layer_pattern import is_of_layers, pattern_of
 from megatron.config.parsing.declaration import setting
 
 _NO_LIMIT = "; --disable-moe-token-dropping takes the limit away"
@@ -152,6 +150,24 @@ class MoESpec:
     router_groups_per_token: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlan:
+    """MoE routing in training and evaluation, resolved. The experts themselves are a part of ModelSpec."""
+
+    train_capacity: float  # tokens per expert, relative to an even share
+    eval_capacity: float  # likewise
+    min_capacity: int  # tokens
+    drops_tokens: bool
+    drop_policy: str  # probs, position, or random for one expert per token
+    samples_second: bool  # of two experts
+    samples_first: bool  # of one
+    jitter: float  # of the router's input
+    balancing: str  # aux_loss, seq_aux_loss, sinkhorn or none
+    loss_coefficient: float
+    z_loss_coefficient: float
+    bias_rate: float  # of the bias by which experts are chosen
+
+
 def is_megatron_lm(experts: ExpertConfig) -> bool:
     """Whether a flag is given that of the two systems only Megatron-LM has."""
     return (
@@ -186,50 +202,6 @@ def drops_tokens(experts: ExpertConfig) -> bool:
     if not experts.moe_token_dropping:
         return False
     return not is_megatron_lm(experts) or any(factor is not None for factor in factors)
-
-
-def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
-    """Return the number of experts of each layer, 1 for an ordinary MLP; () where all are.
-
-    Raises:
-        ValueError: --moe-layer-freq or the length of --num-experts does not fit the layers.
-    """
-    if experts.num_experts is None:
-        return ()
-    moe_layers = _moe_layers(experts, num_layers)
-    counts = experts.num_experts
-    if max(counts) > 1 and not any(moe_layers):
-        raise ValueError(
-            f"--num-experts: none of the {num_layers} layers would have experts; write "
-            "--expert-interval 1"
-        )
-    if len(counts) == 1:
-        counts = counts * sum(moe_layers)
-    if len(counts) != sum(moe_layers):
-        raise ValueError(
-            f"--num-experts has {len(counts)} numbers, but {sum(moe_layers)} of {num_layers} layers have "
-            "experts: give one number for all, or one for each of these"
-        )
-    left = iter(counts)
-    numbers = tuple(next(left) if has_experts else 1 for has_experts in moe_layers)
-    return numbers if max(numbers) > 1 else ()
-
-
-def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
-    """Return a boolean for each layer: whether it is an MoE layer."""
-    if experts.moe_layer_freq is None:
-        interval = experts.expert_interval or (1 if is_megatron_lm(experts) else 2)
-        return [number % interval == 0 for number in range(1, num_layers + 1)]
-    given = experts.moe_layer_freq
-    pattern = pattern_of(given)
-    if isinstance(pattern, int) and pattern > 0:
-        return [layer % pattern == 0 for layer in range(num_layers)]
-    if not is_of_layers(pattern, num_layers):
-        raise ValueError(
-            f"--moe-layer-freq {given} is neither a number of at least 1 nor a list of {num_layers} times "
-            "0 or 1, such as [0]*1+[1]*3"
-        )
-    return [bool(each) for each in pattern]
 
 
 def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | None:

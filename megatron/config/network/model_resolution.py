@@ -5,8 +5,8 @@ from typing import Any
 
 from megatron.common.registry import POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.experts import ExpertConfig, experts_of_layers, moe_spec
-from megatron.config.network.layer_pattern import window_of, windowless_layers
+from megatron.config.network.experts import ExpertConfig, moe_spec
+from megatron.config.network.layer_pattern import experts_of_layers, window_of, windowless_layers
 from megatron.config.network.lora import LoraConfig, lora_spec
 from megatron.config.network.model import (
     AttentionSpec,

@@ -12,8 +12,7 @@ from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.data.tokenizer import vocab_problems
 from megatron.config.model_plan import plan_model
-from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.experts import plan_experts
+from megatron.config.network.experts import ExpertPlan, plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec, flat

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.config.network.expert_plan import ExpertPlan
-from megatron.config.network.experts import MoESpec
+from megatron.config.network.experts import ExpertPlan, MoESpec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.model.layers.activations import activation_of
 from megatron.model.layers.mlp import ParallelMLP
