@@ -102,6 +102,7 @@ class Start:
             optimizer,
             on_cpu=self.zero.optimizer_device != "none",
             own_flags=OPTIMIZERS.flags_of(optimizer.optimizer, self.config.extensions),
+            embeddings_apart=self.config.schedule.decoupled_lr is not None,
         )
 
     @cached_property

@@ -35,11 +35,6 @@ DATA_LEGACY = (
     ),
     Legacy("--per-split-data-args-path", _SETS, takes=1, refused=True),
     Legacy(
-        "--mock-data",
-        "runs read token files; tools/preprocess_data.py makes one of any text",
-        refused=True,
-    ),
-    Legacy(
         "--full-validation",
         "--eval-iters sets how many global batches of a validation set are read",
         refused=True,
