@@ -5,9 +5,9 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
     "megatron.model.gpt": 43,
-    "megatron.objectives.gpt": 44,
+    "megatron.objectives.gpt": 45,
     "megatron.engine.build": 83,
-    "pretrain_gpt.py": 258,
+    "pretrain_gpt.py": 266,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

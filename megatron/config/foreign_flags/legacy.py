@@ -8,8 +8,7 @@ from megatron.config.foreign_flags.communication import (
     SHARDING_FLAGS,
     STAGE_FLAGS,
 )
-from megatron.config.foreign_flags.kernels import KERNEL_FLAGS, PRECISION_FLAGS
-from megatron.config.foreign_flags.mixtures import MIXTURE_FLAGS
+from megatron.config.foreign_flags.kernels import KERNEL_FLAGS, MIXTURE_FLAGS, PRECISION_FLAGS
 from megatron.config.foreign_flags.network import EXPERT_LEGACY, MODEL_LEGACY
 from megatron.config.foreign_flags.reports import INFERENCE_FLAGS, REPORT_FLAGS
 from megatron.config.foreign_flags.run import (
