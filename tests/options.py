@@ -217,6 +217,13 @@ EXPERTS = {
     ),
     "moe_train_capacity_factor": Turned("--moe-train-capacity-factor 0.25", "losses", on=_MIXTURE),
     "moe_eval_capacity_factor": Turned("--moe-eval-capacity-factor 0.25", "log", on=_MIXTURE),
+    "expert_tensor_parallel_size": Turned(
+        "--expert-tensor-parallel-size 1",
+        "shapes",
+        on=f"{_MIXTURE} --tensor-model-parallel-size 2 --moe-expert-parallel-size 2",
+        ranks=2,
+        on_says="does not divide the 1 replicas",
+    ),
     "moe_expert_capacity_factor": Turned(
         "--moe-expert-capacity-factor 0.25", "losses", on=_MIXTURE
     ),
@@ -383,6 +390,9 @@ OPTIMIZER = {
     "clip_grad": Turned("--clip-grad 0.1", "weights"),
     "adam_beta1": Turned("--adam-beta1 0.5", "weights"),
     "adam_beta2": Turned("--adam-beta2 0.5", "weights"),
+    "apply_wd_to_qk_layernorm": Turned(
+        "--apply-wd-to-qk-layernorm", "weights", on="--qk-layernorm --weight-decay 0.5"
+    ),
     "adam_eps": Turned("--adam-eps 0.1", "weights"),
     "sgd_momentum": Turned("--sgd-momentum 0.1", "weights", on="--optimizer sgd"),
     "lion_beta1": Turned("--lion-beta1 0.5", "weights", on="--optimizer lion"),
@@ -396,6 +406,8 @@ OPTIMIZER = {
 
 SCHEDULE = {
     "lr": Turned("--lr 0.02", "weights"),
+    "decoupled_lr": Turned("--decoupled-lr 0.05", "weights"),
+    "decoupled_min_lr": Turned("--decoupled-min-lr 0.02", "weights", on="--decoupled-lr 0.05"),
     "min_lr": Turned("--min-lr 0.005", "rates"),
     "lr_decay_style": Turned("--lr-decay-style cosine", "rates"),
     "lr_decay_iters": Turned("--lr-decay-iters 10", "rates"),
@@ -467,6 +479,7 @@ EVALUATION = {
 
 DATA = {
     "data_path": Turned("--data-path {files}/other", "batches"),
+    "mock_data": Turned("--mock-data", "batches", without=("--data-path",), on_says="--data-path"),
     "split": Turned("--split 50,25,25", "batches"),
     "train_weighted_split_paths": Turned(
         "--train-weighted-split-paths 'a: 1 0:0.5 {files}/other'",
@@ -519,6 +532,9 @@ DATA = {
 MASKS = {
     "reset_position_ids": Turned("--reset-position-ids", "batches"),
     "reset_attention_mask": Turned("--reset-attention-mask", "losses"),
+    "calculate_per_token_loss": Turned(
+        "--calculate-per-token-loss", "losses", on="--eod-mask-loss"
+    ),
     "eod_mask_loss": Turned("--eod-mask-loss", "losses"),
 }
 

@@ -3,7 +3,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.flags import (
+    Legacy,
     argparse_keywords,
     default_text,
     field_docstrings,
@@ -232,8 +233,9 @@ def page() -> str:
             *_program_lines(),
             *(line for section in sections for line in _section_lines(section)),
             OTHER_SYSTEMS,
-            *_legacy_lines("### Accepted", "what happens", refused=False),
-            *_legacy_lines("### Refused", "why, or what to write", refused=True),
+            *_legacy_lines("### Accepted", "what happens", lambda flag: not flag.refused),
+            *_read_lines(),
+            *_legacy_lines("### Refused", "why, or what to write", lambda flag: flag.refused),
         ]
     )
 
@@ -284,11 +286,25 @@ def _value(keywords: dict[str, Any]) -> str:
     return f"{kind}; " + " ".join(f"`{word}`" for word in shown.split()) if shown else kind
 
 
-def _legacy_lines(heading: str, column: str, *, refused: bool) -> Iterator[str]:
+def _read_lines() -> Iterator[str]:
+    """Yield the table of flags whose values stand for flags of ours."""
+    yield "### Read as ours\n"
+    yield "| flag | value | is read as | other values |"
+    yield "|---|---|---|---|"
+    for flag in (each for each in LEGACY if each.becomes):
+        for value, words in flag.becomes.items():
+            shown = {"": "", "*": "any"}.get(value, f"`{value}`")
+            ours = f"`{words}`".replace("|", "\\|") if words else "nothing changes"
+            others = "" if "*" in flag.becomes else _text(flag.reason)
+            yield f"| `{flag.option}` | {shown} | {ours} | {others} |"
+    yield ""
+
+
+def _legacy_lines(heading: str, column: str, has: Callable[[Legacy], bool]) -> Iterator[str]:
     """Yield the table of flags without a field; those that share a sentence share a line."""
     of_reason: dict[str, list[str]] = {}
     for flag in LEGACY:
-        if flag.refused == refused:
+        if not flag.becomes and has(flag):
             of_reason.setdefault(flag.reason, []).append(f"`{flag.option}`")
     yield f"{heading}\n"
     yield f"| flag | {column} |"

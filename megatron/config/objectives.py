@@ -26,6 +26,7 @@ class Declaration:
     sees_prefix: bool = False  # tokens of a prefix see each other
     targets_only: bool = False  # tokens of an input do not count
     takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
+    weighs_tokens: bool = False  # the loss is a mean over tokens, be it of a global batch
     tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
     extra_ids: int = 0  # without --vocab-extra-ids
     adds_special_tokens: bool = False  # to texts, so that their tokenizer must not
@@ -107,6 +108,7 @@ OBJECTIVES.declare(
         flags=("--fim-rate",),
         view="megatron.data.datasets.views.fim_view",
         takes_short_samples=True,
+        weighs_tokens=True,
     ),
 )
 OBJECTIVES.declare(
@@ -127,6 +129,7 @@ OBJECTIVES.declare(
         kind="pairs",
         flags=("--norm-target-loss", "--prefixlm"),
         targets_only=True,
+        weighs_tokens=True,
     ),
 )
 OBJECTIVES.declare(
@@ -137,6 +140,7 @@ OBJECTIVES.declare(
         kind="conversations",
         flags=("--norm-target-loss",),
         targets_only=True,
+        weighs_tokens=True,
     ),
 )
 

@@ -30,6 +30,7 @@ from megatron.engine.loss_terms import LossTerms
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
+from megatron.engine.token_counts import TokenCounts
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import nan_in_empty_tensors
@@ -78,6 +79,7 @@ def build_engine(
     auxiliary: AuxiliaryLoss | None = None,
     loss_terms: Sequence[str] = (),
     compiler: Compiler | None = None,
+    counts: TokenCounts | None = None,
 ) -> Engine:
     """Build this rank's part of the model, its optimizer, and the engine around them.
 
@@ -92,6 +94,7 @@ def build_engine(
         auxiliary: what the layers of `steps` add to the loss, if they have experts.
         loss_terms: names of the terms that `loss` returns beside its total.
         compiler: compiles transformer layers and the loss; None for none.
+        counts: counts the tokens of a step for `loss`; None for a loss that counts its own.
 
     Communication: every rank must call this, in step.
     """
@@ -102,6 +105,7 @@ def build_engine(
         "timers": timers or Timers(),
         "counts_zeros": counts_zeros,
         "num_padding": num_padding,
+        "counts": counts,
     }
     model: nn.Module
     if parallel.pipeline > 1:

@@ -59,6 +59,7 @@ from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.engine.experts import ExpertBalance, reduce_experts, save_experts
 from megatron.engine.loss_terms import LossTerms
+from megatron.engine.token_counts import TokenCounts
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.object_collectives import all_gather_objects
@@ -118,9 +119,10 @@ class Engine(ABC):
         terms: LossTerms,
         auxiliary: AuxiliaryLoss | None = None,
         sequence_parallel: bool = False,
+        counts: TokenCounts | None = None,
     ):
         self._engine = engine
-        self._terms = terms
+        self._terms, self._counts = terms, counts
         self._balance = auxiliary and ExpertBalance(
             engine.module, groups, auxiliary, sequence_parallel=sequence_parallel
         )
@@ -247,6 +249,12 @@ class Engine(ABC):
         """Set the learning rate from the next step on."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
+
+    def set_embedding_lr(self, lr: float) -> None:
+        """Set the learning rate of the token embedding and the output layer from the next step on."""
+        for group in self._engine.optimizer.param_groups:
+            if group.get("embedding"):
+                group["lr"] = lr
 
     def set_weight_decay(self, weight_decay: float) -> None:
         """Set the weight decay from the next step on, for the groups that decay."""
@@ -434,6 +442,10 @@ class Engine(ABC):
             group.update(own)
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
+
+    def _counted(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
+        """Return the `number` batches of a step, with their tokens counted where the loss needs it."""
+        return self._counts.read(batches, number) if self._counts else batches
 
     def _begin_step(self, last_gradients: Sequence[int]) -> None:
         """Prepare for the passes of a step, or of an evaluation.

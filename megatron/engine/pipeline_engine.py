@@ -72,6 +72,7 @@ class PipelineEngine(Engine):
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         grid = self._engine.module.grid(self._engine.micro_batches)
         self._begin_step(grid.last_gradients(self._groups.stage))
+        batches = self._counted_by_loss(batches, self._engine.micro_batches)
         loss: Tensor = self._engine.train_batch(data_iter=self._as_tuples(batches))
         self._finish_step()
         return loss
@@ -80,8 +81,13 @@ class PipelineEngine(Engine):
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         self._begin_step([])
         with self._timers.paused():
-            read = self._as_tuples(batches)
+            read = self._as_tuples(self._counted_by_loss(batches, num_micro_batches))
             return self._engine.eval_batch(read, num_micro_batches=num_micro_batches)
+
+    def _counted_by_loss(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
+        """Return the batches of a step, whose tokens are counted by the last stage alone."""
+        has_loss = self._groups.stage == self._groups.topology.pipeline - 1
+        return self._counted(batches, number) if has_loss else batches
 
     def _as_tuples(self, batches: Iterator[Batch]) -> Iterator[tuple[tuple[Tensor, ...], ...]]:
         """Yield batches as DeepSpeed takes them: for the first stage, and for the last one."""

@@ -36,6 +36,7 @@ def next_token_loss(
     *,
     vocab_size: int | None = None,
     num_expected: Callable[[int], float] | None = None,
+    mean_count: Callable[[], Tensor] | None = None,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> Callable[[Tensor | DeferredLogits, Batch], Tensor]:
     """Return the cross-entropy loss of logits, and a batch's `labels` and `loss_mask`.
@@ -46,6 +47,8 @@ def next_token_loss(
         vocab_size: columns of the logits that take part in the softmax; all if None.
         num_expected: tokens that count in a sample of s on average, when how many do is drawn;
             the sum is divided by that, so that a token weighs the same in every sample.
+        mean_count: mean number of tokens that count in the micro-batches of a step, by which the sum
+            is divided, so that a token weighs the same in every micro-batch.
         sequence_group: ranks that have parts of the same sequences; the mean of their results is
             the loss.
 
@@ -70,6 +73,8 @@ def next_token_loss(
         if num_expected:
             samples, s = labels_bs.shape
             return total / (samples * num_expected(s * parts) / parts)
+        if mean_count:
+            return total / mean_count()
         count = loss_mask_bs.sum()
         if parts > 1:
             dist.all_reduce(count, group=sequence_group)

@@ -8,8 +8,11 @@ from torch import Tensor
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
+from megatron.data.datasets.random_tokens import random_datasets
+from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.objectives.objective import Collate, Objective
 from megatron.tensor_parallel.broadcast import Batch, Field, Fields
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 PACKED = MaskPlan(reset_positions=False, isolate_documents=False, mask_loss=False)
 """Documents of a sample see each other, as in Megatron-LM by default."""
@@ -32,6 +35,10 @@ class GPT(Objective):
 
     name: ObjectiveName = "gpt"
     fields = CAUSAL_FIELDS
+
+    def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
+        """Return samples of random tokens if the plan has these; None: cut from token files."""
+        return random_datasets(request) if request.data.is_random else None
 
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return `fields`, or those of documents that do not see each other."""

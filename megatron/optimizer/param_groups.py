@@ -1,5 +1,6 @@
 """Parameter groups: trained or frozen, with or without weight decay, Muon, experts."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ from megatron.config.optimization.optimizer import OptimizerPlan
 
 _HEAD, _POOLER = "classification_head.", "pooler."
 """Parts of the names of a classification head's weights, which are trained in any case."""
+
+_QK_NORM = re.compile(r"\b[qk]_layernorm\.")
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
@@ -27,11 +30,22 @@ def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
 
     if plan.biases_only or any("lora_" in name for name in names):
         freeze_all_but(model, trains)
-    return param_groups(model, plan.weight_decay, muon=plan.name == "muon")
+    return param_groups(
+        model,
+        plan.weight_decay,
+        muon=plan.name == "muon",
+        decays_qk_norms=plan.decays_qk_norms,
+        embeddings_apart=plan.embeddings_apart,
+    )
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float, *, muon: bool = False
+    model: nn.Module,
+    weight_decay: float,
+    *,
+    muon: bool = False,
+    decays_qk_norms: bool = False,
+    embeddings_apart: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the trained parameters in non-empty groups.
 
@@ -41,22 +55,31 @@ def param_groups(
     Args:
         muon: whether matrices of layers, without embeddings, have their own group, marked
             `orthogonal`.
+        decays_qk_norms: whether the norms of queries and keys decay too.
+        embeddings_apart: whether the token embedding and the output layer have their own group,
+            marked `embedding`, for a learning rate of their own.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     # Of the biases of experts, a tensor has those of all.
     matrices = {name for name, p in trained if _dimensions(p) > 1 and not name.endswith(".bias")}
     layers = {name for name in matrices if muon and "embeddings" not in name}
-    sets = [
+    norms = {n for n, _ in trained if decays_qk_norms and _QK_NORM.search(n)}
+    own = {n for n in matrices if embeddings_apart and n.endswith("word_embeddings.weight")}
+    decayed = (matrices | norms) - layers
+    rest = {name for name, _ in trained} - layers - decayed
+    mark = {"orthogonal": False} if muon else {}
+    sets: list[tuple[set[str], float, dict[str, bool]]] = [
         (layers, 1.0, {"orthogonal": True}),
-        (matrices - layers, 1.0, {"orthogonal": False}),
-        ({name for name, _ in trained} - matrices, 0.0, {"orthogonal": False}),
+        (decayed - own, 1.0, mark),
+        (own, 1.0, mark | {"embedding": True}),
+        (rest, 0.0, mark),
     ]
     groups = [
         {
             "params": [p for name, p in trained if name in names],
             "weight_decay": weight_decay * share,
             "wd_mult": share,
-            **(mark if muon else {}),
+            **mark,
         }
         for names, share, mark in sets
         if names

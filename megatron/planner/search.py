@@ -25,7 +25,7 @@ DECIDED = {
         "num_virtual_stages_per_pipeline_rank",
         "sequence_parallel",
     ),
-    "experts": ("moe_expert_parallel_size",),
+    "experts": ("moe_expert_parallel_size", "expert_tensor_parallel_size"),
     "training": ("micro_batch_size",),
     "deepspeed": ("zero_stage",),
     "recompute": (
@@ -221,7 +221,11 @@ def _config_of(config: Config, layout: Layout) -> Config:
             enable_zbh1_pipeline=config.parallel.enable_zbh1_pipeline and layout.pipeline > 1,
             sequence_parallel=layout.tensor > 1,
         ),
-        experts=replace(config.experts, moe_expert_parallel_size=layout.expert),
+        experts=replace(
+            config.experts,
+            moe_expert_parallel_size=layout.expert,
+            expert_tensor_parallel_size=None,
+        ),
         training=replace(config.training, micro_batch_size=layout.micro_batch_size),
         deepspeed=replace(config.deepspeed, zero_stage=layout.zero_stage),
         recompute=replace(

@@ -14,6 +14,7 @@ from megatron.common.errors import DataError, ExitCode, TrainingError, before_th
 from megatron.common.registry import FLAG_HOOKS, HOOKS, METRICS
 from megatron.common.standard_streams import lost_output
 from megatron.config.config import Config
+from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan.plan import Plan
 from megatron.config.plugins import hooks_of_sections
 from megatron.engine.engine import Engine
@@ -354,8 +355,14 @@ class WatchedHook(Hook):
 
 def schedule_of(plan: Plan) -> Schedule:
     """Return the schedules of the run's steps."""
+
+    def rate(schedule: SchedulePlan) -> Callable[[TrainState], float]:
+        return lambda state: learning_rate(schedule, samples=state.samples, tokens=state.tokens)
+
+    embedding = plan.schedule.of_embeddings
     return Schedule(
-        lr=lambda state: learning_rate(plan.schedule, samples=state.samples, tokens=state.tokens),
+        lr=rate(plan.schedule),
+        embedding_lr=rate(embedding) if embedding else None,
         weight_decay=partial(
             weight_decay, plan=plan.optimizer, train_samples=plan.training.train_samples
         ),

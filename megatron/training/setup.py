@@ -29,6 +29,7 @@ from megatron.engine.deepspeed.timers import HostEvent, Pace, Timers
 from megatron.engine.engine import Engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
+from megatron.engine.token_counts import TokenCounts
 from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
@@ -237,11 +238,16 @@ def build_engine(
     is_frozen = model.lora is not None or plan.optimizer.biases_only
     counted = None if model.vocabulary.padded_vocab_in_softmax else model.vocabulary.vocab_size
     auxiliary = AuxiliaryLoss(model.moe.num_experts) if model.moe else None
+    counts = TokenCounts(groups.data_and_sequence) if plan.masks.per_token_loss else None
     with watching_compile_locks(compiled_extensions()):
         return build.build_engine(
             _layers(plan, groups, objective, kernels, batch_fields, auxiliary),
             loss=objective.loss(plan.objective)(
-                groups.tensor, kernels, vocab_size=counted, sequence_group=groups.sequence
+                groups.tensor,
+                kernels,
+                vocab_size=counted,
+                sequence_group=groups.sequence,
+                **({"mean_count": counts.mean} if counts else {}),
             ),
             groups=groups,
             parallel=plan.parallel,
@@ -271,6 +277,7 @@ def build_engine(
             auxiliary=auxiliary,
             loss_terms=objective.loss_terms(model),
             compiler=_compiler(plan, kernels, compile_backend),
+            counts=counts,
         )
 
 

@@ -37,6 +37,8 @@ def test_flags():
     lines.append("[legacy]")
     for flag in LEGACY:
         fate = "refused" if flag.refused else "accepted"
+        if flag.becomes:
+            fate = ", ".join(f"{value or 'switch'}: {to}" for value, to in flag.becomes.items())
         lines.append(f"{flag.option} | {flag.takes} values | {fate} | {flag.reason}")
     require_golden("flags.txt", "\n".join(lines) + "\n")
 

@@ -7,6 +7,7 @@ from megatron.config.network.experts import (
     ExpertConfig,
     balancing_of,
     drops_tokens,
+    expert_ranks,
     experts_per_token,
 )
 from megatron.config.network.layer_pattern import experts_of_layers
@@ -35,7 +36,7 @@ def expert_problems(start: Start) -> Iterator[str]:
         return
     yield from _routing_problems(experts, min(counts))
     yield from _layout_problems(experts, parallel, sorted(counts), data=start.replicas)
-    if experts.moe_expert_parallel_size > 1:
+    if expert_ranks(experts, tensor=parallel.tensor_model_parallel_size) > 1:
         yield from _divided_problems(start)
     if start.optimizer.name == "muon":
         yield "--optimizer muon does not know experts: write --optimizer adam"
@@ -126,7 +127,7 @@ def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
 def _layout_problems(
     experts: ExpertConfig, parallel: ParallelConfig, counts: list[int], *, data: int
 ) -> Iterator[str]:
-    size = experts.moe_expert_parallel_size
+    size = expert_ranks(experts, tensor=parallel.tensor_model_parallel_size)
     for count in counts:
         if count % size:
             yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
@@ -135,7 +136,7 @@ def _layout_problems(
         of_each = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
             f"--moe-expert-parallel-size {size} does not divide the {data} replicas{of_each}: experts "
-            "are shared by groups of that size"
+            "are shared by groups of that size; write a size that divides them"
         )
     if uses_ring(parallel):
         yield (

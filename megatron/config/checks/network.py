@@ -59,18 +59,28 @@ def own_flag_problems(start: Start) -> Iterator[str]:
 
 
 def loss_problems(start: Start) -> Iterator[str]:
-    """Yield why the loss cannot be computed in chunks of tokens."""
+    """Yield why the loss cannot be computed in chunks of tokens, or with one weight for each token."""
     tokens = start.config.kernels.loss_chunk_tokens
     if tokens and OBJECTIVES.is_own(start.objective):
         yield (
             f"--loss-chunk-tokens {tokens}: the loss of a plugin's objective ({start.objective}) gets "
             "all logits at once: leave it out"
         )
+    if start.config.masks.calculate_per_token_loss and not start.declared.weighs_tokens:
+        yield (
+            f"--calculate-per-token-loss: the loss of {start.objective} is no mean over tokens: leave "
+            "the flag out"
+        )
 
 
 def sample_problems(start: Start) -> Iterator[str]:
     """Yield why samples cannot be cut as a plugin or a curriculum does."""
     dataset, declared = start.config.plugins.dataset, start.declared
+    if start.config.data.mock_data:
+        if start.objective != "gpt":
+            yield f"--mock-data makes samples for pretrain_gpt.py, not of {start.objective}"
+        if start.config.fim.fim_rate or dataset:
+            yield "--mock-data has no documents: leave --fim-rate and --dataset out"
     if dataset and declared.kind != "documents":
         yield f"--dataset {dataset} reads documents, not {declared.kind}"
     if has_curriculum(start.deepspeed) and not declared.takes_short_samples:

@@ -27,6 +27,10 @@ class DataConfig:
     """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or weights and prefixes by turns
     to blend several: 0.3 first 0.7 second."""
 
+    mock_data: bool = setting(False, plan="data.is_random")
+    """Train on random tokens instead of token files, the same ones with the same --seed: for tests of
+    throughput and layouts (pretrain_gpt.py)."""
+
     split: str | None = None
     """Proportions of the documents of --data-path for training, validation and test (default: 969,
     30, 1)."""
@@ -120,6 +124,7 @@ class DataPlan:
     dataset: str = ""  # of a plugin, that cuts documents into samples; "": GPT's
     own_flags: OwnFlags = ()  # of that dataset
     cut: Any = None  # how documents are cut into samples; see `Declaration.cut`
+    is_random: bool = False  # samples are random tokens, without files
     chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
 
     @property
@@ -167,6 +172,7 @@ def plan_data(
         blend_surplus=data.mid_level_dataset_surplus,
         cache_path=data.data_cache_path or "",
         cut=cut,
+        is_random=data.mock_data,
     )
 
 
@@ -174,6 +180,10 @@ def data_problems(data: DataConfig) -> Iterator[str]:
     """Yield every reason why the flags do not name token files."""
     yield from surplus_problems(data)
     weighted = [_flag(paths) + ("" if paths.texts else "-path") for paths in _weighted_paths(data)]
+    if data.mock_data:
+        given = ["--data-path"] * bool(data.data_path) + weighted
+        yield from (f"--mock-data reads no files: leave {flag} out" for flag in given)
+        return
     if data.data_path and weighted:
         yield f"--data-path and {weighted[0]} both name the data: give one of them"
         return
@@ -226,7 +236,7 @@ def surplus_problems(data: DataConfig) -> Iterator[str]:
 
 def with_some_data(data: DataConfig) -> DataConfig:
     """Return `data`, with a meaningless prefix where it names no data: to plan, not to train."""
-    if data.data_path or _weighted_paths(data):
+    if data.data_path or data.mock_data or _weighted_paths(data):
         return data
     return replace(data, data_path=["none"])
 
@@ -264,8 +274,8 @@ def _groups(data: DataConfig) -> dict[str, list[SplitGroup]]:
     Raises:
         ConfigError: the texts are not of their grammar.
     """
-    if data.data_path:
-        blend = _blend(data.data_path)
+    if data.data_path or data.mock_data:
+        blend = _blend(data.data_path) if data.data_path else ()
         return {role: [SplitGroup(role, blend)] for role in ("train", "valid", "test")}
     groups: dict[str, list[SplitGroup]] = {"train": [], "valid": [], "test": []}
     problems: list[str] = []

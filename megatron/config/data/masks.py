@@ -18,6 +18,10 @@ class MaskConfig:
     eod_mask_loss: bool = setting(False, plan="masks.mask_loss")
     """Leave out of the loss what is predicted from an end-of-document token."""
 
+    calculate_per_token_loss: bool = setting(False, plan="masks.per_token_loss")
+    """Let each token that counts in a global batch weigh the same; otherwise the loss is the mean over
+    micro-batches of the means over their tokens, which differs where these count different numbers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPlan:
@@ -26,6 +30,7 @@ class MaskPlan:
     reset_positions: bool
     isolate_documents: bool
     mask_loss: bool
+    per_token_loss: bool = False  # one weight for all tokens of a global batch
 
     @property
     def needs_eod(self) -> bool:

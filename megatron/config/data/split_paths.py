@@ -45,7 +45,8 @@ def parse_split_group(text: str, flag: str) -> SplitGroup:
             "'NAME: WEIGHT START:END PATH, WEIGHT START:END PATH'"
         )
     parts, problems = [], []
-    for entry in entries.split(","):
+    # Lists that scripts put together end in a comma, or have two behind each other.
+    for entry in filter(str.strip, entries.split(",")):
         try:
             parts.append(_parse_part(entry))
         except ValueError as error:

@@ -1,12 +1,29 @@
 """Flags of other systems that have no field here, each with what happens or what to write instead."""
 
+from megatron.config.foreign_flags.checkpoints import CHECKPOINT_FLAGS, RESTART_FLAGS
+from megatron.config.foreign_flags.communication import (
+    GROUP_FLAGS,
+    MEMORY_FLAGS,
+    OVERLAP_FLAGS,
+    SHARDING_FLAGS,
+    STAGE_FLAGS,
+)
+from megatron.config.foreign_flags.kernels import KERNEL_FLAGS, MIXTURE_FLAGS, PRECISION_FLAGS
 from megatron.config.foreign_flags.network import EXPERT_LEGACY, MODEL_LEGACY
+from megatron.config.foreign_flags.reports import INFERENCE_FLAGS, REPORT_FLAGS
 from megatron.config.foreign_flags.run import (
     CHECKPOINT_LEGACY,
     DATA_LEGACY,
     RUN_LEGACY,
     TOKENIZER_LEGACY,
 )
+from megatron.config.foreign_flags.training import (
+    DATA_FLAGS,
+    OPTIMIZER_FLAGS,
+    STEP_FLAGS,
+    TOKEN_FLAGS,
+)
+from megatron.config.foreign_flags.unbuilt import METHOD_FLAGS, NETWORK_FLAGS
 from megatron.config.parsing.flags import Legacy
 
 _REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
@@ -17,7 +34,6 @@ _OVERLAP = (
 _GATHER = "in bf16 and at ZeRO stage 3, weights are gathered beside the forward pass in every run"
 _COLLECTIVES = "gradients of tensor-parallel layers are reduced beside products in every run"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
-_OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
 _EXACT = "weight gradients are added in the order of micro-batches in every run, as in 1F1B"
 
 PARALLEL_LEGACY = (
@@ -40,12 +56,6 @@ PARALLEL_LEGACY = (
     ),
     Legacy("--enable-zbh1-exact-semantics", _EXACT),
     Legacy(
-        "--pipeline-model-parallel-layout",
-        "write --pp-partition-method instead",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
         "--lazy-mpu-init",
         "the groups of processes are made when a run starts; leave this flag out",
         takes=1,
@@ -54,17 +64,6 @@ PARALLEL_LEGACY = (
     Legacy(
         "--deepspeed_mpi",
         "the variables of MPI are read where no launcher has set its own",
-    ),
-    Legacy(
-        "--tp-comm-overlap",
-        "products are not cut into pieces to overlap with their collectives; leave this flag out",
-        refused=True,
-    ),
-    Legacy(
-        "--hierarchical-context-parallel-sizes",
-        "a sequence is divided in one way; write --context-parallel-size",
-        takes="*",
-        refused=True,
     ),
     Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size alone decides"),
     Legacy("--ds-sequence-parallel-fpdt", _CHUNKS, refused=True),
@@ -75,44 +74,12 @@ PARALLEL_LEGACY = (
         "replicas begin with equal weights; leave this flag out",
         refused=True,
     ),
-    Legacy(
-        "--data-parallel-sharding-strategy",
-        "write --zero-stage: 1 divides the optimizer, 2 the gradients too, 3 the weights too",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
-        "--num-distributed-optimizer-instances",
-        "--use-distributed-optimizer divides it over all replicas; leave this flag out",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
-        "--use-precision-aware-optimizer",
-        "the optimizer keeps 32 bits, or 8 with --optimizer adam8bit; leave this flag out",
-        refused=True,
-    ),
-    Legacy(
-        "--recompute-modules",
-        "--recompute-granularity selective recomputes the core of attention; leave this flag out",
-        takes="*",
-        refused=True,
-    ),
-    Legacy("--fine-grained-activation-offloading", _OFFLOAD, refused=True),
-    Legacy("--offload-modules", _OFFLOAD, takes="*", refused=True),
 )
 
 LEGACY = (
     Legacy(
         "--use-flash-attn-builder",
         "nothing is compiled at the start of a run; --use-flash-attn takes the installed package",
-    ),
-    Legacy(
-        "--attention-backend",
-        "write --attention-impl instead: flash for flash, sdpa for fused, fused-softmax for unfused, "
-        "reference for local; leave it out for auto",
-        takes=1,
-        refused=True,
     ),
     Legacy(
         "--no-persist-layer-norm",
@@ -154,4 +121,22 @@ LEGACY = (
     *PARALLEL_LEGACY,
     *MODEL_LEGACY,
     *EXPERT_LEGACY,
+    *CHECKPOINT_FLAGS,
+    *RESTART_FLAGS,
+    *GROUP_FLAGS,
+    *OVERLAP_FLAGS,
+    *SHARDING_FLAGS,
+    *STAGE_FLAGS,
+    *MEMORY_FLAGS,
+    *KERNEL_FLAGS,
+    *PRECISION_FLAGS,
+    *NETWORK_FLAGS,
+    *METHOD_FLAGS,
+    *MIXTURE_FLAGS,
+    *DATA_FLAGS,
+    *TOKEN_FLAGS,
+    *STEP_FLAGS,
+    *OPTIMIZER_FLAGS,
+    *REPORT_FLAGS,
+    *INFERENCE_FLAGS,
 )

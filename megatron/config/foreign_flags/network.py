@@ -1,16 +1,14 @@
 """Flags of other systems for the network: what to write instead."""
 
+from megatron.config.foreign_flags.tables import refused
 from megatron.config.parsing.flags import Legacy
 
-_MUP = "maximal update parametrization is not built; choose --lr and --init-method-std yourself"
-_VISION = "vision models are not built: this is a flag of ViT"
 _RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
 _EQUAL = (
     "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
     "there is nothing to synchronise"
 )
 _SPANS = "the lengths of T5's spans are those of Megatron-LM; --mask-prob sets their share"
-_ATTENTION = "this kind of attention is not built; leave this flag out"
 _NO_HISTORY = "the scale of an fp8 tensor is computed from the tensor itself, without a history"
 _DEAD = "it has no effect in the systems that have it, and none here"
 
@@ -31,9 +29,8 @@ MODEL_LEGACY = (
     ),
     Legacy(
         "--rotary-interleaved",
-        "features are turned in halves, as in Llama's published weights; neighbouring pairs are "
-        "another order of the rows of queries and keys",
-        refused=True,
+        "features are turned in halves: the same network, with the rows of queries and keys in "
+        "another order",
     ),
     Legacy(
         "--fp16-lm-cross-entropy",
@@ -46,14 +43,6 @@ MODEL_LEGACY = (
     Legacy(
         "--force-sync-layer-norm-parameters",
         _EQUAL,
-    ),
-    Legacy("--multi-latent-attention", _ATTENTION, refused=True),
-    Legacy("--softmax-type", _ATTENTION, takes=1, refused=True),
-    Legacy(
-        "--mtp-num-layers",
-        "a network predicts one token ahead; leave this flag out",
-        takes=1,
-        refused=True,
     ),
     Legacy(
         "--embedding-weights-in-fp32",
@@ -74,9 +63,6 @@ MODEL_LEGACY = (
         "it only set in how many parts DeepSpeed recomputes a network; "
         "--checkpoint-activations decides",
     ),
-    Legacy("--mup", _MUP, refused=True),
-    *_refused(_MUP, "--mup-input-mult", "--mup-output-mult", "--mup-attn-mult", takes=1),
-    *_refused(_VISION, "--num-classes", "--img-dim", "--num-channels", "--patch-dim", takes=1),
     *_refused(_SPANS, "--noise-density", "--mean-noise-span-length", takes=1),
     *_refused(
         _RETRIEVAL,
@@ -101,6 +87,7 @@ MODEL_LEGACY = (
         "--indexer-log-interval",
         takes=1,
     ),
+    *refused(_RETRIEVAL, "faiss-use-gpu output-bert-embeddings bert-embedder-type"),
     Legacy("--retriever-report-topk-accuracies", _RETRIEVAL, takes="*", refused=True),
     Legacy(
         "--retro-workdir", "older form of --retro-project-dir: write that", takes=1, refused=True
@@ -114,7 +101,6 @@ MODEL_LEGACY = (
 )
 
 _GROUPED = "experts are computed in grouped products, and exchange tokens with uneven all-to-alls"
-_STUDENTS = "distillation into students is not built; train the smaller network by itself"
 
 EXPERT_LEGACY = (
     Legacy(
@@ -135,13 +121,5 @@ EXPERT_LEGACY = (
         "--moe-pad-expert-input-to-capacity",
         "the inputs of experts are as long as the tokens that they get; padding changes no result",
     ),
-    Legacy(
-        "--expert-tensor-parallel-size",
-        "experts are divided over the tensor-parallel ranks like every layer; leave this flag out",
-        takes=1,
-        refused=True,
-    ),
     Legacy("--num-experts-switch", "write --num-experts instead", takes=1, refused=True),
-    Legacy("--mos", _STUDENTS, refused=True),
-    Legacy("--kd", _STUDENTS, refused=True),
 )

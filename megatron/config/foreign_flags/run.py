@@ -6,10 +6,6 @@ from typing import Any
 from megatron.config.parsing.flags import Legacy
 
 _SETS = 'write --train-weighted-split-paths "NAME: 1 0:1 PREFIX", and the same for valid and test'
-_EFFICIENCY = (
-    "samples are not chosen by difficulty, nor tokens dropped; curriculum_learning in DeepSpeed's "
-    "JSON shortens samples"
-)
 _COLLECTED = "Python collects garbage when it finds that there is some"
 _OURS = "there is one implementation of the network, chosen by its own flags"
 
@@ -38,11 +34,6 @@ DATA_LEGACY = (
         refused=True,
     ),
     Legacy("--per-split-data-args-path", _SETS, takes=1, refused=True),
-    Legacy(
-        "--mock-data",
-        "runs read token files; tools/preprocess_data.py makes one of any text",
-        refused=True,
-    ),
     Legacy(
         "--full-validation",
         "--eval-iters sets how many global batches of a validation set are read",
@@ -74,8 +65,6 @@ DATA_LEGACY = (
         "--no-create-attention-mask-in-dataloader",
         "attention masks are made where they are used, in every run",
     ),
-    Legacy("--data-efficiency-curriculum-learning", _EFFICIENCY, refused=True),
-    Legacy("--random-ltd", _EFFICIENCY, refused=True),
 )
 
 CHECKPOINT_LEGACY = (

@@ -1,7 +1,7 @@
 """The learning-rate schedule (warm-up, decay, WSD): flags, resolution and checks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatron.common.registry import SCHEDULES, OwnFlags
@@ -23,6 +23,13 @@ class ScheduleConfig:
 
     min_lr: float = setting(0.0, plan="schedule.floor")
     """Least learning rate after the warm-up."""
+
+    decoupled_lr: float | None = setting(None, above=0)
+    """Peak learning rate of the token embedding and the output layer alone; warm-up and decay are those
+    of --lr (default: --lr)."""
+
+    decoupled_min_lr: float | None = setting(None, at_least=0)
+    """With --decoupled-lr: its least learning rate after the warm-up (default: --min-lr)."""
 
     lr_decay_style: str = setting("linear", names=SCHEDULES, plan="schedule.style")
     """Shape of the decay from --lr to --min-lr; WSD stays at --lr until its last part."""
@@ -93,6 +100,18 @@ class SchedulePlan:
     # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
     warmup_samples: float = 0
     own_flags: OwnFlags = ()  # of a plugin's style
+    # Of the token embedding and the output layer; a peak of 0, also in checkpoints of before: as others.
+    embedding_peak: float = 0.0
+    embedding_floor: float = 0.0
+
+    @property
+    def of_embeddings(self) -> "SchedulePlan | None":
+        """The learning rate of the token embedding and the output layer, where it is another."""
+        if not self.embedding_peak:
+            return None
+        return replace(
+            self, peak=self.embedding_peak, floor=self.embedding_floor, embedding_peak=0.0
+        )
 
 
 def plan_schedule(schedule: ScheduleConfig, steps: StepsPlan, *, seq_length: int) -> SchedulePlan:
@@ -139,7 +158,27 @@ def plan_schedule(schedule: ScheduleConfig, steps: StepsPlan, *, seq_length: int
         anneal_style=schedule.lr_wsd_decay_style,
         on_resume="flags" if override else "checkpoint" if keep else "equal",
         warmup_samples=warmup_samples if rises_apart else 0,
+        embedding_peak=schedule.decoupled_lr or 0.0,
+        embedding_floor=_embedding_floor(schedule),
     )
+
+
+def _embedding_floor(schedule: ScheduleConfig) -> float:
+    if schedule.decoupled_lr is None:
+        return 0.0
+    floor = schedule.decoupled_min_lr
+    return schedule.min_lr if floor is None else floor
+
+
+def _embedding_problems(schedule: ScheduleConfig) -> Iterator[str]:
+    """Yield what is wrong with the learning rate of the embedding and the output layer."""
+    peak, floor = schedule.decoupled_lr, _embedding_floor(schedule)
+    yield from range_problems(schedule, "decoupled_lr", "decoupled_min_lr")
+    if peak is None and schedule.decoupled_min_lr is not None:
+        yield "--decoupled-min-lr is the least rate of --decoupled-lr: give that flag too"
+    elif peak is not None and floor > peak:
+        flag = "--min-lr" if schedule.decoupled_min_lr is None else "--decoupled-min-lr"
+        yield f"{flag} {floor} is more than --decoupled-lr {peak}: give a --decoupled-min-lr below it"
 
 
 def unit_problems(schedule: ScheduleConfig, training: TrainingConfig) -> Iterator[str]:
@@ -174,6 +213,7 @@ def schedule_problems(
     if not 0 <= schedule.lr_warmup_init <= schedule.lr:
         yield f"--lr-warmup-init {schedule.lr_warmup_init} must be between 0 and --lr {schedule.lr}"
     yield from range_problems(schedule, "lr_warmup_fraction")
+    yield from _embedding_problems(schedule)
     lengths = ("iters", "samples", "tokens")
     given = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
     if fraction is not None and given:

@@ -51,6 +51,9 @@ class OptimizerConfig:
     )
     """How the weight decay moves from --start-weight-decay to --end-weight-decay."""
 
+    apply_wd_to_qk_layernorm: bool = setting(False, plan="optimizer.decays_qk_norms")
+    """Decay the weights of the norms of queries and keys (--qk-layernorm) too."""
+
     clip_grad: float = setting(1.0, at_least=0)
     """Largest norm of the gradient over the full network; 0 turns clipping off."""
 
@@ -129,6 +132,10 @@ class OptimizerPlan:
     momentum: float
     muon: MuonPlan
     own_flags: OwnFlags = ()  # of a plugin's optimizer
+    decays_qk_norms: bool = False
+    embeddings_apart: bool = (
+        False  # whether token embedding and output layer have a rate of their own
+    )
 
     @property
     def state_bytes(self) -> int:
@@ -143,13 +150,18 @@ class OptimizerPlan:
 
 
 def plan_optimizer(
-    optimizer: OptimizerConfig, *, on_cpu: bool, own_flags: OwnFlags = ()
+    optimizer: OptimizerConfig,
+    *,
+    on_cpu: bool,
+    own_flags: OwnFlags = (),
+    embeddings_apart: bool = False,
 ) -> OptimizerPlan:
     """Return the decided optimizer.
 
     Args:
         on_cpu: whether its state is offloaded to the host.
         own_flags: of a plugin's optimizer.
+        embeddings_apart: whether token embedding and output layer have a learning rate of their own.
     """
     name = _name(optimizer)
     beta1, beta2 = optimizer.adam_beta1, optimizer.adam_beta2
@@ -168,6 +180,7 @@ def plan_optimizer(
         beta1=beta1,
         beta2=beta2,
         own_flags=own_flags,
+        embeddings_apart=embeddings_apart,
     )
 
 

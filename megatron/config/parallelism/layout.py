@@ -192,6 +192,8 @@ def parallel_notices(parallel: ParallelConfig, *, seq_length: int) -> Iterator[s
     """Yield a notice for every flag that has no effect in this layout, and for padded samples."""
     if parallel.cp_comm_type and parallel.context_parallel_size == 1:
         yield "--cp-comm-type has no effect with --context-parallel-size 1"
+    elif parallel.cp_comm_type and _BOTH in parallel.cp_comm_type:
+        yield f"--cp-comm-type {_BOTH}: all ranks exchange keys, as with {RING}: results are the same"
     padded = padded_length(parallel, seq_length)
     if padded > seq_length:
         size = parallel.context_parallel_size
@@ -296,23 +298,25 @@ def _processes(count: int) -> str:
 
 
 RING, ULYSSES = "p2p", "a2a"
+_BOTH = "a2a+p2p"
+"""Megatron-LM's form in which some ranks exchange heads and others keys; the same attention."""
 
 
 def _communication(parallel: ParallelConfig) -> str:
     """Return what all layers have of --cp-comm-type, which may name the type of each."""
-    return (parallel.cp_comm_type or [RING])[0]
+    first = (parallel.cp_comm_type or [RING])[0]
+    return RING if first == _BOTH else first
 
 
 def context_problems(parallel: ParallelConfig) -> Iterator[str]:
     """Yield what is wrong with the flags of context parallelism."""
     types = parallel.cp_comm_type or [RING]
     words = f"--cp-comm-type {' '.join(types)}"
-    others = [each for each in types if each not in (RING, ULYSSES)]
+    others = [each for each in types if each not in (RING, ULYSSES, _BOTH)]
     if others:
         reasons = {
             "all_gather": "it would keep the keys of all tokens on every rank",
             "allgather": "it would keep the keys of all tokens on every rank",
-            "a2a+p2p": "a sequence is divided in one way",
         }
         why = f" ({reasons[others[0]]})" if others[0] in reasons else ""
         yield f"{words}: {others[0]} is not supported{why}; write {RING} or {ULYSSES}"

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import math
+import shlex
 import textwrap
 from argparse import (
     SUPPRESS,
@@ -11,7 +12,7 @@ from argparse import (
     Namespace,
 )
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain, pairwise
 from types import NoneType, UnionType
@@ -21,7 +22,7 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.declaration import Flag, flags_of
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import FlagParser
+from megatron.config.parsing.parser import FlagParser, merged
 from megatron.config.parsing.titles import BASICS, about, title_of
 
 HELP = frozenset({"-h", "--help"})
@@ -36,12 +37,27 @@ class Legacy:
         reason: one sentence: what happens instead, or what to write.
         takes: how many values follow it ("*": any number).
         refused: whether using it is an error; otherwise it is accepted and the reason printed.
+        becomes: by its value, "" without one, our flags that are read in its place; "" for a value
+            that changes nothing here. {} stands for the value, and "*" for every other value. Values
+            that it leaves out are refused with the reason.
     """
 
     option: str
     reason: str
     takes: int | str = 0
     refused: bool = False
+    becomes: Mapping[str, str] = field(default_factory=dict)
+
+    def answer(self, value: str) -> tuple[str, str | None]:
+        """Return what to print about the flag with `value`, and our flags; None if it is refused."""
+        if not self.becomes:
+            return f"{self.option}: {self.reason}", None if self.refused else ""
+        given = " ".join([self.option, *value.split()])
+        words = self.becomes.get(value, self.becomes.get("*"))
+        if words is None:
+            return f"{given}: {self.reason}", None
+        words = words.replace("{}", value)
+        return f"{given}: {f'read as {words}' if words else 'nothing changes here'}", words
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,10 @@ def parse_sections(
         plain(each.option.removeprefix("--")): each.reason for each in legacy if each.refused
     }
     parser = FlagParser(
-        usage="%(prog)s [flags]", description=description, answers={**(answers or {}), **refused}
+        usage="%(prog)s [flags]",
+        description=description,
+        answers={**(answers or {}), **refused},
+        others=[each.option for each in legacy],
     )
     # Help texts are read from the source, which takes longer than all the rest.
     shows_help = not shows_legacy and not HELP.isdisjoint(argv)
@@ -94,14 +113,17 @@ def parse_sections(
             help="List the flags of other systems, with what happens or what to write instead.",
         )
         others = parser.add_argument_group("Flags of other systems")
+        # There are hundreds of them: those that no one lists or gives take no time.
+        given_names = {plain(word.partition("=")[0]) for word in argv}
         for flag in legacy:
-            _add_legacy(others, flag, is_shown=shows_legacy)
+            if shows_legacy or plain(flag.option) in given_names:
+                _add_legacy(others, flag, is_shown=shows_legacy)
     # The first group has the order of BASICS, whichever sections its flags are of.
     if first:
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
     given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {name: _built(section, given) for name, section in sections.items()}
-    return Parsed(built, tuple(dict.fromkeys(given["notices"])))
+    return Parsed(built, tuple(merged(given["notices"])))
 
 
 def _built(section: type, given: Mapping[str, Any]) -> Any:
@@ -302,8 +324,8 @@ def field_docstrings(section: type) -> Mapping[str, str]:
     assert isinstance(definition, ast.ClassDef)
     bases = filter(is_dataclass, section.__bases__)
     docs = {name: doc for base in bases for name, doc in field_docstrings(base).items()}
-    for field, below in pairwise(definition.body):
-        match field, below:
+    for declared, below in pairwise(definition.body):
+        match declared, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(doc))),
@@ -338,7 +360,7 @@ def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], lis
 
 
 class _LegacyUse(Action):
-    """Adds what a flag of other systems says to the refusals or to the notices."""
+    """Adds the answer to a flag of other systems to the refusals or the notices, and reads our flags."""
 
     def __init__(self, *args: Any, flag: Legacy, **keywords: Any):
         super().__init__(*args, **keywords)
@@ -346,8 +368,13 @@ class _LegacyUse(Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         """Add it."""
-        messages = namespace.refusals if self._flag.refused else namespace.notices
-        messages.append(f"{self._flag.option}: {self._flag.reason}")
+        given = values if isinstance(values, list) else [values] if values else []
+        message, words = self._flag.answer(" ".join(given))
+        if words is None:
+            namespace.refusals.append(message)
+            return
+        namespace.notices.append(message)
+        parser.parse_known_args(shlex.split(words), namespace)
 
 
 def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:

@@ -16,6 +16,15 @@ _MOST_PROBLEMS = 50
 """Problems of files that are reported; looking for near misses takes time for each."""
 
 
+def merged(messages: Sequence[str]) -> list[str]:
+    """Return messages of the form FLAG: TEXT, those of one text as one: FLAG, FLAG: TEXT."""
+    flags: dict[str, list[str]] = {}
+    for message in dict.fromkeys(messages):
+        flag, _, text = message.partition(": ")
+        flags.setdefault(text, []).append(flag)
+    return [f"{', '.join(each)}: {text}" for text, each in flags.items()]
+
+
 class FileWord(str):
     """A word of a command line that comes from a file of flags."""
 
@@ -56,6 +65,7 @@ class FlagParser(ToolParser):
     Args:
         answers: by name without dashes, what to write in place of flags of other programs; by "NAME
             VALUE", in place of a value of a switch.
+        others: further flags that are known, whether the parser has them or not.
     """
 
     def __init__(
@@ -64,9 +74,11 @@ class FlagParser(ToolParser):
         description: str | None,
         usage: str | None = None,
         answers: Mapping[str, str] | None = None,
+        others: Sequence[str] = (),
     ):
         super().__init__(description=description, usage=usage)
         self._answers = dict(answers or {})
+        self._others = others
 
     def has_option(self, option: str) -> bool:
         """Whether a flag is spelled `option`."""
@@ -112,7 +124,7 @@ class FlagParser(ToolParser):
         raise_if_any(
             [
                 *problems,
-                *dict.fromkeys(given.refusals),
+                *merged(given.refusals),
                 *self._contradictions(args),
                 *self._unknown(unknown, args),
                 *(
@@ -192,7 +204,7 @@ class FlagParser(ToolParser):
             yield f"{location}: unknown key {key}{answer and f'; {answer}'}"
 
     def _answer(self, option: str) -> str:
-        names = [*self._option_string_actions]
+        names = [*self._option_string_actions, *self._others]
         if self.has_field("num_layers"):  # of a run, which extensions may take part in
             sections = extension_sections().values()
             names += (o for each in sections for flag in flags_of(each) for o in flag.options)

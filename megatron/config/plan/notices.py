@@ -21,6 +21,8 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
     yield from parallel_notices(config.parallel, seq_length=config.model.seq_length)
     if not start.declared.has_epochs:
         yield from checkpoint_notices(config.checkpoint)
+    if config.data.mock_data and config.data.split:
+        yield "--split has no effect with --mock-data: each set has random tokens of its own"
     yield from precision_notices(config.precision, start.deepspeed)
     yield from zero_notices(start.zero, config.optimizer)
     yield from recompute_notices(

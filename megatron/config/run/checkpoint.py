@@ -19,7 +19,9 @@ class CheckpointConfig:
     save: str | None = None
     """Directory to save checkpoints in."""
 
-    save_interval: int | None = setting(None, at_least=1, plan="checkpoint.interval")
+    save_interval: int | None = setting(
+        None, at_least=1, older=("--persistent-save-interval",), plan="checkpoint.interval"
+    )
     """Iterations between checkpoints; the run's last state is always saved (default: only that)."""
 
     async_save: bool = setting(False, plan="checkpoint.in_background")

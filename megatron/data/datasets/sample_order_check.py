@@ -9,7 +9,12 @@ from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.sampling.blending import samples_wanted
 from megatron.data.sampling.sample_index import Epochs, plan_epochs
 
-_OF_ORDER = {"split": "--split", "order": "--dataloader-type", "kind": "the objective"}
+_OF_ORDER = {
+    "is_random": "--mock-data",
+    "split": "--split",
+    "order": "--dataloader-type",
+    "kind": "the objective",
+}
 
 
 def other_order(
@@ -31,6 +36,8 @@ def other_order(
             yield f"{flag} was {saved} and is {getattr(now, name)}"
     if now.cut and then.cut not in (None, asdict(now.cut)):
         yield f"documents are cut into samples by another {now.cut.flags}"
+    if now.is_random:  # random samples depend on their index alone
+        return
     counts = then.train.num_samples, now.train.num_samples
     surpluses = then.blend_surplus, now.blend_surplus
     reason = f"the run has {counts[1]} training samples in all, and had {counts[0]}"

@@ -38,5 +38,6 @@ OBJECTIVES.declare(
         flags=("--mask-prob", "--short-seq-prob", "--decoder-seq-length"),
         view="megatron.extensions.t5.data.span_view",
         extra_ids=100,
+        weighs_tokens=True,
     ),
 )

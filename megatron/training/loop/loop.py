@@ -28,6 +28,9 @@ class Engine(Protocol):
     def set_lr(self, lr: float) -> None:
         """Use this learning rate."""
 
+    def set_embedding_lr(self, lr: float) -> None:
+        """Use this learning rate for the token embedding and the output layer."""
+
     def set_weight_decay(self, weight_decay: float) -> None:
         """Use this weight decay."""
 
@@ -49,6 +52,7 @@ class Schedule:
     weight_decay: Callable[[int], float]  # of the samples
     batch_size: Callable[[int], int]  # of the samples
     seq_length: Callable[[int], int]  # of the number
+    embedding_lr: Callable[[TrainState], float] | None = None  # where the embedding has its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,8 @@ def take_step(
     engine.set_global_batch_size(batch_size)
     engine.set_seq_length(seq_length)
     engine.set_lr(lr)
+    if schedule.embedding_lr:
+        engine.set_embedding_lr(schedule.embedding_lr(state))
     engine.set_weight_decay(schedule.weight_decay(state.samples))
     loss = float(engine.train_batch(batches))
     return StepResult(

@@ -70,7 +70,15 @@ def with_small_buckets(config):
 def build(alone):
     """Return a function from flags to an engine with layers of some spread."""
 
-    def build_from(*flags, without=(), device="cpu", kernels=REFERENCE, optimizer=True, head=()):
+    def build_from(
+        *flags,
+        without=(),
+        device="cpu",
+        kernels=REFERENCE,
+        optimizer=True,
+        head=(),
+        counts=None,
+    ):
         flags = ["--attention-dropout", "0", "--hidden-dropout", "0", *flags]
         plan = tiny_plan("--init-method-std", "0.3", *flags, without=without, device=device)
         rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
@@ -90,7 +98,8 @@ def build(alone):
         )
         return build_engine(
             [*steps, *head],
-            loss=next_token_loss(alone.tensor),
+            loss=next_token_loss(alone.tensor, mean_count=counts and counts.mean),
+            counts=counts,
             groups=alone,
             parallel=plan.parallel,
             recompute=plan.recompute,

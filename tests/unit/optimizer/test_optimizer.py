@@ -210,3 +210,33 @@ def test_a_module_that_is_not_there_is_told(flags, module, is_another_package, m
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ConfigError, match=f"needs the module {module}, which is not installed"):
         tiny_plan(*flags.split(), device="cuda")
+
+
+def test_the_embedding_and_an_untied_output_layer_have_a_learning_rate_of_their_own(group):
+    steps = gpt_steps(
+        tiny_spec(tied_embeddings=False), group=group, rng=OrdinaryStream(), mixed=False
+    )
+    model = SequentialModel(steps)
+    name_of = {parameter: name for name, parameter in model.named_parameters()}
+    groups = param_groups(model, 0.1, embeddings_apart=True)
+    (apart,) = (each for each in groups if each.get("embedding"))
+    assert len(apart["params"]) == 2
+    assert all(name_of[p].endswith("word_embeddings.weight") for p in apart["params"])
+    assert sorted(id(p) for each in groups for p in each["params"]) == sorted(map(id, name_of))
+
+
+def test_the_norms_of_queries_and_keys_decay_where_asked(group):
+    steps = gpt_steps(tiny_spec(qk_layernorm=True), group=group, rng=OrdinaryStream(), mixed=False)
+    model = SequentialModel(steps)
+    name_of = {parameter: name for name, parameter in model.named_parameters()}
+
+    def decayed(**how):
+        groups = param_groups(model, 0.1, **how)
+        return {name_of[p] for each in groups if each["wd_mult"] for p in each["params"]}
+
+    more = decayed(decays_qk_norms=True) - decayed()
+    assert more
+    assert all(".q_layernorm." in name or ".k_layernorm." in name for name in more)
+    assert len(more) == sum(
+        "_layernorm." in n and ("q_" in n or "k_" in n) for n in name_of.values()
+    )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiny import tiny_plan
 
 from megatron.common import registry
+from megatron.common.errors import ConfigError
 from megatron.config.network import layer_pattern
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.optimizer import schedule
@@ -156,3 +157,26 @@ def test_the_style_of_a_plugin_may_have_the_name_of_an_annealing(monkeypatch, na
     monkeypatch.setattr(registry.SCHEDULES, "_entries", {})
     registry.SCHEDULES.register(name)(lr_decay(lambda progress: 0.25))
     assert learning_rate(path(name, floor=0.0), samples=600, tokens=0) == 0.25
+
+
+def test_the_embedding_has_the_same_path_between_its_own_ends():
+    plan = tiny_plan("--lr-warmup-iters", "2", "--min-lr", "0.02", "--decoupled-lr", "0.4").schedule
+    own = plan.of_embeddings
+    assert (own.peak, own.floor) == (0.4, 0.02)
+    assert tiny_plan().schedule.of_embeddings is None
+    assert learning_rate(own, samples=own.warmup, tokens=0) == 0.4
+    assert learning_rate(own, samples=own.decay + 1, tokens=0) == 0.02
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--decoupled-min-lr 0.01", "give that flag too"),
+        ("--decoupled-lr 0.1 --decoupled-min-lr 0.2", "is more than --decoupled-lr 0.1"),
+        ("--decoupled-lr 0.05 --min-lr 0.06", "--min-lr 0.06 is more than --decoupled-lr 0.05"),
+        ("--decoupled-lr 0", "must be more than 0"),
+    ],
+)
+def test_a_learning_rate_of_the_embedding_that_cannot_be_is_refused(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny_plan(*flags.split())

@@ -40,8 +40,7 @@ def test_the_name_ends_at_the_first_colon():
         ("no colon", "does not start with one word and a colon"),
         (": 1 0:1 a", "does not start with one word and a colon"),
         ("two words: 1 0:1 a", "does not start with one word and a colon"),
-        ("n:", "expected three words: WEIGHT START:END PATH"),
-        ("n: 1 0:1 a,", "expected three words"),
+        ("n:", "the weights in n are all 0"),
         ("n: 0:1 a", "expected three words"),
         ("n: one 0:1 a", "WEIGHT, START and END must be numbers"),
         ("n: 1 01 a", "must be numbers"),
@@ -72,3 +71,8 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ConfigError, match="expected groups in double quotes"):
         read_split_groups(str(file), "--flag")
+
+
+@pytest.mark.parametrize("text", ["n: 1 0:1 a,", "n: ,1 0:1 a", "n: 1 0:1 a, ,"])
+def test_empty_fields_are_passed_over(text):
+    assert parse_split_group(text, "--flag") == parse_split_group("n: 1 0:1 a", "--flag")

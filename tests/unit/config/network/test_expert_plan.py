@@ -9,6 +9,7 @@ from plain_mixture import PlainMixture
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
+from megatron.config.network.experts import ExpertConfig, expert_ranks
 from megatron.config.network.layer_pattern import experts_of_layers
 from megatron.config.plan.samples import fewest_processes
 from megatron.model.layers.layer_list import SequentialModel
@@ -196,3 +197,14 @@ def test_operations_are_those_of_the_experts_that_a_token_passes_through():
     mlp, router = 2 * 8 * 32, 4 * 8
     expected = lone + 6 * 6 * 2 * (mlp + router)
     assert spec.flops_per_sample(recompute=recompute) == expected
+
+
+@pytest.mark.parametrize(
+    ("tensor", "meant", "given", "size"),
+    [(2, 1, 4, 2), (4, 1, 8, 2), (4, 2, 2, 1), (4, 1, 2, 1), (2, 4, 2, 2), (2, None, 4, 4)],
+)
+def test_experts_that_fewer_tensor_ranks_divide_are_shared_by_fewer_replicas(
+    tensor, meant, given, size
+):
+    experts = ExpertConfig(moe_expert_parallel_size=given, expert_tensor_parallel_size=meant)
+    assert expert_ranks(experts, tensor=tensor) == size

@@ -1,0 +1,144 @@
+"""Flags of Megatron-LM for process groups, sharding, overlap, pipeline stages and offload."""
+
+from megatron.config.foreign_flags.tables import accepted, read_as, refused
+
+GROUP_FLAGS = (
+    *accepted(
+        "process groups, streams and buffers are those of DeepSpeed and PyTorch: results are the same",
+        """pipeline-model-parallel-comm-backend nccl-communicator-config-path use-tp-pp-dp-mapping
+        disable-gloo-process-groups use-sharp sharp-enabled-group high-priority-stream-groups
+        create-all-gather-group use-nccl-ub disable-symmetric-registration
+        fsdp-manual-registration use-ring-exchange-p2p fsdp-double-buffer
+        fsdp-db-use-persist-buf-on-alloc-fail megatron-fsdp-max-pool-double-buffer
+        gtp-expert-remat-nccl-ub gtp-remat-nccl-ub hierarchical-context-parallel-sizes""",
+    ),
+    *accepted(
+        "one timeout holds for all collectives, from the start on: --distributed-timeout-minutes",
+        "distributed-timeout-seconds-after-init",
+    ),
+    *accepted(
+        "PyTorch's flight recorder is set by its own variables: TORCH_FR_BUFFER_SIZE and others",
+        """flight-recorder-dump-path flight-recorder-trace-buffer-size
+        ~flight-recorder-dump-on-timeout flight-recorder-include-stack-trace
+        ~flight-recorder-include-only-active ~flight-recorder-extra-dump-on-exec""",
+    ),
+    *accepted("a run writes its flags beside its checkpoints", "config-logger-dir"),
+    *refused(
+        "a run needs its processes; leave this flag out, and check a layout without them: "
+        "tools/plan.py",
+        "fake-process-group",
+    ),
+    *refused(
+        "samples have one length, and all ranks of --context-parallel-size divide each: leave this "
+        "flag out",
+        "hybrid-context-parallel max-seqlen-per-dp-cp-rank",
+    ),
+)
+
+OVERLAP_FLAGS = (
+    *accepted(
+        "DeepSpeed reduces and gathers in buckets of its own size; --zero-reduce-bucket-size and "
+        "--zero-allgather-bucket-size set it",
+        """ddp-num-buckets ddp-bucket-size ddp-pad-buckets-for-high-nccl-busbw
+        ddp-average-in-collective suggested-communication-unit-size no-gradient-reduce-div-fusion
+        ~align-grad-reduce no-align-param-gather overlap-param-gather-with-optimizer-step""",
+    ),
+    *accepted(
+        "it only sets when a pipeline communicates and computes: results are the same",
+        """overlap-p2p-communication no-overlap-p2p-communication
+        overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
+        delay-wgrad-compute defer-embedding-wgrad-compute wgrad-deferral-limit""",
+    ),
+    *accepted(
+        "products of tensor-parallel layers are not cut into pieces beside their collectives: "
+        "results are the same",
+        """tp-comm-overlap tp-comm-overlap-cfg tp-comm-bootstrap-backend ~tp-comm-bulk-wgrad
+        ~tp-comm-bulk-dgrad ~tp-comm-overlap-ag ~tp-comm-overlap-rs tp-comm-overlap-rs-dgrad
+        ~tp-comm-split-ag ~tp-comm-split-rs""",
+    ),
+    *refused(
+        "write --accumulate-allreduce-grads-in-fp32 instead: gradients are added and reduced in 32 "
+        "bits",
+        """ddp-reduce-scatter-with-fp32-accumulation
+        ddp-param-name-patterns-for-fp32-local-accumulation""",
+    ),
+    *refused(
+        "write communication_data_type in the JSON of --deepspeed_config instead: the dtype in which "
+        "gradients are reduced",
+        "grad-reduce-in-bf16",
+    ),
+)
+
+SHARDING_FLAGS = (
+    *read_as(
+        "data-parallel-sharding-strategy",
+        "it is no_shard, optim, optim_grads or optim_grads_params",
+        no_shard="",
+        optim="--zero-stage 1",
+        optim_grads="--zero-stage 2",
+        optim_grads_params="--zero-stage 3",
+    ),
+    *accepted(
+        "ZeRO shards: --data-parallel-sharding-strategy, or --zero-stage, sets what",
+        """use-megatron-fsdp megatron-fsdp-version no-use-layer-wise-param-layout
+        megatron-fsdp-enable-fine-grained-param-gather""",
+    ),
+    *read_as("use-torch-fsdp2", "it takes no value", switch="--zero-stage 3"),
+    *accepted(
+        "what ZeRO shards is sharded over all replicas: results are the same",
+        """num-distributed-optimizer-instances outer-dp-sharding-strategy
+        enable-full-sharding-in-hsdp torch-fsdp2-no-reshard-after-forward""",
+    ),
+    *refused(
+        "weights are divided over --tensor-model-parallel-size ranks; --zero-stage 3 shards them "
+        "further: write that, and leave this flag out",
+        """tensor-parallel-num-weight-shards expert-tensor-parallel-num-weight-shards
+        gtp-remat-opt-in-modules gtp-remat-reduce-scatter-with-fp32-accumulation""",
+    ),
+    *read_as(
+        "megatron-fsdp-main-params-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-grad-comm-dtype",
+        "master weights and sums of gradients have 32 bits; leave this flag out",
+        fp32="",
+        auto="",
+    ),
+)
+
+STAGE_FLAGS = (
+    *accepted(
+        "--pp-partition-method divides the layers into stages: results are the same",
+        """pipeline-model-parallel-layout decoder-first-pipeline-num-layers
+        decoder-last-pipeline-num-layers""",
+    ),
+    *read_as(
+        """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+        standalone-embedding-stage""",
+        "it takes no value",
+        switch="--pp-partition-method 'type:transformer|embedding'",
+    ),
+)
+
+MEMORY_FLAGS = (
+    *refused(
+        "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host",
+        """fine-grained-activation-offloading offload-modules cpu-offloading
+        cpu-offloading-num-layers cpu-offloading-retain-pinned-cpu-buffers
+        min-offloaded-tensor-size delta-offload-bytes-across-pp-ranks activation-offload-fraction
+        fine-grained-offloading-max-inflight-offloads""",
+    ),
+    *read_as(
+        "optimizer-offload-fraction",
+        "--cpu-optimizer offloads all of the state, and "
+        "zero_optimization.offload_optimizer.ratio in the JSON of --deepspeed_config a part of it at "
+        "ZeRO stage 3: write one of them, and leave this flag out",
+        **{"1": "", "1.0": ""},
+    ),
+    *read_as("use-torch-optimizer-for-cpu-offload", "it takes no value", switch="--cpu_torch_adam"),
+    *accepted(
+        "--use-pin-memory keeps what is offloaded in page-locked memory; DeepSpeed moves it",
+        "overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params",
+    ),
+    *accepted(
+        "PyTorch's allocator keeps memory for later; its own PYTORCH_CUDA_ALLOC_CONF sets how",
+        "empty-unused-memory-level",
+    ),
+)

@@ -1,0 +1,126 @@
+"""Flags of Megatron-LM for kernels, CUDA graphs, low precision and the computation of experts."""
+
+from megatron.config.foreign_flags.tables import accepted, read_as, refused
+
+_32_BITS = "the optimizer keeps 32 bits, or 8 with --optimizer adam8bit; leave this flag out, or write fp32"
+
+KERNEL_FLAGS = (
+    *read_as(
+        "attention-backend",
+        "it is flash, fused, unfused, local or auto",
+        flash="--attention-impl flash",
+        fused="--attention-impl sdpa",
+        unfused="--attention-impl fused-softmax",
+        local="--attention-impl reference",
+        auto="",
+    ),
+    *accepted(
+        "kernels that fuse operations are chosen by --kernels and --attention-impl; they compute the "
+        "same",
+        """cross-entropy-loss-fusion cross-entropy-fusion-impl use-transformer-engine-op-fuser
+        use-te-activation-func no-bias-swiglu-fusion fused-residual-rmsnorm
+        use-fused-weighted-squared-relu flash-attention-version use-kitchen-attention
+        kitchen-attention-backend mla-down-proj-fusion ~clone-scatter-output-in-embedding
+        disable-mem-efficient-ln""",
+    ),
+    *accepted("there is one way to draw random numbers, on every device", "te-rng-tracker"),
+    *accepted("a checkpoint has one form of names, for every kernel", "export-te-mcore-model"),
+    *accepted("no feature needs this switch", "enable-experimental"),
+    *accepted("nothing is compiled unless --compile is given", "disable-jit-fuser"),
+    *accepted(
+        "training captures no CUDA graphs: results are the same; --compile fuses kernels instead",
+        """enable-cuda-graph cuda-graph-warmup-steps external-cuda-graph cuda-graph-impl
+        cuda-graph-scope cuda-graph-modules optimizer-cuda-graph delay-offload-until-cuda-graph""",
+    ),
+    *read_as("ds_fused_adam", "it takes no value", switch="--optimizer-impl deepspeed"),
+)
+
+PRECISION_FLAGS = (
+    *accepted(
+        "weights are kept in 16 and 32 bits, and cast to fp8 where they are multiplied",
+        "fp8-param-gather keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag",
+    ),
+    *refused(
+        "--fp8-format holds for all products of the layers, forward and backward; leave this flag "
+        "out",
+        """fp8-quantizer-factory ~fp8-wgrad fp8-output-proj first-last-layers-bf16
+        num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 te-precision-config-file
+        kitchen-config-file kitchen-recipe-number""",
+    ),
+    *refused(
+        "products in 4 bits are not built; write --fp8-format hybrid, or leave this flag out",
+        "fp4-format fp4-recipe fp4-quantizer-factory fp4-param-gather",
+    ),
+    *accepted(
+        "the optimizer keeps 32 bits unless a flag of its states says otherwise",
+        "use-precision-aware-optimizer",
+    ),
+    *read_as(
+        "main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype", _32_BITS, fp32=""
+    ),
+    *read_as(
+        "output-logit-dtype",
+        "the loss is computed in 32 bits in every run; leave this flag out",
+        fp32="",
+    ),
+    *refused(
+        "products in bf16 add up as PyTorch's default has it; leave this flag out",
+        "disable-bf16-reduced-precision-matmul",
+    ),
+)
+
+_LEAVE = "; leave this flag out"
+
+MIXTURE_FLAGS = (
+    *accepted(
+        "experts are computed in grouped products, and exchange tokens with uneven all-to-alls: "
+        "results are the same",
+        """overlap-moe-expert-parallel-comm overlap-dispatch-backward-with-experts-wgrad
+        ep-overlap-early-attn-memory-release high-priority-a2a-comm-stream
+        use-grouped-gemm-for-shared-expert use-grouped-gemm-for-dense-mlp moe-use-grouped-tensor
+        moe-single-grouped-weight moe-single-grouped-bias moe-enable-deepep
+        moe-flex-dispatcher-backend moe-flex-dispatcher-num-sms moe-deepep-num-sms
+        moe-permute-fusion-into-hybridep moe-hybridep-pad-uneven-dispatch-inputs
+        moe-hybridep-num-sms moe-hybridep-num-sms-preprocessing moe-hybridep-num-blocks-permute
+        moe-hybridep-num-blocks-unpermute moe-ncclep-zero-copy moe-router-fusion
+        moe-router-padding-for-quantization moe-router-padding-for-fp8
+        moe-pad-experts-for-cuda-graph-inference moe-paged-stash moe-paged-stash-page-size
+        moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-buffer-size-factor-cpu""",
+    ),
+    *accepted(
+        "layers are recomputed as --recompute-granularity has it: results are the same",
+        "moe-layer-recompute",
+    ),
+    *refused(
+        "gate and up rows of an MLP are two blocks" + _LEAVE,
+        "moe-shared-expert-glu-interleave-size moe-mlp-glu-interleave-size",
+    ),
+    *refused(
+        "tokens go where the router sends them; --moe-router-load-balancing-type aux_loss evens the "
+        "loads" + _LEAVE,
+        """moe-enable-routing-replay moe-router-quantile-balancing-ema
+        moe-router-force-load-balancing moe-router-force-biased""",
+    ),
+    *refused(
+        "outputs of experts are weighted, not their inputs" + _LEAVE, "moe-apply-probs-on-input"
+    ),
+    *refused("experts work in the width of --hidden-size" + _LEAVE, "moe-latent-size"),
+    *refused(
+        "tokens travel to experts and back in the dtype of the network" + _LEAVE,
+        "moe-dispatch-fwd-dtype moe-combine-bwd-dtype",
+    ),
+    *refused(
+        "write --moe-expert-capacity-factor instead: the capacity of one expert",
+        "moe-expert-rank-capacity-factor",
+    ),
+    *refused(
+        "routes are not written to files; the log has the loads of experts" + _LEAVE,
+        """moe-routing-trace-path moe-routing-trace-max-training-iters
+        moe-routing-trace-capture-logits moe-routing-trace-capture-hidden-states
+        moe-routing-trace-dump-weights""",
+    ),
+    *refused(
+        "a network without experts is not made into one with them; write --num-experts for a new run",
+        "moe-use-upcycling moe-upcycling-granularity",
+    ),
+)

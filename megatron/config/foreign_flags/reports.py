@@ -1,0 +1,97 @@
+"""Flags of Megatron-LM for logs, telemetry, profiling and its inference engine."""
+
+from megatron.config.foreign_flags.tables import accepted, read_as, refused
+
+_PROFILES = "--profile is PyTorch's profiler; --profile-dir names the directory of its traces"
+
+REPORT_FLAGS = (
+    *read_as(
+        "logging-level",
+        "it is a number of Python's logging: 10, 20, 30, 40 or 50",
+        **{
+            "0": "",
+            "10": "--log-level debug",
+            "20": "--log-level info",
+            "30": "--log-level warning",
+            "40": "--log-level error",
+            "50": "--log-level critical",
+        },
+    ),
+    *read_as(
+        "disable-log-loss-scale-to-tensorboard",
+        "it takes no value",
+        switch="--no-log-loss-scale-to-tensorboard",
+    ),
+    *accepted(
+        "--slow-rank-factor logs ranks that take longer than others by that factor",
+        "straggler-ctrlr-port straggler-minmax-count disable-straggler-on-startup",
+    ),
+    *accepted(
+        "there is no such service; --tensorboard-dir and --wandb-project write the curves of a run",
+        """run-workload-inspector-server no-one-logger one-logger-project one-logger-run-name
+        one-logger-async app-tag-run-name app-tag-run-version otel-enabled otel-service-name
+        otel-span-groups""",
+    ),
+    *accepted("the journal of a run has a record of every step", "log-progress"),
+    *accepted(
+        "used memory is written with each log line of every run",
+        "log-memory-interval log-device-memory-used",
+    ),
+    *accepted(
+        "it is not measured, and the steps are the same; --log-params-norm and "
+        "--log-num-zeros-in-grad are what is measured of weights",
+        "log-max-attention-logit dump-param-to-param-group-map",
+    ),
+    *accepted("--codecarbon-dir DIR writes the energy that a run takes", "log-energy"),
+    *accepted("timers do not wait for other ranks", "no-barrier-with-level-1-timing"),
+    *accepted(
+        _PROFILES,
+        """use-pytorch-profiler pytorch-profiler-collect-shapes pytorch-profiler-collect-callstack
+        pytorch-profiler-collect-chakra record-shapes record-memory-history memory-snapshot-path""",
+    ),
+    *refused(
+        "write --profile --profile-step-start and --profile-step-end instead", "profile_steps"
+    ),
+    *accepted(
+        "the run's own checks are --replica-check-interval and --hang-timeout",
+        "gpu-sniff-test-interval train-sync-interval test-mode",
+    ),
+    *accepted("Python collects garbage when it finds that there is some", "~manual-gc-eval"),
+    *accepted("files at URLs are read without such a client", "enable-msc disable-msc"),
+)
+
+INFERENCE_FLAGS = (
+    *accepted(
+        "it steers Megatron-LM's inference engine, and training has none; generation has the flags "
+        "of tools/run_text_generation_server.py",
+        """inference-batch-times-seqlen-threshold max-tokens-to-oom use-legacy-static-engine
+        inference-max-requests inference-max-seq-length inference-dynamic-batching
+        inference-dynamic-batching-buffer-size-gb
+        inference-dynamic-batching-paused-buffer-size-gb
+        inference-dynamic-batching-mamba-memory-ratio inference-dynamic-batching-block-size
+        inference-dynamic-batching-max-requests inference-dynamic-batching-max-tokens
+        inference-dynamic-batching-num-cuda-graphs
+        inference-dynamic-batching-track-paused-request-events
+        inference-dynamic-batching-track-generated-token-events decode-only-cuda-graphs
+        inference-cuda-graph-all-prefills inference-cuda-graph-max-tokens
+        inference-dynamic-batching-unified-memory-level enable-chunked-prefill
+        num-speculative-tokens inference-dynamic-batching-prefix-caching
+        inference-dynamic-batching-prefix-caching-eviction-policy
+        inference-dynamic-batching-prefix-caching-coordinator-policy
+        inference-dynamic-batching-prefix-caching-routing-alpha
+        inference-dynamic-batching-prefix-caching-mamba-gb
+        inference-dynamic-batching-cuda-graph-mixed-prefill-count
+        inference-dynamic-batching-cuda-graph-sizing-distribution
+        inference-dynamic-batching-sampling-backend use-same-sampling-seed-across-dp-ranks
+        inference-dynamic-batching-async-sched-mode inference-dynamic-batching-logprobs-mode
+        inference-logging-step-interval inference-text-gen-server-logging inference-wandb-logging
+        inference-coordinator-port mamba-inference-conv-states-dtype
+        mamba-inference-ssm-states-dtype inference-use-synchronous-zmq-collectives
+        inference-disable-ep-consensus inference-shards inference-cuda-graph-scope flash-decode
+        batch-invariant-mode batch-invariant-backend symmetric-ar-type
+        nccl-all-reduce-for-prefill inference-fuse-tp-communication
+        inference-disable-triton-nvls-kernels inference-grouped-gemm-backend
+        inference-moe-disable-fused-quant-kernels inference-moe-token-dispatcher-type
+        mlp-chunks-for-prefill inference-rng-tracker""",
+    ),
+)

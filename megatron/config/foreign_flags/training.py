@@ -1,0 +1,115 @@
+"""Flags of Megatron-LM and deepspeedai's program for data, tokenizers, steps and the optimizer."""
+
+from megatron.config.foreign_flags.tables import accepted, read_as, refused
+
+_EFFICIENCY = (
+    "samples are not chosen by difficulty, nor tokens dropped; curriculum_learning in DeepSpeed's "
+    "JSON shortens samples: write that, and leave this flag out"
+)
+
+DATA_FLAGS = (
+    *accepted(
+        "token files are mapped and their index is cached in every run: samples are the same",
+        """no-mmap-bin-files num-dataset-builder-threads dataloader-fast-cache-load
+        dataloader-defer-npy-index-mmap per-dataset-sequences-path""",
+    ),
+    *refused(
+        "write --reset-attention-mask instead, and --reset-position-ids where positions start again",
+        "dataloader-inter-document-masking",
+    ),
+    *refused(
+        "a run has one blend; start the next phase with --load and its own --data-path, and leave "
+        "this flag out",
+        "phase-transition-iterations",
+    ),
+    *accepted("padding is found by its position, whichever its id", "allow-ambiguous-pad-tokens"),
+    *refused(
+        _EFFICIENCY,
+        """data-efficiency-curriculum-learning random-ltd return-data-index use-dataset-only
+        train-idx-path train-desc-path train-doc-idx-path train-sample-idx-path
+        train-shuffle-idx-path""",
+    ),
+    *refused("write --data-path with a local copy instead", "aml-data-download-path"),
+    *read_as("sft", "it takes no value", switch="--objective sft"),
+)
+
+TOKEN_FLAGS = (
+    *read_as("padded-vocab-size", "it takes a number", other="--pad-vocab-size-to {}"),
+    *read_as("~pad-vocab-size", "it takes no value", switch="--make-vocab-size-divisible-by 1"),
+    *read_as("tokenizer-special-tokens", "it takes tokens", other="--tiktoken-special-tokens {}"),
+    *refused(
+        "blanks are kept as the model of SentencePiece keeps them; leave this flag out",
+        "~tokenizer-sentencepiece-ignore-extra-whitespaces",
+    ),
+    *refused(
+        "conversations become token files with tools/preprocess_data.py --conversations "
+        "--chat-template FILE",
+        "chat-template",
+    ),
+)
+
+STEP_FLAGS = (
+    *refused(
+        "a global batch is --micro-batch-size * replicas * a whole number: choose --global-batch-size "
+        "so, and leave this flag out",
+        "decrease-batch-size-if-needed",
+    ),
+    *refused(
+        "batches grow in equal steps: write --rampup-batch-size START INCREMENT SAMPLES, with the last "
+        "size in --global-batch-size",
+        "step-batch-size-schedule",
+    ),
+    *refused(
+        "evaluation takes the batches of training: leave this flag out, and scale --eval-iters, which "
+        "counts batches of --global-batch-size",
+        "eval-global-batch-size eval-micro-batch-size",
+    ),
+    *refused("evaluation begins with --eval-interval; leave this flag out", "start-eval-at-iter"),
+    *refused(
+        'each group of --valid-weighted-split-paths "NAME: 1 0:1 PREFIX" is evaluated under its NAME',
+        "validation-set-names",
+    ),
+    *read_as(
+        "activations-checkpoint-method",
+        "it is uniform or block",
+        uniform="--recompute-granularity full --recompute-method uniform",
+        block="--recompute-granularity full --recompute-method block",
+    ),
+    *read_as(
+        "activations-checkpoint-num-layers", "it takes a number", other="--recompute-num-layers {}"
+    ),
+    *accepted(
+        "--recompute-granularity selective recomputes the core of attention, and full each layer: "
+        "results are the same",
+        "recompute-modules",
+    ),
+    *refused("write --config FILE instead: YAML with the flags of this program", "yaml-cfg"),
+)
+
+OPTIMIZER_FLAGS = (
+    *refused(
+        "queries and keys are not rescaled after a step; --qk-layernorm bounds them: leave this flag "
+        "out",
+        "qk-clip qk-clip-alpha qk-clip-threshold",
+    ),
+    *accepted("muon multiplies matrices as they are, with the same result", "muon-use-syrk"),
+    *read_as(
+        "muon-scalar-optimizer",
+        "what is no matrix of a layer steps with AdamW; leave this flag out",
+        adam="",
+    ),
+    *read_as(
+        "muon-coefficient-type",
+        "muon has the one set of coefficients that is called simple; leave this flag out",
+        simple="",
+    ),
+    *refused(
+        "weights decay, biases and norms do not; write --apply-wd-to-qk-layernorm for those of "
+        "queries and keys, and leave this flag out",
+        "no-weight-decay-cond-type",
+    ),
+    *refused(
+        "write --bitfit to train biases alone, or --lora-rank for adapters, and leave this flag out",
+        "freeze-all-layers",
+    ),
+)

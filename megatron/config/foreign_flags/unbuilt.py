@@ -1,0 +1,119 @@
+"""Flags of networks and methods that are not built: one sentence for each kind."""
+
+from megatron.config.foreign_flags.tables import accepted, read_as, refused
+
+_ONE_AHEAD = "a network predicts one token ahead; leave the flags of multi-token prediction out"
+
+NETWORK_FLAGS = (
+    *refused(
+        "multi-head latent attention is not built; leave its flags out, and write "
+        "--group-query-attention --num-query-groups N to make keys and values smaller",
+        """multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim
+        rope-type rotary-scaling-factor mscale mscale-all-dim cache-mla-latents""",
+    ),
+    *refused(
+        "linear and indexed attention are not built: every layer has softmax attention; leave this "
+        "flag out",
+        """experimental-attention-variant linear-attention-freq linear-conv-kernel-dim
+        linear-key-head-dim linear-value-head-dim linear-num-key-heads linear-num-value-heads
+        dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk dsa-indexer-topk-freq
+        dsa-indexer-skip-topk-offset dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
+        dsa-kernel-backend dsa-indexer-rope-interleaved ~dsa-indexer-rotate-activation
+        ~dsa-indexer-scoring-relu dsa-indexer-k-norm-epsilon dsa-indexer-k-norm-fp32
+        gdp-num-householder gdp-cutedsl-kernel gdp-num-chunk-states-to-recompute""",
+    ),
+    *refused(
+        "this kind of attention is not built; leave this flag out",
+        "softmax-type attention-output-gate qk-l2-norm no-rope-freq mrope-section",
+    ),
+    *read_as("mtp-num-layers", _ONE_AHEAD, **{"0": ""}),
+    *refused(
+        _ONE_AHEAD,
+        """mtp-standalone mtp-loss-scaling-factor mtp-use-repeated-layer mtp-detach-heads mtp-hsm
+        mtp-hybrid-override-pattern""",
+    ),
+    *refused(
+        "a layer has one residual stream; leave the flags of hyper-connections out",
+        """enable-mhc-connections mhc-num-residual-streams mhc-sinkhorn-iterations
+        mhc-init-gating-factor mhc-recompute-layer-num""",
+    ),
+    *refused(
+        "Mamba and hybrid networks are not built; leave their flags out",
+        """is-hybrid-model hybrid-layer-pattern hybrid-override-pattern mamba-state-dim
+        mamba-head-dim mamba-num-groups mamba-num-heads disable-mamba-mem-eff-path
+        mamba-training-ssm-states-dtype mlp-chunks-for-training""",
+    ),
+    *refused(
+        "all layers of a network have one size; leave this flag out",
+        "heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json",
+    ),
+    *refused(
+        "this activation is not built; write --activation with one that --help lists, and leave this "
+        "flag out",
+        "quick-geglu glu-linear-offset activation-func-clamp-value",
+    ),
+    *refused(
+        "write --use-rope-scaling --rope-scaling-type yarn, and --rope-beta-fast, --rope-beta-slow "
+        "and --rope-original-max-position-embeddings",
+        """yarn-original-max-position-embeddings yarn-beta-fast yarn-beta-slow
+        yarn-correction-range-round-to-int no-yarn-correction-range-round-to-int""",
+    ),
+    *refused(
+        "maximal update parametrization is not built; choose --lr and --init-method-std yourself, "
+        "and leave this flag out",
+        """mup mup-input-mult mup-output-mult mup-attn-mult use-mup mup-width-mult
+        mup-base-hidden-size mup-embedding-mult mup-base-head-dim mup-attn-scale-power""",
+    ),
+    *refused(
+        "embeddings are drawn with --init-method-std like every weight; leave this flag out",
+        "embedding-init-method-std",
+    ),
+    *accepted(
+        "weights are drawn in every run, before --load replaces them",
+        "no-initialization init-model-with-meta-device",
+    ),
+    *read_as(
+        "spec",
+        "write --network NAME with --plugin MODULE for a network of your own",
+        local="",
+    ),
+)
+
+METHOD_FLAGS = (
+    *refused(
+        "reinforcement learning is not built; leave its flags out, or train on conversations: "
+        "finetune_sft.py",
+        """perform-rl-step rl-prompts-per-eval grpo-prompts-per-step grpo-group-size rl-generation-lag
+        rl-max-inflight-requests rl-submission-granularity rl-consumption-granularity
+        rl-durable-rollout-bank rl-rollout-bank-dir rl-rollout-bank-max-bytes grpo-iterations
+        grpo-clamp-eps-lower grpo-clamp-eps-upper grpo-kl-beta grpo-entropy-term-weight
+        grpo-filter-groups-with-same-reward langrl-env-config rl-default-temperature
+        rl-default-top-p rl-default-top-k rl-offload-optimizer-during-inference
+        rl-kv-cache-management-mode rl-persist-cuda-graphs rl-partial-rollouts
+        rl-inference-logprobs-is-correction rl-importance-sampling-truncation-coef
+        rl-use-sequence-packing rl-sequence-packing-max-sequences-per-bin rl-sequence-packing-algo
+        rl-training-cuda-graphs rl-inference-tensor-model-parallel-size
+        rl-inference-pipeline-model-parallel-size rl-inference-expert-model-parallel-size
+        rl-inference-expert-tensor-model-parallel-size rl-inference-model-unified-memory-level
+        rl-offload-inference-model-weights-when-idle refit-method rl-verify-model-weights-swap
+        rl-skip-bos-token rl-profile rl-profile-dir rl-inference-parsers""",
+    ),
+    *refused(
+        "distillation into students is not built; train the smaller network by itself, without "
+        "these flags",
+        """kd mos kd-alpha-ce kd-beta-ce kd-temp num-layers-teacher num-experts-teacher
+        hidden-size-teacher num-attention-heads-teacher load-teacher logits-save-top-k
+        logits-save-top-p logits-save-top-p-min-k logits-save-dir logits-save-dtype
+        logits-load-dir logits-load-decode-threads logits-load-prefetch-factor
+        logits-load-msc-prefetch-depth logits-load-kd-loss-alpha logits-load-ignore-errors""",
+    ),
+    *refused(
+        "models are trained on text alone; leave the flags of images out",
+        """num-classes img-dim num-channels patch-dim img-h img-w classes-fraction
+        data-per-class-fraction no-data-sharding head-lr-mult vision-pretraining
+        vision-pretraining-type vision-backbone-type swin-backbone-type mask-type mask-factor
+        iter-per-epoch dino-local-img-size dino-local-crops-number dino-head-hidden-size
+        dino-bottleneck-size dino-freeze-last-layer dino-norm-last-layer dino-warmup-teacher-temp
+        dino-teacher-temp dino-warmup-teacher-temp-epochs""",
+    ),
+)
