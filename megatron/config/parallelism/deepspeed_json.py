@@ -14,6 +14,7 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import KEY as CURRICULUM
 from megatron.config.parallelism.deepspeed_keys import key_problems, renamed_keys
+from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.json_tree import value_at
 
 ABSENT = object()
@@ -26,6 +27,16 @@ class OwnedKey:
     key: str  # dotted path
     flag: str
     value: Any
+
+
+def given_keys(section: Any) -> Iterator[OwnedKey]:
+    """Yield the keys that the settings of a section own; one that is not given owns nothing."""
+    kind: type = type(section)
+    for flag in flags_of(kind):
+        value = getattr(section, flag.name)
+        if flag.setting.ds_key and value != flag.default:
+            is_whole = isinstance(value, float) and value.is_integer()
+            yield OwnedKey(flag.setting.ds_key, flag.options[0], int(value) if is_whole else value)
 
 
 def read_ds_config(file: str | None) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from megatron.config.parallelism.deepspeed_json import OwnedKey
+from megatron.config.parallelism.deepspeed_json import OwnedKey, given_keys
+from megatron.config.parsing.declaration import setting
 from megatron.config.parsing.json_tree import value_at
 
 
@@ -25,13 +26,13 @@ class PrecisionConfig:
     initial_loss_scale: float | None = None
     """Start of the dynamic loss scale, a power of two (default: that of the JSON, or 2**32)."""
 
-    min_loss_scale: float | None = None
+    min_loss_scale: float | None = setting(None, ds_key="fp16.min_loss_scale")
     """Least dynamic loss scale (default: that of the JSON, or 1)."""
 
-    loss_scale_window: float | None = None
+    loss_scale_window: float | None = setting(None, ds_key="fp16.loss_scale_window")
     """Steps without overflow after which the loss scale doubles (default: that of the JSON, or 1000)."""
 
-    hysteresis: int | None = None
+    hysteresis: int | None = setting(None, ds_key="fp16.hysteresis")
     """Overflows after which the loss scale is halved (default: that of the JSON, or 2)."""
 
     accumulate_allreduce_grads_in_fp32: bool = False
@@ -112,14 +113,7 @@ def precision_keys(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[
         keys.append(
             OwnedKey("fp16.initial_scale_power", "the power of --initial-loss-scale", power)
         )
-    for key, flag, value in (
-        ("fp16.min_loss_scale", "--min-loss-scale", precision.min_loss_scale),
-        ("fp16.loss_scale_window", "--loss-scale-window", precision.loss_scale_window),
-        ("fp16.hysteresis", "--hysteresis", precision.hysteresis),
-    ):
-        if value is not None:
-            keys.append(OwnedKey(key, flag, int(value)))
-    return keys
+    return [*keys, *given_keys(precision)]
 
 
 def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool:

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
-from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.parsing.declaration import flags_of, range_problems, setting
+
+_BLOCK = "activation_checkpointing."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +35,26 @@ class RecomputeConfig:
     """Layers in a group (uniform) or layers of each stage that are computed again (block)."""
 
     distribute_saved_activations: bool = setting(
-        False, older=("--distribute-checkpointed-activations", "--partition-activations")
+        False,
+        older=("--distribute-checkpointed-activations", "--partition-activations"),
+        ds_key=f"{_BLOCK}partition_activations",
     )
     """Divide what full recomputation keeps over the tensor-parallel ranks."""
 
-    contiguous_checkpointing: bool = setting(False, older=("--contigious-checkpointing",))
+    contiguous_checkpointing: bool = setting(
+        False,
+        older=("--contigious-checkpointing",),
+        ds_key=f"{_BLOCK}contiguous_memory_optimization",
+    )
     """Copy what --partition-activations keeps into one buffer, against fragmented memory."""
 
-    checkpoint_in_cpu: bool = False
+    checkpoint_in_cpu: bool = setting(False, ds_key=f"{_BLOCK}cpu_checkpointing")
     """Move what full recomputation keeps to the memory of the CPU."""
 
-    synchronize_each_layer: bool = False
+    synchronize_each_layer: bool = setting(False, ds_key=f"{_BLOCK}synchronize_checkpoint_boundary")
     """Wait for the device before and after every recomputed part."""
 
-    profile_backward: bool = False
+    profile_backward: bool = setting(False, ds_key=f"{_BLOCK}profile")
     """Log the time of every recomputed part's forward and backward pass."""
 
 
@@ -158,7 +166,9 @@ def plan_storage(
     plan = plan_recompute(recompute, num_layers=num_layers, pipeline=parts)
     block = dict(user.get("activation_checkpointing", {}))
     problems, notices = [], []
-    for key, flag, given in _switches(recompute):
+    for switch in (flag for flag in flags_of(RecomputeConfig) if flag.setting.ds_key):
+        key, flag = switch.setting.ds_key.removeprefix(_BLOCK), switch.options[0]
+        given = getattr(recompute, switch.name)
         if given and block.get(key) is False:
             problems.append(
                 f"{flag}: activation_checkpointing.{key} of the DeepSpeed JSON is false"
@@ -176,29 +186,6 @@ def plan_storage(
     if block.get("contiguous_memory_optimization"):
         block["number_checkpoints"] = len(plan.groups(num_layers))
     return Storage(block=block, problems=tuple(problems), notices=tuple(notices))
-
-
-def _switches(recompute: RecomputeConfig) -> tuple[tuple[str, str, bool], ...]:
-    """Return (key of DeepSpeed's block, flag, whether the flag is there)."""
-    return (
-        (
-            "partition_activations",
-            "--distribute-saved-activations",
-            recompute.distribute_saved_activations,
-        ),
-        (
-            "contiguous_memory_optimization",
-            "--contiguous-checkpointing",
-            recompute.contiguous_checkpointing,
-        ),
-        ("cpu_checkpointing", "--checkpoint-in-cpu", recompute.checkpoint_in_cpu),
-        (
-            "synchronize_checkpoint_boundary",
-            "--synchronize-each-layer",
-            recompute.synchronize_each_layer,
-        ),
-        ("profile", "--profile-backward", recompute.profile_backward),
-    )
 
 
 def _obstacle(

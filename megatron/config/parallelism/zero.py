@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatron.config.optimization.optimizer import OptimizerConfig
-from megatron.config.parallelism.deepspeed_json import OwnedKey
+from megatron.config.parallelism.deepspeed_json import OwnedKey, given_keys
 from megatron.config.parallelism.precision import PrecisionPlan
 from megatron.config.parsing.declaration import setting
 from megatron.config.parsing.json_tree import value_at
@@ -23,19 +23,29 @@ class DeepSpeedConfig:
     """What ZeRO divides over the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients
     too, 3 weights too (default: the JSON's stage, or else 0)."""
 
-    zero_reduce_scatter: bool = False
+    zero_reduce_scatter: bool = setting(False, ds_key="zero_optimization.reduce_scatter")
     """Reduce gradients only to the rank that keeps them."""
 
-    zero_contiguous_gradients: bool = setting(False, older=("--zero-contigious-gradients",))
+    zero_contiguous_gradients: bool = setting(
+        False,
+        older=("--zero-contigious-gradients",),
+        ds_key="zero_optimization.contiguous_gradients",
+    )
     """Copy gradients into one buffer as they come."""
 
-    zero_reduce_bucket_size: int = setting(0, at_least=0)
+    zero_reduce_bucket_size: int = setting(
+        0, at_least=0, ds_key="zero_optimization.reduce_bucket_size"
+    )
     """Elements reduced at a time; 0 leaves it to the JSON or DeepSpeed."""
 
-    zero_allgather_bucket_size: int = setting(0, at_least=0)
+    zero_allgather_bucket_size: int = setting(
+        0, at_least=0, ds_key="zero_optimization.allgather_bucket_size"
+    )
     """Elements gathered at a time; 0 leaves it to the JSON or DeepSpeed."""
 
-    remote_device: Literal["none", "cpu", "nvme"] | None = None
+    remote_device: Literal["none", "cpu", "nvme"] | None = setting(
+        None, ds_key="zero_optimization.offload_param.device"
+    )
     """Where ZeRO stage 3 keeps the weights that are not in use; nvme takes its folder from
     zero_optimization.offload_param.nvme_path of the JSON."""
 
@@ -98,22 +108,9 @@ def zero_keys(
 ) -> Iterator[OwnedKey]:
     """Yield the keys of DeepSpeed's JSON that these flags own; one that is not given owns nothing."""
     yield OwnedKey("zero_optimization.stage", "--zero-stage", plan.given_stage)
-    if zero.zero_reduce_scatter:
-        yield OwnedKey("zero_optimization.reduce_scatter", "--zero-reduce-scatter", True)
-    if zero.zero_contiguous_gradients:
-        yield OwnedKey(
-            "zero_optimization.contiguous_gradients", "--zero-contiguous-gradients", True
-        )
-    for key, flag, size in (
-        ("reduce_bucket_size", "--zero-reduce-bucket-size", zero.zero_reduce_bucket_size),
-        ("allgather_bucket_size", "--zero-allgather-bucket-size", zero.zero_allgather_bucket_size),
-    ):
-        if size:
-            yield OwnedKey(f"zero_optimization.{key}", flag, size)
+    yield from given_keys(zero)
     if optimizer.cpu_optimizer:
         yield OwnedKey(f"{OPTIMIZER_BLOCK}.device", "--cpu-optimizer", "cpu")
-    if zero.remote_device is not None:
-        yield OwnedKey(f"{WEIGHTS_BLOCK}.device", "--remote-device", zero.remote_device)
     for block, device in (
         (OPTIMIZER_BLOCK, plan.optimizer_device),
         (WEIGHTS_BLOCK, plan.weights_device),

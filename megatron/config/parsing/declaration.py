@@ -27,6 +27,7 @@ class Setting:
             "not SECTION.NAME" for a switch that turns one off. Without one: that of its own name.
         in_weights: whether the shapes or the meaning of weights depend on it: a run with another value
             does not continue from a checkpoint, and an exporter that does not name it refuses it.
+        ds_key: the key of DeepSpeed's JSON that it owns once it is given: a dotted path.
         megatron_lm: whether it is an argument of the same name and values in Megatron-LM's checkpoints.
     """
 
@@ -43,6 +44,7 @@ class Setting:
     matters: bool = True
     plan: str = ""
     in_weights: bool = True
+    ds_key: str = ""
     megatron_lm: bool = False
 
     @property
