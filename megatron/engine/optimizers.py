@@ -15,7 +15,7 @@ from torch import nn
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.engine.deepspeed.patches.master_weights import mark_without_gradient
-from megatron.optimizer.build import build_optimizer, shard_dim
+from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import FlatLayout, MatrixSlice, Muon
 from megatron.optimizer.param_groups import plan_groups
 
@@ -78,10 +78,7 @@ def lay_out_matrices(optimizer: Muon, engine: Any) -> None:
         return
     for number, group in enumerate(optimizer.param_groups):
         if group["orthogonal"]:
-            pieces = [
-                MatrixSlice(start, (parameter.size(0), parameter.size(1)), shard_dim(parameter))
-                for parameter, start in _places(zero, number)
-            ]
+            pieces = [MatrixSlice.of(*place) for place in _places(zero, number)]
             (flat,) = group["params"]
             optimizer.lay_out(flat, FlatLayout(pieces, zero.real_dp_process_group[number]))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from megatron.common.registry import OPTIMIZERS
 from megatron.config.optimization.optimizer import OptimizerPlan
@@ -86,13 +86,6 @@ def muon(
         nesterov=plan.muon.nesterov,
         steps=plan.muon.steps,
         scale=muon_scale(plan.muon.scale_mode, plan.muon.extra_scale),
-        dim_of=shard_dim,
         tensor_group=tensor_group,
         dtype=dtype,
     )
-
-
-def shard_dim(parameter: Tensor) -> int | None:
-    """Return the dimension along which `parameter` is sharded; None if it is replicated."""
-    shard = getattr(parameter, "shard", None)
-    return None if shard is None else shard.dim

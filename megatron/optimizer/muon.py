@@ -14,22 +14,31 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 @dataclass(frozen=True)
 class MatrixSlice:
-    """Position of a matrix in a flat tensor.
+    """Position of a weight in a flat tensor: a matrix, or those of several experts.
 
     Args:
         start: index of its first element.
-        shape: rows and columns on this rank.
+        shape: [rows, columns] or [experts, rows, columns] on this rank.
         dim: along which tensor parallelism shards it; None if replicated.
+        is_transposed: whether rows are its input features.
     """
 
     start: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dim: int | None
+    is_transposed: bool = False
+
+    @classmethod
+    def of(cls, parameter: Tensor, start: int = 0) -> "MatrixSlice":
+        """Return the position of `parameter`, whose marks say how it is laid out."""
+        shard = getattr(parameter, "shard", None)
+        dim = None if shard is None else shard.dim
+        return cls(start, tuple(parameter.shape), dim, hasattr(parameter, "is_transposed"))
 
     @property
     def stop(self) -> int:
         """Index after its last element."""
-        return self.start + self.shape[0] * self.shape[1]
+        return self.start + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,6 @@ class Muon(torch.optim.AdamW):
     it has elements of.
 
     Args:
-        dim_of: dimension along which a matrix is sharded; None if replicated.
         tensor_group: tensor-parallel ranks.
         dtype: of the Newton-Schulz iteration.
 
@@ -68,14 +76,13 @@ class Muon(torch.optim.AdamW):
         nesterov: bool,
         steps: int,
         scale: Callable[[int, int], float],
-        dim_of: Callable[[Tensor], int | None],
         tensor_group: dist.ProcessGroup,
         dtype: torch.dtype,
     ):
         super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
         self._momentum, self._nesterov = momentum, nesterov
         self._steps, self._scale, self._dtype = steps, scale, dtype
-        self._dim_of, self._tensor_group = dim_of, tensor_group
+        self._tensor_group = tensor_group
         self._flat: dict[Tensor, FlatLayout] = {}
 
     def lay_out(self, flat: Tensor, layout: FlatLayout) -> None:
@@ -110,7 +117,7 @@ class Muon(torch.optim.AdamW):
         if p in self._flat:
             direction = self._flat_direction(ahead, self._flat[p])
         else:
-            direction = self._direction(ahead, self._dim_of(p))
+            direction = self._direction(ahead, MatrixSlice.of(p))
         p.mul_(1 - lr * weight_decay).add_(direction.to(p), alpha=-lr)
 
     def _flat_direction(self, own: Tensor, flat: FlatLayout) -> Tensor:
@@ -124,22 +131,26 @@ class Muon(torch.optim.AdamW):
             low, high = max(piece.start, first), min(piece.stop, last)
             if low < high:
                 matrix = full[piece.start : piece.stop].view(piece.shape)
-                moved = self._direction(matrix, piece.dim).flatten()
+                moved = self._direction(matrix, piece).flatten()
                 direction[low - first : high - first] = moved[
                     low - piece.start : high - piece.start
                 ]
         return direction
 
-    def _direction(self, matrix: Tensor, dim: int | None) -> Tensor:
+    def _direction(self, matrix: Tensor, layout: MatrixSlice) -> Tensor:
         """Return the scaled orthogonal matrix of a full matrix, or this rank's shard of it."""
-        ranks = self._tensor_group.size()
+        ranks, dim = self._tensor_group.size(), layout.dim
         if dim is None or ranks == 1:
-            return self._scale(*matrix.shape) * orthogonalize(matrix, self._steps, self._dtype)
+            return self._scaled_orthogonal(matrix, layout)
         shards = [matrix.new_empty(matrix.shape) for _ in range(ranks)]
         dist.all_gather(shards, matrix.contiguous(), group=self._tensor_group)
-        full = torch.cat(shards, dim)
-        direction = self._scale(*full.shape) * orthogonalize(full, self._steps, self._dtype)
+        direction = self._scaled_orthogonal(torch.cat(shards, dim), layout)
         return direction.chunk(ranks, dim)[self._tensor_group.rank()]
+
+    def _scaled_orthogonal(self, full: Tensor, layout: MatrixSlice) -> Tensor:
+        rows, columns = full.shape[-2:]
+        outputs, inputs = (columns, rows) if layout.is_transposed else (rows, columns)
+        return self._scale(outputs, inputs) * orthogonalize(full, self._steps, self._dtype)
 
 
 def orthogonalize(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
@@ -148,18 +159,18 @@ def orthogonalize(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     The singular values end between 0.7 and 1.2, not at 1: the coefficients of this quintic
     Newton-Schulz iteration make small ones grow fast.
 
-    Shapes: [r, c] -> [r, c], in `dtype`.
+    Shapes: [..., r, c] -> [..., r, c], in `dtype`; each matrix by itself.
     Source: Jordan et al. 2024.
     """
     x = matrix.to(dtype)
-    tall = x.size(0) > x.size(1)
-    x = x.T if tall else x
-    x = x / x.norm().clamp(min=1e-7)
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     a, b, c = _COEFFICIENTS
     for _ in range(steps):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
+    return x.mT if tall else x
 
 
 def muon_scale(mode: str, extra: float) -> Callable[[int, int], float]:

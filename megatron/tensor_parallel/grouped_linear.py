@@ -16,6 +16,7 @@ from megatron.tensor_parallel.sharding import (
     mark_partial_gradient,
     mark_residual,
     mark_sharded,
+    mark_transposed,
 )
 
 _ALIGNMENT = 8
@@ -99,7 +100,7 @@ class GroupedLinear(nn.Module):
         weight = nn.Parameter(torch.empty(num_experts, local, outer))
         self.weight = mark_sharded(weight, 1, group)
         if narrows:
-            mark_residual(weight)
+            mark_residual(mark_transposed(weight))
         bias = nn.Parameter(torch.zeros(num_experts, outer if narrows else local))
         mark_initial(bias, "constructed")
         if not has_bias:

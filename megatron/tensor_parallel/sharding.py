@@ -41,6 +41,12 @@ def mark_sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) ->
     return parameter
 
 
+def mark_transposed(parameter: nn.Parameter) -> nn.Parameter:
+    """Mark `parameter` as matrices whose rows are input features; those of others are outputs."""
+    parameter.is_transposed = True  # type: ignore[attr-defined]
+    return parameter
+
+
 def mark_partial_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
     """Mark `parameter` as one of whose gradient each rank of `group` computes a part.
 

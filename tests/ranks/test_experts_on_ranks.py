@@ -170,6 +170,13 @@ def shared_experts_step_like_plain_torch_at_every_stage(rank):
     require_same_path(rank, *SHARED, *llama, "--topk", "3", "--checkpoint-activations")
 
 
+def muon_steps_on_the_matrices_of_each_expert(rank):
+    muon = ["--optimizer", "muon", "--muon-extra-scale-factor", "0.1", "--topk", "2"]
+    for stage in range(3):
+        for layout in (SHARED, DIVIDED, []):
+            require_same_path(rank, *layout, *muon, "--zero-stage", str(stage))
+
+
 def experts_of_one_replica_step_like_plain_torch(rank):
     for stage in range(3):
         require_same_path(rank, "--zero-stage", str(stage), "--topk", "2")
@@ -295,6 +302,7 @@ def sixteen_bits_find_the_same_norms_in_every_layout(rank):
 def sixteen_bits_find_the_same_norms(rank):
     require_same_norms(
         ([*SHARED, "--bf16"], "cpu"),
+        ([*SHARED, "--bf16", "--optimizer", "muon"], "cpu"),
         ([*SHARED, "--bf16", "--zero-stage", "2"], "cpu"),
         ([*DIVIDED, "--bf16", "--zero-stage", "2"], "cpu"),
         ([*SHARED, "--fp16", "--loss-scale", "128", "--zero-stage", "2"], "cuda"),
@@ -318,6 +326,7 @@ def require_same_norms(*layouts):
 
 CHECKS = [
     shared_experts_step_like_plain_torch_at_every_stage,
+    muon_steps_on_the_matrices_of_each_expert,
     experts_of_one_replica_step_like_plain_torch,
     experts_divided_over_tensor_ranks_step_like_plain_torch,
     experts_step_alike_where_tensor_ranks_divide_the_sequence,

@@ -38,8 +38,6 @@ def expert_problems(start: Start) -> Iterator[str]:
     yield from _layout_problems(experts, parallel, sorted(counts), data=start.replicas)
     if expert_ranks(experts, tensor=parallel.tensor_model_parallel_size) > 1:
         yield from _divided_problems(start)
-    if start.optimizer.name == "muon":
-        yield "--optimizer muon does not know experts: write --optimizer adam"
     has_biases = start.config.model.add_bias_linear
     if start.config.optimizer.bitfit and not has_biases and start.zero.stage:
         yield "--bitfit with --disable-bias-linear leaves nothing of the experts to train"

@@ -15,6 +15,7 @@ from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import orthogonalize
 from megatron.optimizer.param_groups import param_groups
 from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.sharding import mark_transposed
 
 
 @pytest.fixture
@@ -66,6 +67,25 @@ def test_bitfit_trains_the_biases_alone(model, group):
     trained = {p for g in optimizer.param_groups for p in g["params"]}
     for name, parameter in model.named_parameters():
         assert (parameter in trained) == parameter.requires_grad == name.endswith("bias"), name
+
+
+def test_each_matrix_of_experts_is_made_orthogonal_by_itself(group):
+    plan = tiny_plan("--optimizer", "muon", "--muon-scale-mode", "unit_rms_norm").optimizer
+    matrices = torch.randn(3, 4, 6)
+    experts = nn.Module()
+    experts.weight, experts.narrowing = (nn.Parameter(matrices.clone()) for _ in range(2))
+    mark_transposed(experts.narrowing)
+    optimizer = build_optimizer(experts, plan, 0.1, tensor_group=group)
+    gradients = torch.randn(3, 4, 6)
+    for p in experts.parameters():
+        p.grad = gradients.clone()
+    optimizer.step()
+    group = optimizer.param_groups[0]
+    kept = matrices * (1 - group["lr"] * group["weight_decay"])
+    for p, ratio in ((experts.weight, 4 / 6), (experts.narrowing, 6 / 4)):
+        for number, gradient in enumerate(gradients):
+            moved = kept[number] - 0.1 * ratio**0.5 * orthogonalize(gradient, 5, torch.float32)
+            torch.testing.assert_close(p[number].detach(), moved)
 
 
 LR = 0.1

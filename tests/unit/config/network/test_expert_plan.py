@@ -95,7 +95,6 @@ def test_flags_of_both_systems_mean_the_same():
             "--num-experts 4 --moe-expert-parallel-size 2 --zero-stage 3",
             "write --zero-stage 2, or --moe-expert-parallel-size 1",
         ),
-        ("--num-experts 4 --optimizer muon", "muon does not know experts"),
         ("--num-experts 4 --bitfit --disable-bias-linear --zero-stage 1", "leaves nothing"),
         ("--num-experts 4 --ds-sequence-parallel-size 2", "no capacity, as each rank has a part"),
         ("--num-experts 4 --context-parallel-size 2", "write --cp-comm-type a2a"),
