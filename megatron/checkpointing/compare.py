@@ -197,8 +197,12 @@ def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: 
         )
 
 
+_GROUPS = ("decays_qk_norms", "embeddings_apart")
+"""Decisions that put parameters into other groups, whose state DeepSpeed finds by their number."""
+
+
 def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """List the differences of layout, which make a checkpoint need resharding."""
+    """List the differences of layout, and of parameter groups, which make a checkpoint need resharding."""
     stages = then["parallel"]["pipeline"], now["parallel"]["pipeline"]
     # Schedules with the same chunks have the same layers on each stage.
     skip = ("splits_backward", *(() if max(stages) > 1 else ("partition_method",)))
@@ -206,6 +210,7 @@ def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
         *_differences(then, now, "model", only=_OF_LAYOUT),
         *_differences(then, now, "parallel", skip=skip),
         *_differences(then, now, "precision", only=("dtype", "fp32_gradients")),
+        *_differences(then, now, "optimizer", only=_GROUPS),
     ]
 
 
@@ -300,6 +305,7 @@ def other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[D
             # Options that the saving version did not have cannot differ.
             unknown = set(now[section]) - set(then[section])
             skip = ("on_resume", *_NOT_IN_STEP.get(section, ()), *unknown)
+            skip += _GROUPS if section == "optimizer" else ()
             # Files and options of a task; another task is refused.
             skip += ("own",) if section == "objective" and task_in(now) else ()
             saved, current = (

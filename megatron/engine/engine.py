@@ -196,13 +196,17 @@ class Engine(ABC):
         return self._zeros.count if self._zeros else None
 
     def counters(self) -> dict[str, tuple[float, ...]]:
-        """Collect step counters, learning rate and loss scale by name: equal on all ranks."""
+        """Collect step counters, learning rate and loss scale by name: equal on all ranks.
+
+        That of the embedding is left out: some stages have none.
+        """
         optimizer = self._engine.basic_optimizer
         if optimizer is None:
             return {}
         counting = [*optimizer.state.values(), *optimizer.param_groups]
         steps = {float(each["step"]) for each in counting if "step" in each}
-        rates = {float(group["lr"]) for group in self._engine.optimizer.param_groups}
+        groups = self._engine.optimizer.param_groups
+        rates = {float(group["lr"]) for group in groups if not group.get("embedding")}
         return {
             "steps of the optimizer": tuple(sorted(steps)),
             "steps of DeepSpeed": (self._engine.global_steps, self._engine.skipped_steps),

@@ -113,13 +113,13 @@ def train(
         else None,
     )
     with watchdog.watching():
-        # Before torch, which takes seconds to import: errors are reported at once.
-        with before_the_first_step():
-            config = prepare(config, name, world_size=started.world_size)
         limit_s = config.training.hang_timeout or 0
         # Before the ranks can agree on a folder; both wrong values are refused later.
         if save and limit_s > 0:
             watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
+        # Before torch, which takes seconds to import: errors are reported at once.
+        with before_the_first_step():
+            config = prepare(config, name, world_size=started.world_size)
         start = require_startable(config, world_size=started.world_size, objective=name)
         from megatron.training.process.device import prepare_process
 

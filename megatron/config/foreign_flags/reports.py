@@ -9,12 +9,10 @@ REPORT_FLAGS = (
         "logging-level",
         "it is a number of Python's logging: 10, 20, 30, 40 or 50",
         **{
-            "0": "",
             "10": "--log-level debug",
             "20": "--log-level info",
-            "30": "--log-level warning",
-            "40": "--log-level error",
-            "50": "--log-level critical",
+            # Progress is logged here, and printed there whatever the level is.
+            **dict.fromkeys(("0", "30", "40", "50"), ""),
         },
     ),
     *read_as(

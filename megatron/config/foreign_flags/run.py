@@ -12,15 +12,15 @@ _OURS = "there is one implementation of the network, chosen by its own flags"
 DATA_LEGACY = (
     Legacy(
         "--num-workers",
-        "samples are read from memory-mapped files by the training process itself",
+        "samples are read from token files by the training process itself",
         takes=1,
     ),
     Legacy(
         "--valid-num-workers",
-        "samples are read from memory-mapped files by the training process itself",
+        "samples are read from token files by the training process itself",
         takes=1,
     ),
-    Legacy("--mmap-warmup", "files are mapped; the first reading of a page warms it up"),
+    Legacy("--mmap-warmup", "token files are read piece by piece, not mapped"),
     Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
     Legacy("--fim-eod-token", "the EOD token is the tokenizer's", takes=1),
     *(

@@ -124,7 +124,7 @@ _ANSWERS: Mapping[str, str] = {
     "num-nodes": _LAUNCHER,
     "nnodes": _LAUNCHER,
     "nproc-per-node": _LAUNCHER,
-    "dataloader-num-workers": "samples come from memory-mapped files, without workers; leave it out",
+    "dataloader-num-workers": "samples come from token files, without workers; leave it out",
     "remove-unused-columns": f"{_TEXT}; leave it out",
     "packing": "pretraining packs documents into samples; finetune_sft.py packs conversations",
     "completion-only-loss": f"{_CHAT}, which trains on answers only",

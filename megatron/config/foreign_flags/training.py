@@ -9,7 +9,7 @@ _EFFICIENCY = (
 
 DATA_FLAGS = (
     *accepted(
-        "token files are mapped and their index is cached in every run: samples are the same",
+        "token files are read piece by piece and their index is cached in every run: samples are the same",
         """no-mmap-bin-files num-dataset-builder-threads dataloader-fast-cache-load
         dataloader-defer-npy-index-mmap per-dataset-sequences-path""",
     ),

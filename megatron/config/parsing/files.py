@@ -10,7 +10,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import FileWord, peek
+from megatron.config.parsing.parser import OFF, FileWord, peek
 
 Values = Mapping[str, Any]
 """Values of settings by field, as a file of flags holds them; a dictionary groups some."""
@@ -46,7 +46,8 @@ def _switches(sections: Mapping[str, type]) -> Switches:
 
     def words(option: str) -> tuple[list[str], list[str]]:
         found = known.get(option) or switch_words(extension_sections()).get(option)
-        return found or ([option], [option])  # which the parser refuses
+        # The parser refuses them, but for those of other systems that are off.
+        return found or ([option], [f"{option}={OFF}"])
 
     return words
 

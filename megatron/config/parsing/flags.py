@@ -22,7 +22,7 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.declaration import Flag, flags_of
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import FlagParser, merged
+from megatron.config.parsing.parser import OFF, FlagParser, merged
 from megatron.config.parsing.titles import BASICS, about, title_of
 
 HELP = frozenset({"-h", "--help"})
@@ -56,8 +56,8 @@ class Legacy:
         words = self.becomes.get(value, self.becomes.get("*"))
         if words is None:
             return f"{given}: {self.reason}", None
-        words = words.replace("{}", value)
-        return f"{given}: {f'read as {words}' if words else 'nothing changes here'}", words
+        read = f"read as {words.replace('{}', value)}" if words else "nothing changes here"
+        return f"{given}: {read}", words
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,10 @@ def parse_sections(
         # There are hundreds of them: those that no one lists or gives take no time.
         given_names = {plain(word.partition("=")[0]) for word in argv}
         for flag in legacy:
-            if shows_legacy or plain(flag.option) in given_names:
+            is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)
+            if shows_legacy or is_given:
                 _add_legacy(others, flag, is_shown=shows_legacy)
+                argv = [word for word in argv if not _turns_off(word, flag)]
     # The first group has the order of BASICS, whichever sections its flags are of.
     if first:
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
@@ -374,7 +376,18 @@ class _LegacyUse(Action):
             namespace.refusals.append(message)
             return
         namespace.notices.append(message)
-        parser.parse_known_args(shlex.split(words), namespace)
+        read = [each for word in shlex.split(words) for each in (given if word == "{}" else [word])]
+        _, unknown = parser.parse_known_args(read, namespace)
+        if unknown:
+            namespace.refusals.append(
+                f"{' '.join([self._flag.option, *given])}: {' '.join(unknown)} is left over"
+            )
+
+
+def _turns_off(word: str, flag: Legacy) -> bool:
+    """Whether a file of flags turns off a flag of another system, which is so here anyway."""
+    option, _, value = word.partition("=")
+    return value == OFF and OFF not in flag.becomes and plain(option) == plain(flag.option)
 
 
 def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:

@@ -40,6 +40,9 @@ class FileWord(str):
         return made
 
 
+OFF = "false"
+"""Value of a flag that a file turns off, where nothing declares what turns it off."""
+
 Given = Mapping[str, str | None]
 """The last value of each option of a command line, by its name with underscores; None without one."""
 

@@ -177,7 +177,14 @@ def going_on(plan: Plan, chosen: Chosen) -> Plan:
     """Return `plan` for the resumed run, with the checkpoint's learning rate if so configured."""
     if plan.schedule.on_resume != "checkpoint":
         return plan
-    return replace(plan, schedule=_saved_schedule(chosen))
+    schedule = _saved_schedule(chosen)
+    if plan.optimizer.embeddings_apart != (schedule.embedding_peak > 0):
+        raise WrongCheckpointError(
+            f"{chosen.folder} was saved {'with' if schedule.embedding_peak else 'without'} "
+            "--decoupled-lr, and --use-checkpoint-opt_param-scheduler continues its learning rates: "
+            "write the flag as the saved run had it, or --override-opt_param-scheduler"
+        )
+    return replace(plan, schedule=schedule)
 
 
 def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:

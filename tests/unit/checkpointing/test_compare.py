@@ -127,6 +127,16 @@ def test_changes_of_layout_and_of_the_run_are_separate():
     assert has_same_ranks(saved(), divided)
 
 
+def test_parameters_in_other_groups_need_a_checkpoint_to_be_read_by_name():
+    for flags, difference in (
+        (["--qk-layernorm", "--apply-wd-to-qk-layernorm"], "--apply-wd-to-qk-layernorm"),
+        (["--qk-layernorm", "--decoupled-lr", "0.1"], "optimizer.embeddings_apart"),
+    ):
+        then, now = saved("--qk-layernorm"), saved(*flags)
+        assert [each.name for each in layout_changes(then, now)] == [difference]
+        assert difference not in {each.name for each in other_changes(then, now)}
+
+
 def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
     method = ["--pp-partition-method", "type:transformer|embedding"]
     assert layout_changes(saved(), saved(*method)) == []

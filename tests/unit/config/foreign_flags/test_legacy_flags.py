@@ -1,6 +1,7 @@
 """Each flag of other systems gets its one sentence."""
 
 import shlex
+from dataclasses import dataclass
 
 import pytest
 from tiny import tiny_argv
@@ -8,6 +9,7 @@ from tiny import tiny_argv
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.parsing.flags import parse_sections
 
 READ = [flag for flag in LEGACY if flag.becomes]
 ACCEPTED = [flag for flag in LEGACY if not flag.refused and flag not in READ]
@@ -27,6 +29,39 @@ def test_each_accepted_flag_tells_its_sentence_once_however_often_it_is_given():
         flag.reason: [each.option for each in ACCEPTED if each.reason == flag.reason]
         for flag in ACCEPTED
     }
+
+
+def test_what_a_file_turns_off_is_off(tmp_path):
+    file = tmp_path / "flags.yaml"
+    file.write_text("use-torch-fsdp2: false\nsft: null\nqk-clip: false\n")
+    config, notices = parse_config(tiny_argv("--config", str(file)))
+    assert (config.deepspeed.zero_stage, config.plugins.objective, notices) == (None, None, ())
+    file.write_text("no-such-flag: false\n")
+    with pytest.raises(ConfigError, match=r"line 1: unknown key no-such-flag"):
+        parse_config(tiny_argv("--config", str(file)))
+
+
+def test_values_are_read_as_they_are_and_none_is_left_over():
+    read = parse_config(tiny_argv("--tokenizer-special-tokens", "<|it's|>", "<b>"))[0]
+    assert read.tokenizer.tiktoken_special_tokens == ["<|it's|>", "<b>"]
+    with pytest.raises(ConfigError, match="--padded-vocab-size 64 65: 65 is left over"):
+        parse_config(tiny_argv("--padded-vocab-size", "64", "65"))
+
+
+def test_a_level_of_the_log_never_hides_the_progress():
+    assert parse_config(tiny_argv("--logging-level", "40"))[0].logging.log_level is None
+
+
+def test_a_flag_of_a_plugin_wins_over_one_of_another_system():
+    @dataclass(frozen=True, kw_only=True)
+    class Own:
+        """Own flags."""
+
+        qk_clip: int = 0
+        """A number."""
+
+    parsed = parse_sections(["--qk-clip", "3"], {"own": Own}, legacy=LEGACY)
+    assert (parsed.sections["own"].qk_clip, parsed.notices) == (3, ())
 
 
 @pytest.mark.parametrize("flag", REFUSED, ids=lambda flag: flag.option)

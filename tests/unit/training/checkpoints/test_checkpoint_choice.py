@@ -205,6 +205,14 @@ def test_another_network_is_refused_before_anything_is_loaded(job):
     assert job.engine.loaded == []
 
 
+def test_the_embedding_has_a_rate_of_its_own_where_the_schedule_of_the_checkpoint_has_one(job):
+    job.save(5)
+    flags = ["--decoupled-lr", "0.1", "--use-checkpoint-opt_param-scheduler"]
+    with pytest.raises(CheckpointError, match="was saved without --decoupled-lr"):
+        job.resume(*flags)
+    assert job.engine.loaded == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
