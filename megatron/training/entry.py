@@ -57,7 +57,7 @@ def train_from(
         description: the first lines of `--help`.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     saved = checkpoint_flags(argv)
     given = options_given(argv)
@@ -95,7 +95,7 @@ def train(
         hooks: act around steps, behind those of --hook.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     launcher = read_launcher()
     # A step that is taken again leaves no trace in the run's directory.

@@ -78,7 +78,7 @@ def pretrain(
         hooks: act around steps, behind those of --hook.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     started_at = time.perf_counter()
     config = start.config

@@ -24,8 +24,8 @@ class DataConfig:
     """Training, validation and test data."""
 
     data_path: list[str] | None = None
-    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or weights and prefixes by turns
-    to blend several: 0.3 first 0.7 second."""
+    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or alternating weights and
+    prefixes to blend datasets: 0.3 first 0.7 second."""
 
     mock_data: bool = setting(False, plan="data.is_random")
     """Train on random tokens instead of token files, the same ones with the same --seed: for tests of
@@ -192,7 +192,7 @@ def data_problems(data: DataConfig) -> Iterator[str]:
     if not data.data_path and not weighted:
         yield (
             "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py, "
-            "or weights and prefixes by turns"
+            "or alternating weights and prefixes"
         )
         return
     try:
@@ -305,7 +305,7 @@ def _is_number(word: str) -> bool:
 
 
 def _blend(words: list[str]) -> tuple[SplitPart, ...]:
-    """Return the sources of `--data-path`: one prefix, or weights and prefixes by turns."""
+    """Return the sources of `--data-path`: one prefix, or alternating weights and prefixes."""
     if len(words) == 1:
         return (SplitPart(1.0, 0.0, 1.0, words[0]),)
     if not any(map(_is_number, words)):

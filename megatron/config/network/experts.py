@@ -111,7 +111,7 @@ class ExpertConfig:
     """Least capacity of an expert, in tokens."""
 
     moe_token_dropping: bool = setting(True, flag="--disable-moe-token-dropping")
-    """Drop the tokens over an expert's capacity."""
+    """Never drop tokens that exceed an expert's capacity."""
 
     moe_token_drop_policy: Literal["probs", "position"] | None = None
     """Which tokens over the capacity are dropped: those of least weight, or the last ones (default:
@@ -126,8 +126,8 @@ class ExpertConfig:
     moe_top2_2nd_expert_sampling: bool = setting(
         True, flag="--disable-moe-top2-2nd-expert-sampling"
     )
-    """Draw the second of two experts by its weight in training, instead of taking the best (default:
-    off with a flag of Megatron-LM)."""
+    """Route each token to its second-best expert in training, instead of sampling the second of two
+    experts by router probability (default: sampled, except with a flag of Megatron-LM)."""
 
     noisy_gate_policy: Literal["None", "Jitter", "RSample"] = "None"
     """Noise of the router in training: Jitter multiplies its input by up to 1%, RSample

@@ -1,4 +1,4 @@
-"""The network: its flags, and beside them the parts of a spec that they decide, each with every choice made."""
+"""The network: its flags, and the parts of a spec that they decide, with every choice resolved."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +12,7 @@ class ModelConfig:
     """The network."""
 
     num_layers: int = setting(at_least=1, older=("--encoder-num-layers",), megatron_lm=True)
-    """Number of transformer layers; of the encoder, where a decoder is behind it."""
+    """Number of transformer layers; in an encoder-decoder network, of the encoder."""
 
     hidden_size: int = setting(at_least=1, megatron_lm=True)
     """Width of the residual stream, in features."""
@@ -26,8 +26,8 @@ class ModelConfig:
     """Sequence length: tokens of a sample."""
 
     max_position_embeddings: int | None = setting(None, megatron_lm=True)
-    """Longest sequence of the network, in tokens (default: --seq-length). A learned table of positions
-    has so many rows."""
+    """Longest sequence of the network, in tokens (default: --seq-length). This is also the number of
+    learned position embeddings."""
 
     ffn_hidden_size: int | None = setting(None, at_least=1, megatron_lm=True)
     """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
@@ -36,7 +36,7 @@ class ModelConfig:
     """Features per attention head (default: hidden_size / num_attention_heads)."""
 
     group_query_attention: bool = False
-    """Let several heads share one key and one value."""
+    """Grouped-query attention: several query heads share one key and value head."""
 
     num_query_groups: int | None = setting(None, at_least=1, older=("--num-key-value-heads",))
     """Number of keys and values per token with --group-query-attention (default: 1)."""
@@ -55,20 +55,20 @@ class ModelConfig:
         plan="model.query_key_layer_scaling",
         in_weights=False,
     )
-    """Attention scores divided by the number of their layer until softmax multiplies it back,
-    which keeps those of deep layers inside the range of fp16. The result is the same."""
+    """Do not divide attention scores by the layer number before the softmax, which multiplies it back:
+    a safeguard of deep networks in fp16 that does not change the result."""
 
     query_pre_attn_scalar: float | None = setting(None, above=0, plan="model.query_scalar")
     """Divide attention scores by the square root of this (default: the features per head)."""
 
     attn_logit_softcapping: float | None = setting(None, above=0, plan="model.attention_softcap")
-    """Soft-cap attention scores: cap * tanh(score / cap), in front of the mask, as Gemma 2 does."""
+    """Soft-cap attention scores: cap * tanh(score / cap), before the mask, as Gemma 2 does."""
 
     final_logit_softcapping: float | None = setting(None, above=0, plan="model.logit_softcap")
     """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
 
     qk_layernorm: bool = setting(False, megatron_lm=True)
-    """Norm every head's query and key, in front of rotary positions."""
+    """Normalize each head's queries and keys before applying rotary embeddings."""
 
     position_embedding_type: (
         Literal["learned_absolute", "absolute", "relative", "rotary", "rope", "alibi", "none"]
@@ -76,13 +76,13 @@ class ModelConfig:
     ) = setting(None, names=POSITION_EMBEDDINGS, plan="model.position_embedding")
     """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
     or rope), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
-    of a decoder behind an encoder), or none."""
+    in encoder-decoder networks), or none."""
 
     use_rotary_position_embeddings: bool = False
     """Megatron's older spelling of --position-embedding-type rotary."""
 
     add_position_embedding: bool = setting(True, flag="--no-position-embedding")
-    """The learned table of positions."""
+    """Do not add learned position embeddings to the token embeddings."""
 
     rotary_base: float = setting(
         10000.0,
@@ -140,10 +140,10 @@ class ModelConfig:
     """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1)."""
 
     rope_truncation: bool = setting(True, plan="model.rope_truncation")
-    """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
+    """Do not round the bounds of YaRN's correction range to integer dimensions."""
 
     normalization: str = setting("LayerNorm", names=NORMS, megatron_lm=True)
-    """Which norm stands in front of attention, of the MLP and of the head."""
+    """Norm before attention, the MLP and the output head."""
 
     norm_epsilon: float = setting(
         1e-5, above=0, flag="--layernorm-epsilon", older=("--norm-epsilon",)
@@ -158,16 +158,15 @@ class ModelConfig:
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
 
     embed_layernorm: bool = setting(False, megatron_lm=True)
-    """Norm the token embedding, in front of positions and dropout."""
+    """Normalize the token embeddings before positions and dropout."""
 
     apply_residual_connection_post_layernorm: bool = setting(
         False, plan="model.residual_after_norm", megatron_lm=True
     )
-    """Take the residual behind a layer's norms instead of in front of them."""
+    """Take the residual after the layer norm instead of before it."""
 
     sandwich_norm: bool = False
-    """Norm the outputs of attention and of the MLP too, in front of the residuals, as Gemma 2
-    does."""
+    """Also normalize attention and MLP outputs before the residual additions, as Gemma 2 does."""
 
     parallel_residual: bool = setting(False, older=("--use-parallel-residual",))
     """Let the MLP read what attention reads, and add both to it, as GPT-NeoX and Pythia do."""
@@ -201,7 +200,7 @@ class ModelConfig:
     above, else GELU."""
 
     add_bias_linear: bool = setting(True, flag="--disable-bias-linear", plan="model.linear_bias")
-    """The biases of the linear layers."""
+    """Build the linear layers without biases."""
 
     add_qkv_bias: bool = setting(False, plan="model.qkv_bias", megatron_lm=True)
     """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
@@ -213,7 +212,7 @@ class ModelConfig:
     untie_embeddings_and_output_weights: bool = setting(
         False, plan="not model.tied_embeddings", megatron_lm=True
     )
-    """Give the head a weight of its own instead of that of the token embedding."""
+    """Give the output head its own weight instead of sharing the token embedding's."""
 
     fp32_residual_connection: bool = setting(
         False, plan="model.fp32_residual", in_weights=False, megatron_lm=True
@@ -229,11 +228,11 @@ class ModelConfig:
     init_method_std: float = setting(
         0.02, above=0, plan="model.init_std", in_weights=False, megatron_lm=True
     )
-    """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) in front of the
-    residual stream."""
+    """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) for
+    projections into the residual stream."""
 
     init_method_xavier_uniform: bool = setting(False, plan="model.init", in_weights=False)
-    """Draw the initial weights evenly from +-sqrt(6 / (rows + columns)) instead."""
+    """Draw the initial weights uniformly from +-sqrt(6 / (rows + columns)) instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,5 +354,5 @@ class MLPSpec:
 
     @property
     def inner_features(self) -> int:
-        """Features in front of the activation, of which a gate halves the number."""
+        """Features before the activation; a gate halves their number."""
         return self.ffn_hidden_size * (2 if self.is_gated else 1)

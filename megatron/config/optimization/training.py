@@ -17,7 +17,7 @@ class TrainingConfig:
     """Batch size, length of the run, and what ends it earlier."""
 
     micro_batch_size: int
-    """Samples per model replica and forward pass."""
+    """Micro-batch size: samples per data-parallel rank and forward pass."""
 
     global_batch_size: int | None = None
     """Samples per optimizer step (default: one micro-batch per replica)."""
@@ -71,8 +71,9 @@ class TrainingConfig:
     optimizer change."""
 
     check_for_nan_in_loss_and_grad: bool = True
-    """End the run after --max-nan-steps steps in a row with a NaN or infinite loss or gradient. Such a
-    step never changes the weights; steps that fp16 skips to find its loss scale do not count."""
+    """Do not end the run after --max-nan-steps consecutive steps with a NaN or infinite loss or gradient.
+    Such a step never changes the weights, with or without this flag; steps that fp16 skips to find
+    its loss scale do not count."""
 
     max_nan_steps: int = setting(5, at_least=1)
     """Steps in a row with a NaN or infinite loss or gradient that end the run."""
@@ -90,11 +91,11 @@ class TrainingConfig:
     """Number of parameters that the network must have within 5 percent, such as 350M or 1.3B."""
 
     config: str | None = None
-    """A YAML file of flags (without the dashes); flags on the command line win over it."""
+    """A YAML file of flags (without the dashes); command-line flags take precedence."""
 
     preset: str | None = None
     """Flags of a known network, such as llama-3-8b: a file of examples/models/ without .yaml.
-    Flags of --config and of the command line win over it."""
+    Flags of --config and of the command line take precedence."""
 
 
 _SIZE_TOLERANCE = 0.05

@@ -225,10 +225,9 @@ def parallel_problems(
         yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
     elif world_size % replica:
         yield (
-            f"{_processes(world_size)} cannot hold full replicas of {replica} "
-            f"({' * '.join(f'{k} {v}' for k, v in sizes.items())}); "
-            f"start a multiple of {replica}, as `deepspeed --num_gpus {replica} …` does, or lower "
-            "one of them"
+            f"{' * '.join(f'{k} {v}' for k, v in sizes.items())} = {replica} needs a multiple of "
+            f"{replica} processes, got {world_size}; start them with "
+            f"`deepspeed --num_gpus {replica} …`, or lower one of them"
         )
     if pipeline > num_layers and parallel.pp_partition_method in _COUNT_LAYERS:
         yield (

@@ -60,7 +60,7 @@ class RecomputeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """DeepSpeed's block activation_checkpointing, with problems and notices."""
+    """Resolved settings of DeepSpeed's `activation_checkpointing` section, with problems and notices."""
 
     block: dict[str, Any]
     problems: tuple[str, ...]

@@ -20,8 +20,8 @@ class DeepSpeedConfig:
     out is filled in from them, and keys without a flag pass through."""
 
     zero_stage: int | None = None
-    """What ZeRO divides over the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients
-    too, 3 weights too (default: the JSON's stage, or else 0)."""
+    """ZeRO stage: 0 off, 1 shards optimizer states, 2 also gradients, 3 also parameters (default: the
+    JSON's stage, or else 0)."""
 
     zero_reduce_scatter: bool = setting(False, ds_key="zero_optimization.reduce_scatter")
     """Reduce gradients only to the rank that keeps them."""

@@ -68,10 +68,10 @@ class LoggingConfig:
     log_learning_rate_to_tensorboard: bool = setting(
         True, older=("--no-log-learnig-rate-to-tensorboard",), plan="logging.learning_rate"
     )
-    """Write the learning rate to TensorBoard."""
+    """Do not write the learning rate to TensorBoard."""
 
     log_loss_scale_to_tensorboard: bool = setting(True, plan="logging.loss_scale")
-    """Write fp16's loss scale to TensorBoard."""
+    """Do not write fp16's loss scale to TensorBoard."""
 
     wandb_project: str | None = setting(None, plan="logging.wandb.project")
     """Project of Weights & Biases to log to, under the tags of TensorBoard; needs the package

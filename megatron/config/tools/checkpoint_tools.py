@@ -67,7 +67,7 @@ class FileConfig:
     """The file of a checkpoint to inspect."""
 
     file: str
-    """A file that torch saved; may stand first, without the flag."""
+    """A file that torch saved; may be given as the first argument."""
 
 
 @dataclass(frozen=True, kw_only=True)

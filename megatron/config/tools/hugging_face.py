@@ -44,8 +44,8 @@ class ExportConfig:
     """Size of a file of weights, at most, as 5GB or 500MB; a larger tensor has one of its own."""
 
     verify: bool = True
-    """Running both models on a sample and refusing to write one that computes something else. It
-    takes the memory of one model in 32 bits."""
+    """Skip the check that runs both models on a sample and refuses to write one whose logits differ.
+    The check takes the memory of one model in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ class ImportConfig:
     most)."""
 
     verify: bool = True
-    """Running both models on a sample and refusing to write one that computes something else. It
-    takes the memory of one model in 32 bits."""
+    """Skip the check that runs both models on a sample and refuses to write one whose logits differ.
+    The check takes the memory of one model in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)

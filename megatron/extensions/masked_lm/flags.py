@@ -18,8 +18,8 @@ class MaskedLMConfig:
     n next to 1 / this."""
 
     bert_binary_head: bool = setting(True, flag="--bert-no-binary-head", plan="model.binary_head")
-    """BERT's sentence-order prediction: binary head, pooler and token types. Without it, samples may
-    have a single sentence."""
+    """Train without BERT's sentence-order prediction: no binary head, pooler or token types. Samples may
+    then have a single sentence."""
 
     decoder_seq_length: int | None = setting(None, at_least=1)
     """Length of the decoder's samples in tokens (T5)."""

@@ -155,7 +155,7 @@ def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
     downstream: DownstreamConfig = config.section(DownstreamConfig)
     files, name = downstream.valid_data or [], downstream.task
     if name is None:
-        yield "--task is missing: write what is measured, such as WIKITEXT103 or MNLI"
+        yield "--task is required, such as WIKITEXT103 or MNLI"
     elif len(files) != 1:
         yield f"--valid-data takes one file for {name}; found {len(files)}"
     for flag, value in (

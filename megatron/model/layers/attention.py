@@ -203,9 +203,9 @@ class ParallelAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Regrouping:
-    """Rearrangement of full sequences between the linear layers of cross-attention.
+    """Reshuffle of full sequences between the linear layers of cross-attention.
 
-    There the ranks that divide the sequence between layers have all positions of their heads.
+    With sequence parallelism, each rank has all positions of its heads between these layers.
 
     Args:
         queries: of projected queries [s, b, w], to [m, n, w].
