@@ -92,7 +92,7 @@ def train(
 
     Args:
         objective: its name, or itself.
-        hooks: act around steps, behind those of --hook.
+        hooks: act around steps, after those of --hook.
 
     Raises:
         MegatronError: a user error.

@@ -70,7 +70,7 @@ class DataConfig:
     """Format of the token files; infer looks at each."""
 
     data_cache_path: str | None = None
-    """Directory for the index maps (default: beside the token files)."""
+    """Directory for the index maps (default: next to the token files)."""
 
 
 DEFAULT_SPLIT = "969, 30, 1"
@@ -82,7 +82,7 @@ KINDS.declare("conversations", _PACKED, ("_tokens_document", "_loss_mask_documen
 
 
 def suffixes_of(kind: str) -> tuple[str, ...]:
-    """Return the suffixes of the token files of a kind, behind their prefix; () for no token files."""
+    """Return the suffixes of a kind's token files, after the prefix; () for no token files."""
     suffixes: tuple[str, ...] = KINDS.about(kind)
     return suffixes
 
@@ -120,7 +120,7 @@ class DataPlan:
     order: str  # "single" or "cyclic"
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     blend_surplus: float  # share of its samples built in addition for each corpus of a blend
-    cache_path: str  # "": beside the token files
+    cache_path: str  # "": next to the token files
     dataset: str = ""  # of a plugin, that cuts documents into samples; "": GPT's
     own_flags: OwnFlags = ()  # of that dataset
     cut: Any = None  # how documents are cut into samples; see `Declaration.cut`

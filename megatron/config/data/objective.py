@@ -15,7 +15,7 @@ class ObjectiveConfig:
     """Leave the tokens of the prefix out of the loss (pretrain_prefix_lm.py)."""
 
     reweight_loss_based_on_position_frequency: bool = False
-    """Let early positions, which are seldom behind the prefix, count more and late ones less:
+    """Weight early positions, which are seldom after the prefix, more and late positions less:
     position i of s by 2 (s - i) / (s + 1) (pretrain_prefix_lm.py)."""
 
     norm_target_loss: bool = False
@@ -100,7 +100,7 @@ class ObjectivePlan:
     name: ObjectiveName
     sees_prefix: bool  # tokens of a prefix, or of an input, see each other
     targets_only: bool  # tokens of a prefix, or of an input, do not count
-    reweights: bool  # by how often a position is behind the prefix
+    reweights: bool  # by how often a position is after the prefix
     equal_targets: bool  # each target counts as one, whatever its length
     fim: FimPlan
     own: Any = None  # plan of an extension's objective; see `Declaration.plan`

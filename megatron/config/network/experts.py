@@ -35,7 +35,8 @@ class ExpertConfig:
     moe_shared_expert_intermediate_size: int | None = setting(
         None, at_least=1, plan="model.shared_expert_ffn_hidden_size"
     )
-    """Width of shared experts in total: an MLP beside the experts that every token passes through."""
+    """Total width of the shared experts: an MLP that every token passes through, in addition to its
+    routed experts."""
 
     moe_shared_expert_gate: bool = setting(False, plan="model.shared_expert_gate")
     """Multiply the output of the shared experts by a sigmoid of a learned product with the token."""
@@ -143,7 +144,7 @@ class MoESpec:
 
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP
     experts_per_token: int = 1
-    residual_experts: bool = False  # beside the experts there is an MLP for every token
+    residual_experts: bool = False  # in addition to the experts there is an MLP for every token
     expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
     shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
     shared_expert_gate: bool = False  # factor of their output for each token

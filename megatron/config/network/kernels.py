@@ -73,7 +73,7 @@ class KernelsConfig:
     GPUs; max-autotune-no-cudagraphs times several implementations of each product first."""
 
     abort_on_unmet_fused_kernel_constraints: bool = False
-    """Refuse to run, with the reasons, where plain PyTorch would stand in for a fused kernel."""
+    """Refuse to run, with the reasons, where plain PyTorch would replace a fused kernel."""
 
 
 _WIDEST_FLASH_HEAD = 256

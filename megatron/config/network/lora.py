@@ -8,7 +8,7 @@ from megatron.config.parsing.declaration import range_problems, setting
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """LoRA: low-rank adapters beside the linear layers."""
+    """LoRA: low-rank adapters added to the linear layers."""
 
     lora_rank: int = setting(0, at_least=0)
     """Rank of the product that is added to a weight; 0 for none. With it everything but these
@@ -18,7 +18,7 @@ class LoraConfig:
     """The product counts --lora-alpha / --lora-rank times (default: once)."""
 
     lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False, in_weights=False)
-    """Share of the features in front of an adapter that are dropped."""
+    """Dropout probability of an adapter's input features."""
 
     lora_target_modules: list[str] | None = None
     """Linear layers that get adapters: query_key_value, dense, dense_h_to_4h, dense_4h_to_h, or

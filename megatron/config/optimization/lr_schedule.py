@@ -93,7 +93,7 @@ class SchedulePlan:
     decay: int  # where the floor is reached; the warm-up counts
     anneal: int  # the last part of WSD; 0 in other styles
     anneal_style: str
-    # What becomes of it when a run goes on from a checkpoint of another one: it must be equal, or
+    # What happens to it when a run resumes with another schedule than the checkpoint's: it must be equal, or
     # it is that of the flags, or that of the checkpoint.
     on_resume: Literal["equal", "flags", "checkpoint"]
     # Where tokens are counted and samples have different lengths: the warm-up rises over so many

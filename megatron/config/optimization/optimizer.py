@@ -141,8 +141,8 @@ class OptimizerPlan:
     def state_bytes(self) -> int:
         """Bytes that its state takes per number: moments in 32 bits, or in 8.
 
-        Muon's is that of its matrices, which have one moment; Adam's numbers beside them two. That
-        of a plugin's is counted as Adam's.
+        Muon's is counted for its matrices, which have one moment; the parameters that it updates with
+        Adam have two. A plugin's optimizer is counted as Adam.
         """
         if self.name == "sgd":
             return 4 if self.momentum else 0

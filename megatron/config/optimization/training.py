@@ -33,8 +33,8 @@ class TrainingConfig:
     """Length of the run in samples; give this, --train-iters or --train-tokens."""
 
     train_tokens: int | None = setting(None, at_least=1)
-    """Length of the run in tokens trained on; beside --train-iters or --train-samples, a limit
-    that may end the run earlier."""
+    """Length of the run in tokens trained on; together with --train-iters or --train-samples, a
+    limit that may end the run earlier."""
 
     seed: int = setting(1234, at_least=1)
     """Seed of initial weights, dropout and data order; greater than 0."""
@@ -118,7 +118,7 @@ class TrainingPlan:
     kill_switch: str  # file that ends the run; "": none
     max_nan_steps: int  # in a row; 0: no limit
     replica_check_interval: int  # 0: never
-    skips: tuple[tuple[int, int], ...]  # first and last iteration of what is passed over
+    skips: tuple[tuple[int, int], ...]  # first and last iteration of each skipped range
     deterministic: bool
     seed: int
 

@@ -64,8 +64,8 @@ class ParallelConfig:
     number of layers, parameters their weights."""
 
     pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
-    """First stage of a decoder behind an encoder: the stages before it divide the encoder's layers
-    evenly, it and those behind it the decoder's (default: --pp-partition-method decides)."""
+    """First pipeline stage of the decoder in an encoder-decoder network: the stages before it divide the
+    encoder's layers evenly, it and later stages the decoder's (default: by --pp-partition-method)."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None
     """Communication backend (default: nccl on GPUs and gloo on CPUs)."""
@@ -94,7 +94,7 @@ class ParallelPlan:
     partition_method: str
     zero_stage: int
     expert: int = 1  # neighbouring data- and sequence-parallel ranks that share a layer's experts
-    split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
+    split_rank: int = 0  # first stage of the decoder after an encoder; 0: as the method cuts
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
     splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
     ring: bool = False  # whether ranks that divide a sample exchange keys, not heads (Ulysses)

@@ -60,7 +60,7 @@ WEIGHTS_BLOCK = "zero_optimization.offload_param"
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroPlan:
-    """The stage of ZeRO and the devices of what is not kept beside the network."""
+    """ZeRO stage, and the devices of offloaded states."""
 
     given_stage: int
     stage: int  # the one that runs

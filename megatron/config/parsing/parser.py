@@ -103,7 +103,7 @@ class FlagParser(ToolParser):
         args = [self._spelled(word) for word in args or ()]
         required = [action for action in self._actions if action.required]
         for action in required:
-            # Listed below, beside what may be a misspelling of it.
+            # Listed below, with what may be a misspelling of it.
             action.required = False
         words, problems = self._without_problems(args)
         try:

@@ -45,8 +45,8 @@ class SpikePlan:
     norm: float  # of the gradient's norm; 0: not looked at
     window: int  # steps before, that a step is compared with
     rollback: int  # which checkpoint is gone back to: 1 is the newest
-    skip: int  # iterations passed over, up to the spike
-    after: int  # iterations passed over behind it
+    skip: int  # iterations skipped, up to the spike
+    after: int  # iterations skipped after it
     most: int  # times in a run; the next spike ends it
 
     @property

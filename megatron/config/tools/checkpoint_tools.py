@@ -20,7 +20,7 @@ class UniversalConfig:
     """Folder of one checkpoint: global_stepN in the directory of --save."""
 
     output_folder: str = setting(flag="--output_folder")
-    """Folder to write; latest_universal beside it names it afterwards."""
+    """Folder to write; latest_universal next to it then names it."""
 
     num_extract_workers: int = setting(4, flag="--num_extract_workers")
     """Processes that read and write; each holds one tensor. There is one pass over the tensors, so

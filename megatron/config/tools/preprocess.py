@@ -38,7 +38,7 @@ class PreprocessConfig:
 
     conversations: bool = False
     """Lines are conversations, {"messages": [{"role": ..., "content": ...}]}, or pairs, {"prompt":
-    ..., "completion": ...}: write their tokens, and beside them which are answers, for
+    ..., "completion": ...}: write their tokens, and which of them are answers, for
     finetune_sft.py."""
 
     chat_template: str | None = None
@@ -52,7 +52,7 @@ class PreprocessConfig:
     """End every document with the tokenizer's beginning-of-sequence token, after --append-eod's."""
 
     prepend_space: bool = False
-    """Put a space in front of every text that is not empty."""
+    """Add a space before every text that is not empty."""
 
     empty_documents: Literal["drop", "per-key", "keep", "megatron-lm"] = "drop"
     """Documents without a token under one of the keys: drop leaves them out under all keys; per-key

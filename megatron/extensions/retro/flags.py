@@ -57,7 +57,7 @@ class RetroConfig:
     repeat from the first on."""
 
     retro_normed_residual: bool = False
-    """Add cross-attention of the encoder to its normed input rather than to the residual stream, as
+    """Add cross-attention of the encoder to its normalized input rather than to the residual stream, as
     Megatron core does."""
 
     retro_final_norm: bool = setting(True, flag="--retro-no-final-norm", plan="model.final_norm")
@@ -103,7 +103,7 @@ class RetroSpec:
     retro_retrieved_length: int = 0  # tokens of a neighbor
     retro_attention_gate: float = 1.0  # factor of what cross-attention to neighbors adds
     retro_normed_residual: bool = False  # in the encoder's cross-attention; False: the stream
-    final_norm: bool = True  # in front of the logits
+    final_norm: bool = True  # before the logits
 
 
 def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:

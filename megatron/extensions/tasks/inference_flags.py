@@ -98,7 +98,7 @@ class HarnessConfig:
     """Weights and activations in 32 bits, whatever training had."""
 
     log_samples: bool = setting(False, flag="--log_samples", older=("--log-samples",))
-    """Write each task's documents with the model's answers beside the results, as JSON lines:
+    """Write each task's documents with the model's answers next to the results, as JSON lines:
     RESULTS_PATH.samples.TASK.jsonl."""
 
     predict_only: bool = setting(False, flag="--predict_only", older=("--predict-only",))

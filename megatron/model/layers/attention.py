@@ -79,7 +79,7 @@ class ParallelAttention(nn.Module):
         )
 
     def build_inputs(self) -> None:
-        """Build the linear layer in front of the core."""
+        """Build the linear layer before the core."""
         own = self.spec.attention
         self.query_key_value = self.input_layer(own.query_features + 2 * own.key_features)
 
@@ -259,7 +259,7 @@ class ParallelCrossAttention(ParallelAttention):
         return self.parts.core_attention(number)
 
     def build_inputs(self) -> None:
-        """Build the linear layers in front of the core."""
+        """Build the linear layers before the core."""
         self.query = self.input_layer(self.spec.attention.query_features)
         self.key_value = self.input_layer(2 * self.spec.attention.key_features)
 

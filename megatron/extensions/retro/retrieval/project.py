@@ -266,7 +266,7 @@ def _make(config: RetroPreprocessingConfig, directory: Path) -> None:
 
 
 def _files_of(prefix: str) -> tuple[Path, ...]:
-    """Return the paths of token files, and of what may be beside them."""
+    """Return the paths of token files, and of files that may be next to them."""
     pair = pair_of(prefix)
     return (*pair, record_path(prefix), digests_path(pair[0]))
 
