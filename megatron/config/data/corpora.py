@@ -40,10 +40,10 @@ class DataConfig:
     START and END are fractions of the documents."""
 
     valid_weighted_split_paths: list[str] | None = None
-    """Validation data of the same form; each of several is evaluated apart, under its NAME."""
+    """Validation data in the same format; each group is evaluated separately, under its NAME."""
 
     test_weighted_split_paths: list[str] | None = None
-    """Test data of the same form; each of several is evaluated apart, under its NAME."""
+    """Test data in the same format; each group is evaluated separately, under its NAME."""
 
     train_weighted_split_paths_path: str | None = None
     """File with the value of --train-weighted-split-paths, in double quotes."""
@@ -55,8 +55,8 @@ class DataConfig:
     """File with the values of --test-weighted-split-paths, each in double quotes."""
 
     dataloader_type: Literal["single", "cyclic"] = "single"
-    """Order of the samples: single goes through them once, cyclic through a new permutation of them
-    as often as is needed."""
+    """Order of the samples: single reads them once, cyclic repeats them, in a new permutation each
+    time."""
 
     sample_order: SampleOrder = "bigscience"
     """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of

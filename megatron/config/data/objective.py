@@ -12,19 +12,18 @@ class ObjectiveConfig:
     """Which tokens count in the loss, and how much."""
 
     loss_on_targets_only: bool = False
-    """Leave the tokens of the prefix out of the loss (pretrain_prefix_lm.py)."""
+    """Exclude the tokens of the prefix from the loss (pretrain_prefix_lm.py)."""
 
     reweight_loss_based_on_position_frequency: bool = False
     """Weight early positions, which are seldom after the prefix, more and late positions less:
     position i of s by 2 (s - i) / (s + 1) (pretrain_prefix_lm.py)."""
 
     norm_target_loss: bool = False
-    """Let all targets count the same, however long they are (finetune_t0_non_causal_decoder.py), or
-    all conversations (finetune_sft.py)."""
+    """Weight all targets equally, whatever their length (finetune_t0_non_causal_decoder.py), or all
+    conversations (finetune_sft.py)."""
 
     prefixlm: bool = False
-    """Let the tokens of an input see each other, rather than only those before them
-    (finetune_t0_non_causal_decoder.py)."""
+    """Bidirectional attention among the tokens of an input (finetune_t0_non_causal_decoder.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ class ExpertConfig:
     """Mixture of experts (MoE)."""
 
     num_experts: list[int] | None = setting(None, at_least=1)
-    """Experts per layer that has them: one number for all such layers, or one for each. A layer
-    with 1 has an ordinary MLP."""
+    """Experts per MoE layer: one number for all MoE layers, or one for each. A layer with 1 has an
+    ordinary MLP."""
 
     expert_interval: int | None = setting(None, at_least=1)
     """Every N-th layer is an MoE layer (default: 2, or 1 with a flag of Megatron-LM, unless
@@ -27,7 +27,7 @@ class ExpertConfig:
     topk: int | None = setting(
         None, at_least=1, older=("--moe-router-topk",), plan="model.experts_per_token"
     )
-    """Experts that a token passes through (default: 1; 2 with a flag of Megatron-LM)."""
+    """Experts that each token is routed to (default: 1; 2 with a flag of Megatron-LM)."""
 
     moe_ffn_hidden_size: int | None = setting(None, at_least=1, plan="model.expert_ffn_hidden_size")
     """Width of an expert (default: --ffn-hidden-size). Many narrow experts are called fine-grained."""
@@ -62,12 +62,12 @@ class ExpertConfig:
     """Factor of the weights of the chosen experts."""
 
     moe_router_num_groups: int | None = setting(None, at_least=1, plan="model.router_groups")
-    """Divide the experts into so many groups, of which a token uses --moe-router-group-topk."""
+    """Number of expert groups; each token is routed to --moe-router-group-topk of them."""
 
     moe_router_group_topk: int | None = setting(
         None, at_least=1, plan="model.router_groups_per_token"
     )
-    """Groups of experts that a token uses."""
+    """Number of expert groups that each token is routed to."""
 
     moe_router_enable_expert_bias: bool = setting(False, plan="model.router_bias")
     """Balance without an auxiliary loss: choose experts by their scores plus a bias, which each
@@ -83,8 +83,8 @@ class ExpertConfig:
     without a loss; none."""
 
     mlp_type: Literal["standard", "residual"] = "standard"
-    """With residual, every token passes through an ordinary MLP too, and a learned weight mixes
-    the two."""
+    """With residual, every token also passes through an ordinary MLP, and a learned weight mixes
+    both outputs."""
 
     moe_expert_parallel_size: int = setting(
         1, at_least=1, older=("--expert-model-parallel-size",), plan="parallel.expert"
@@ -103,10 +103,10 @@ class ExpertConfig:
     stream."""
 
     moe_eval_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
-    """The same in evaluation."""
+    """Capacity of an expert in evaluation; see --moe-train-capacity-factor."""
 
     moe_expert_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
-    """Both of these at once."""
+    """Sets both --moe-train-capacity-factor and --moe-eval-capacity-factor."""
 
     moe_min_capacity: int = setting(4, at_least=1, plan="experts.min_capacity")
     """Least capacity of an expert, in tokens."""

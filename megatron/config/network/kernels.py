@@ -61,8 +61,8 @@ class KernelsConfig:
     logits."""
 
     loss_chunk_tokens: int = setting(0, at_least=0)
-    """Compute the head's logits and the loss of so many tokens at a time, with their gradients, so
-    that the logits of a micro-batch never exist together (0: all at once)."""
+    """Compute logits and loss, with their gradients, for this many tokens at a time, so that the
+    logits of a micro-batch never exist at once (0: no chunks)."""
 
     compile: bool = False
     """Compile transformer layers, and the loss on CPUs, by torch.compile (inductor). Refused with the

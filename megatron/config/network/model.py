@@ -39,15 +39,15 @@ class ModelConfig:
     """Grouped-query attention: several query heads share one key and value head."""
 
     num_query_groups: int | None = setting(None, at_least=1, older=("--num-key-value-heads",))
-    """Number of keys and values per token with --group-query-attention (default: 1)."""
+    """Number of key and value heads with --group-query-attention (default: 1)."""
 
     window_size: str | None = setting(None, megatron_lm=True)
-    """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
-    for all of them."""
+    """Sliding window attention, as LEFT or LEFT,0: number of previous tokens that a token attends
+    to; -1 for all."""
 
     window_attn_skip_freq: str | None = setting(None, plan="model.full_attention_layers")
-    """Layers without the window (default: none), as in Megatron-LM: every N-th one, or a list of 1 for
-    a layer with --window-size and 0 for one without, such as [1,1,1,0]*6."""
+    """Layers with full attention (default: none), as in Megatron-LM: every N-th layer, or a list
+    with 1 for a layer with --window-size and 0 for a layer without, such as [1,1,1,0]*6."""
 
     apply_query_key_layer_scaling: bool = setting(
         True,
@@ -91,50 +91,51 @@ class ModelConfig:
         older=("--rotary-position-embeddings-theta",),
         megatron_lm=True,
     )
-    """Base of the rotary wavelengths."""
+    """Base of rotary embeddings (theta)."""
 
     rotary_local_base: float | None = setting(
         None, above=0, matters=False, older=("--rope-local-base-freq",)
     )
-    """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
-    as in Gemma 3 (default: layers with and without the window have the same positions)."""
+    """Rotary base of layers with --window-size, without RoPE scaling, as in Gemma 3 (default: that
+    of layers without the window, with its scaling)."""
 
     rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1, megatron_lm=True)
-    """Share of a head's features that rotary embedding rotates, from the first on."""
+    """Fraction of each head's features that rotary embeddings rotate, from the first on."""
 
     rotary_seq_len_interpolation_factor: float | None = setting(
         None, above=0, matters=False, plan="model.rotary_interpolation", megatron_lm=True
     )
-    """Divide rotary positions by this, to stretch a trained network to longer sequences."""
+    """Divide rotary positions by this (position interpolation), to extend a trained network to
+    longer sequences."""
 
     use_rope_scaling: bool = setting(False, megatron_lm=True)
-    """Stretch the long wavelengths of rotary positions; as Llama 3.1 does, unless
-    --rope-scaling-type names another rule."""
+    """Apply RoPE scaling to long wavelengths: that of Llama 3.1, unless --rope-scaling-type selects
+    another."""
 
     rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = setting(
         "llama3", plan="model.rope_rule"
     )
-    """Rule of --use-rope-scaling: that of Llama 3.1, YaRN, or dynamic NTK, which changes nothing up
-    to the length that the network was trained on (farther than that it is refused)."""
+    """Kind of --use-rope-scaling: Llama 3.1's, YaRN, or dynamic NTK, which changes nothing up to
+    the original length (longer sequences are refused)."""
 
     rope_scaling_factor: float = setting(
         8.0, above=0, matters=False, plan="model.rope_scaling", megatron_lm=True
     )
-    """By how much --use-rope-scaling stretches them."""
+    """Factor by which --use-rope-scaling stretches wavelengths."""
 
     rope_low_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-slow",))
-    """Turns within the original length up to which --use-rope-scaling stretches a wavelength in
-    full (default: 1)."""
+    """Wavelengths with at most this many rotations in the original length are scaled in full
+    (default: 1)."""
 
     rope_high_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-fast",))
-    """Turns within the original length from which --use-rope-scaling leaves a wavelength alone
-    (default: 4, and 32 with YaRN)."""
+    """Wavelengths with at least this many rotations in the original length are not scaled (default:
+    4; 32 with YaRN)."""
 
     rope_original_max_position_embeddings: int | None = setting(
         None, above=0, plan="model.rope_original_length"
     )
-    """Tokens that the network was trained on before its wavelengths were stretched (default: 8192
-    with the rule of Llama 3.1; the other rules need it)."""
+    """Sequence length of the training before RoPE scaling (default: 8192 for Llama 3.1's; required
+    for the others)."""
 
     rope_attention_factor: float | None = setting(None, above=0)
     """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1)."""
@@ -151,8 +152,8 @@ class ModelConfig:
     """Added to the variance in every norm."""
 
     apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p", megatron_lm=True)
-    """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
-    act around 1."""
+    """Store the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
+    are relative to 1."""
 
     scale_embedding: bool = setting(False, plan="model.scaled_embedding")
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
@@ -169,7 +170,8 @@ class ModelConfig:
     """Also normalize attention and MLP outputs before the residual additions, as Gemma 2 does."""
 
     parallel_residual: bool = setting(False, older=("--use-parallel-residual",))
-    """Let the MLP read what attention reads, and add both to it, as GPT-NeoX and Pythia do."""
+    """Parallel residual: compute attention and MLP from the same input and add both, as GPT-NeoX
+    and Pythia do."""
 
     gelu: Literal["tanh", "erf"] | None = None
     """Form of GELU: exact (erf) or approximate (tanh, the default). No kernel changes the form."""
@@ -183,27 +185,27 @@ class ModelConfig:
     glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = setting(
         None, megatron_lm=True
     )
-    """A gated MLP: one half of its inner features, passed through GELU (erf or tanh), nothing, ReLU
-    or SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
+    """Gated MLP: activation of the gate, GELU (erf or tanh), identity, ReLU or SiLU.
+    --ffn-hidden-size is the width of the gate and of the features that it multiplies, each."""
 
     swiglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation swiglu."""
 
     squared_relu: bool = setting(False, megatron_lm=True)
-    """The square of ReLU in the MLP instead of GELU."""
+    """Squared ReLU in the MLP instead of GELU."""
 
     relu: bool = False
     """ReLU in the MLP instead of GELU."""
 
     activation: str | None = setting(None, names=ACTIVATIONS)
-    """Activation of the MLP by its name, which may be that of a plugin; default: that of the flags
-    above, else GELU."""
+    """Activation of the MLP by name, built in or of a plugin (default: by the flags above, else
+    GELU)."""
 
     add_bias_linear: bool = setting(True, flag="--disable-bias-linear", plan="model.linear_bias")
     """Build the linear layers without biases."""
 
     add_qkv_bias: bool = setting(False, plan="model.qkv_bias", megatron_lm=True)
-    """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
+    """Keep the bias of queries, keys and values with --disable-bias-linear."""
 
     attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
     """Biases of attention's linear layers (queries, keys, values and output) apart from those of

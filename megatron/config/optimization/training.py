@@ -56,15 +56,15 @@ class TrainingConfig:
     """Save and exit after the current iteration when this file exists; do not start while it does."""
 
     hang_timeout: float | None = setting(None, at_least=0, matters=False, remedy=" seconds")
-    """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
-    the stacks of all processes in --save; each part of the start, the first step and a save may
-    take 5 times as long. 0: no limit (default: 1200 on several GPUs with --save, where NCCL waits
-    for lost ranks; otherwise 0)."""
+    """Watchdog: seconds without a step, an evaluated batch or a save after which the run ends as
+    hung, with the stacks of all processes in --save; each part of the start, the first step and a
+    save may take 5 times as long. 0: no limit (default: 1200 on several GPUs with --save, where
+    NCCL waits for lost ranks; otherwise 0)."""
 
     max_restarts: int = setting(0, at_least=0, matters=False)
-    """Start this command under torch.distributed.run, which restarts it at most so many times when it
-    fails; each time it resumes from --load. Under that launcher already, give its own
-    option of this name instead."""
+    """Start this command under torch.distributed.run, which restarts it at most this many times
+    after failures; each restart resumes from --load. Under that launcher, use its option of the
+    same name instead."""
 
     skip_train_iteration_range: list[str] | None = setting(None, plan="training.skips")
     """Iterations to skip, as A-B with both ends: their samples are skipped, and neither weights nor
@@ -81,11 +81,11 @@ class TrainingConfig:
     replica_check_interval: int | None = setting(
         None, at_least=1, older=("--check-weight-hash-across-dp-replicas-interval",)
     )
-    """Iterations between comparisons of what ranks must have in common: weights, RNG states
+    """Iterations between comparisons of values that ranks must have in common: weights, RNG states
     and counters (default: never). A difference ends the run."""
 
     deterministic_mode: bool = setting(False, plan="training.deterministic")
-    """Use algorithms that give the same bits each time, and fail where there is none."""
+    """Use deterministic algorithms, bit for bit reproducible, and fail where there is none."""
 
     expect_params: str | None = None
     """Number of parameters that the network must have within 5 percent, such as 350M or 1.3B."""

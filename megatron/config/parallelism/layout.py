@@ -14,8 +14,8 @@ class ParallelConfig:
     """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
     world_size: int | None = setting(None, older=("--num-gpus",))
-    """Number of processes, which must be that of the launcher (default: as many as it starts). Tools
-    that start none plan for so many (default: the fewest that the layout allows)."""
+    """World size, which must be that of the launcher (default: the launcher's). Tools without a
+    launcher plan for this many processes (default: the fewest that the layout allows)."""
 
     elastic: bool = False
     """Train on the largest number of replicas that divides --global-batch-size, if the launcher has
@@ -25,38 +25,38 @@ class ParallelConfig:
     tensor_model_parallel_size: int = setting(
         1, older=("--model-parallel-size",), plan="parallel.tensor"
     )
-    """Number of processes that share each layer."""
+    """Tensor-parallel size: number of processes that share each layer."""
 
     pipeline_model_parallel_size: int = setting(1, plan="parallel.pipeline")
-    """Number of stages that the layers are divided into."""
+    """Pipeline-parallel size: number of stages that the layers are divided into."""
 
     sequence_parallel: bool = False
-    """Let the tensor-parallel processes divide the sequence where they would all compute the same:
-    norms, dropout and the residual stream."""
+    """Shard norms, dropout and the residual stream over the tensor-parallel ranks, along the
+    sequence."""
 
     ds_sequence_parallel_size: int = setting(1, plan="parallel.sequence")
-    """Number of processes that divide every sample's sequence (Ulysses): in attention each takes
-    a part of the heads, elsewhere a part of the tokens."""
+    """Sequence-parallel size (Ulysses): ranks that share each sequence; in attention each has some
+    of the heads, elsewhere some of the tokens."""
 
     context_parallel_size: int = 1
-    """Number of processes that divide every sample's sequence: in attention they pass keys and values
-    around in a ring (--cp-comm-type), so that heads need not be divided."""
+    """Context-parallel size: ranks that share each sequence; in attention they pass keys and values
+    around a ring (--cp-comm-type), so heads need not be divided."""
 
     cp_comm_type: list[str] | None = None
-    """How the processes of --context-parallel-size attend to each other's tokens: p2p (ring attention)
-    or a2a (Ulysses, as --ds-sequence-parallel-size); default: p2p."""
+    """Communication of --context-parallel-size: p2p (ring attention) or a2a (Ulysses, as
+    --ds-sequence-parallel-size); default: p2p."""
 
     num_layers_per_virtual_pipeline_stage: int | None = None
-    """Interleave the pipeline schedule: so many transformer layers in each model chunk, of which every
-    stage gets num-layers / stages / this number (default: one chunk a stage, 1F1B)."""
+    """Interleaved pipeline schedule: transformer layers per model chunk; each stage has num-layers
+    / stages / this number of chunks (default: one chunk per stage, 1F1B)."""
 
     num_virtual_stages_per_pipeline_rank: int | None = setting(None, plan="parallel.chunks")
-    """Number of model chunks that every pipeline stage has: above 1 their schedule is interleaved. The
-    same as --num-layers-per-virtual-pipeline-stage, counted the other way."""
+    """Model chunks per pipeline stage; above 1 the schedule is interleaved. Alternative to
+    --num-layers-per-virtual-pipeline-stage."""
 
     enable_zbh1_pipeline: bool = setting(False, plan="parallel.splits_backward")
-    """Use the zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers when
-    they would wait for others, which makes the bubble a third as long."""
+    """Zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers while
+    they would be idle, which shrinks the bubble to a third."""
 
     pp_partition_method: str = setting("type:transformer", plan="parallel.partition_method")
     """How the layers are divided into stages: type:REGEX balances the layers whose class name
@@ -75,11 +75,10 @@ class ParallelConfig:
     10 on nccl in most groups)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPUs when there are any, and refuses those that PyTorch cannot
-    use."""
+    """Device; auto uses GPUs if there are any, and is an error if PyTorch cannot use them."""
 
     local_rank: int | None = setting(None, flag="--local_rank", older=("--local-rank",))
-    """Number of this process on its node; launchers set it."""
+    """Local rank of this process; launchers set it."""
 
 
 @dataclass(frozen=True, kw_only=True)

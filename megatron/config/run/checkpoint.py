@@ -61,10 +61,10 @@ class CheckpointConfig:
     """Fail when --load holds no checkpoint, also when it is --save."""
 
     finetune: bool = False
-    """Take the weights of --load alone: a new optimizer, new RNG states, iteration 0."""
+    """Load only the weights of --load: new optimizer, new RNG states, iteration 0."""
 
     reset_progress: bool = False
-    """Go on from --load with its weights and optimizer, but count from iteration 0 and sample 0."""
+    """Load weights and optimizer states from --load, but start at iteration 0 and sample 0."""
 
     no_load_optim: bool = False
     """Reset the optimizer instead of loading its state."""

@@ -20,8 +20,8 @@ class GuardsConfig:
     times in the run."""
 
     replay_step: int | None = setting(None, at_least=1)
-    """Take this step of the run in --load again, from the nearest checkpoint before it, save and
-    write nothing, and compare it with the journal."""
+    """Repeat this step of the run in --load, from the nearest earlier checkpoint, without writing
+    anything, and compare it with the journal."""
 
 
 _DEFAULTS = {

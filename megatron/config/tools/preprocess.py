@@ -67,7 +67,7 @@ class PreprocessConfig:
     """Language of NLTK's Punkt data, for --split-sentences."""
 
     keep_newlines: bool = False
-    """Leave each sentence the white space that follows it."""
+    """Keep the white space that follows each sentence."""
 
     dataset_impl: Literal["lazy", "cached", "mmap"] = "mmap"
     """Format of the token files; lazy and cached are one format."""
@@ -90,7 +90,7 @@ class PreprocessConfig:
     """Skip the shards that an interrupted run finished; the files are those of an uninterrupted run."""
 
     log_interval: int = 10_000
-    """Documents between two lines of progress where there is no terminal for a bar."""
+    """Documents between progress lines, where there is no terminal for a progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ class SelectionConfig:
     """File of the annotation: one JSON object a line, with the key score."""
 
     out_path: str
-    """File for the texts that are kept."""
+    """Output file of the selected texts."""
 
     seed: int = 1234
     """Seed of the order in which they are written."""

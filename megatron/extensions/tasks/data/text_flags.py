@@ -29,8 +29,7 @@ class TextTaskConfig:
     if they are numbers)."""
 
     num_labels: int | None = setting(None, at_least=2)
-    """How many labels there are (text-classification; default: those of --labels, or of
-    --train-data)."""
+    """Number of labels (text-classification; default: those of --labels, or of --train-data)."""
 
     negative_label: str | None = None
     """Label of sentences without a relation. The score is then the micro-averaged F1 of all other
