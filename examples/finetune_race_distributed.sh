@@ -6,7 +6,7 @@
 #       VALID_DATA="RACE/dev/middle RACE/dev/high" VOCAB_FILE=bert-vocab.txt \
 #       CHECKPOINT_PATH=bert_race bash examples/finetune_race_distributed.sh
 #
-# Each variable below replaces the value behind it; words after the script's name are further flags
+# Each variable below replaces the value after it; words after the script's name are further flags
 # of tasks/main.py. Run again, it goes on from the newest checkpoint. More variables: launch.sh.
 
 set -euo pipefail

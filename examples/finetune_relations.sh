@@ -5,7 +5,7 @@
 #   PRETRAINED_CHECKPOINT=biomegatron TRAIN_DATA=train.tsv VALID_DATA=dev.tsv VOCAB_FILE=vocab.txt \
 #       CHECKPOINT_PATH=relations bash examples/finetune_relations.sh
 #
-# Each variable below replaces the value behind it; words after the script's name are further flags
+# Each variable below replaces the value after it; words after the script's name are further flags
 # of tasks/text_classification.py, or settings of NeMo's. Run again, it goes on from the newest
 # checkpoint. More variables: launch.sh.
 

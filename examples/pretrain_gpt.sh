@@ -4,7 +4,7 @@
 #   DATA_PATH=my_text_document VOCAB_FILE=vocab.json MERGE_FILE=merges.txt \
 #       CHECKPOINT_PATH=checkpoints bash examples/pretrain_gpt.sh
 #
-# Each variable below replaces the value behind it; words after the script's name are further flags
+# Each variable below replaces the value after it; words after the script's name are further flags
 # of pretrain_gpt.py. Run again, it goes on from the newest checkpoint. More variables: launch.sh.
 
 set -euo pipefail

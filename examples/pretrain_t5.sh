@@ -4,7 +4,7 @@
 #   DATA_PATH=my-t5_text_sentence VOCAB_FILE=bert-vocab.txt \
 #       CHECKPOINT_PATH=checkpoints bash examples/pretrain_t5.sh
 #
-# Each variable below replaces the value behind it; words after the script's name are further flags
+# Each variable below replaces the value after it; words after the script's name are further flags
 # of pretrain_t5.py. Run again, it goes on from the newest checkpoint. More variables: launch.sh.
 
 set -euo pipefail

@@ -81,8 +81,8 @@ def evaluate(argv: Sequence[str]) -> None:
     raise_if_any(name_problems(task))
     if task is None and peek(argv).get("load") is None and not _HELP & {*argv}:
         raise ConfigError(
-            "--task is missing: write what a network is finetuned on, such as MNLI, or evaluated on, "
-            "such as WIKITEXT103"
+            "--task is required: a dataset to finetune on, such as MNLI, or to evaluate on, such as "
+            "WIKITEXT103"
         )
     source = read_model_source(argv, {"task": TaskConfig}, description=__doc__)
     options: TaskConfig = source.own["task"]

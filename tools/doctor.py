@@ -42,7 +42,7 @@ NOT_NEEDED = {"schedule": {"lr": 1e-4}, "training": {"micro_batch_size": 1, "tra
 """Values for required flags of training, which have no effect here."""
 
 _OF_NO_RUN = {"--device", "--local-rank"}
-"""Flags of training that may stand beside the example."""
+"""Flags of training that may be combined with the example."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -265,9 +265,7 @@ def _section_lines(section: type) -> Iterator[str]:
     for flag in flags_of(section):
         option, *older = flag.options
         names = "<br>".join([f"`{option}`", *(f"or `{spelling}`" for spelling in older)])
-        turned_off = "Turn off: " if flag.default is True else ""
-        meaning = turned_off + _text(helps[flag.name])
-        yield f"| {names} | {_value(argparse_keywords(flag))} | {meaning} |"
+        yield f"| {names} | {_value(argparse_keywords(flag))} | {_text(helps[flag.name])} |"
     yield ""
 
 

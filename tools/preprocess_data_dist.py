@@ -25,12 +25,12 @@ from megatron.data.preprocessing.preprocess import convert_share, merge_shards
 from megatron.training.process.environment import has_rank, read_launch
 from megatron.training.process.launchers import write_root_cause
 
-_WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
+_WITHOUT_EFFECT = "no effect: the rendezvous uses files next to the output"
 LEGACY = (
     Legacy("--torch-backend", _WITHOUT_EFFECT, takes=1),
     Legacy("--local_rank", _WITHOUT_EFFECT, takes=1),
     Legacy("--local-rank", _WITHOUT_EFFECT, takes=1),
-    Legacy("--scratch", "no effect: work is staged beside the output", takes=1),
+    Legacy("--scratch", "no effect: work is staged next to the output", takes=1),
     Legacy("--split", "--input takes files, not the name of a dataset", takes=1, refused=True),
     Legacy("--count", "documents are not counted out; cut the files", takes=1, refused=True),
     Legacy("--shuffle", "documents keep their order; training shuffles them", refused=True),

@@ -76,7 +76,7 @@ def range_problems(options: SampleTextConfig) -> Iterator[str]:
     """Yield the errors of the range and of the output options."""
     words = " ".join(map(str, options.sample_id_range))
     if len(options.sample_id_range) != 2:
-        yield f"--sample-id-range {words}: give two numbers, the second behind the last sample"
+        yield f"--sample-id-range {words}: give two numbers, the first sample and one past the last"
     elif not 0 <= options.sample_id_range[0] < options.sample_id_range[1]:
         yield f"--sample-id-range {words}: 0 <= first < second is needed"
     if options.all_tokens and not options.print_tokens:

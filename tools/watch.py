@@ -25,7 +25,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 def main(argv: Sequence[str]) -> None:
     """Show the run named on the command line `argv`."""
-    argv = with_flag(argv, "--run-dir", "the directory that a run saves to")
+    argv = with_flag(argv, "--run-dir", "the --save directory of a run")
     parsed = parse_sections(argv, {"watch": WatchConfig}, description=__doc__ or "").sections
     config: WatchConfig = parsed["watch"]
     if config.every <= 0:

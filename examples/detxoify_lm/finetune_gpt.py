@@ -68,14 +68,16 @@ def shares(split: str) -> list[float]:
 
 
 def group(name: str, documents: str, words: Sequence[str]) -> str:
-    """Return the split paths of a prefix, or of weights and prefixes by turns.
+    """Return the split paths of a prefix, or of alternating weights and prefixes.
 
     Raises:
         ConfigError: a prefix has a comma or white space, which would end it.
     """
     words = ["1", *words] if len(words) == 1 else words
     if len(words) % 2:
-        raise ConfigError(f"{' '.join(words)}: give one prefix, or weights and prefixes by turns")
+        raise ConfigError(
+            f"{' '.join(words)}: give one prefix, or alternating weights and prefixes"
+        )
     prefixes = words[1::2]
     raise_if_any(
         f"{prefix}: with --data-path2, paths are without commas and white space"

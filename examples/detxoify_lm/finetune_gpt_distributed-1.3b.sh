@@ -7,7 +7,7 @@
 #
 # As published: LR 2e-5, BATCH 512, ITERS 78. DATA_BLEND is pretraining data, "0.7 one_text_document
 # 0.3 other_text_document": the last 2% of its documents are the validation set, without which there
-# is none. Variables replace the values behind them, further words are flags of pretrain_gpt.py.
+# is none. Variables replace the values after them, further words are flags of pretrain_gpt.py.
 
 set -euo pipefail
 export GPUS_PER_NODE=${GPUS_PER_NODE:-8}

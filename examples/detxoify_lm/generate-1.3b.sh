@@ -5,7 +5,7 @@
 #
 #   SEED=1234 bash examples/detxoify_lm/generate-1.3b.sh PROMPTS CHECKPOINT
 #
-# Of a file that has every prompt once: --continuations-per-prompt 25 behind CHECKPOINT.
+# Of a file that has every prompt once: --continuations-per-prompt 25 after CHECKPOINT.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../launch.sh"

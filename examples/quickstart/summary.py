@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Say how a run went, from the journal beside its checkpoints."""
+"""Summarize a run, from the journal next to its checkpoints."""
 
 import sys
 from argparse import ArgumentParser

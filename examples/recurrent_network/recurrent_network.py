@@ -1,7 +1,7 @@
 """A network from outside of megatron: a GPT of which most layers mix tokens by a gated recurrence.
 
 `--plugin examples/recurrent_network/recurrent_network.py --network recurrent` trains it; see README.md
-beside this file, and docs/extending.md for the contracts that it keeps.
+next to this file, and docs/extending.md for the contracts that it keeps.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class RecurrentConfig:
 class GatedRecurrence(nn.Module):
     """h_t = a_t h_(t-1) + (1 - a_t) v_t; y = W (h * silu(g)), with a, v and g linear in x.
 
-    In generation a layer keeps h behind the last token of each sequence.
+    In generation a layer keeps h after the last token of each sequence.
 
     Args:
         width: features h of the residual stream, and channels of the recurrence.
@@ -77,7 +77,7 @@ def scan(a_sbc: Tensor, u_sbc: Tensor, before_bc: Tensor | None = None) -> Tenso
     """Return h_t = a_t h_(t-1) + u_t for all t, in log2(s) rounds.
 
     Args:
-        before_bc: the state in front of the first position; None for zeros.
+        before_bc: the state before the first position; None for zeros.
 
     Shapes: all [s, b, c], the state [b, c].
     """

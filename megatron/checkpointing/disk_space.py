@@ -47,17 +47,17 @@ def require_space(directory: Path, size: Size) -> None:
     """
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
-    mend = "make room, keep fewer checkpoints with --keep-last, or give another --save"
+    remedy = "make room, keep fewer checkpoints with --keep-last, or give another --save"
     if free < size.num_bytes:
         raise CheckpointError(
             f"--save {directory}: the next checkpoint needs {size.num_bytes:,} bytes and {free:,} "
-            f"are free; nothing was written: {mend}"
+            f"are free; nothing was written: {remedy}"
         )
     # Some file systems do not count inodes and report 0.
     if disk.f_files and disk.f_favail < size.num_files:
         raise CheckpointError(
             f"--save {directory}: the next checkpoint needs {size.num_files:,} files (inodes) and "
-            f"{disk.f_favail:,} are free; nothing was written: {mend}"
+            f"{disk.f_favail:,} are free; nothing was written: {remedy}"
         )
 
 

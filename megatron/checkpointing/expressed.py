@@ -19,7 +19,7 @@ _EVERYWHERE = (
     # Zero or neutral without rotary positions.
     *("rotary_dim", "rotary_base", "rope_scaling"),
 )
-"""Fields of any value, unless a format says otherwise; beside those that weights do not depend on."""
+"""Fields of any value, unless a format says otherwise, besides those that weights do not depend on."""
 
 
 def plain_values(spec: ModelSpec) -> Allowed:

@@ -228,7 +228,7 @@ def _parsed(hint: Any, value: Any) -> Any:
 class Manifest:
     """Contents of manifest.json.
 
-    Beside them stand the network, and sections of the plan and the config as the dataclasses of this
+    It also has the network, and sections of the plan and the config as the dataclasses of this
     version, parsed when they are read. Properties raise CheckpointError if they are not understood.
 
     Args:

@@ -55,7 +55,7 @@ class ParameterNames(Stacks):
 
     Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
     final_layernorm.weight, output_layer.weight of an untied embedding, or classification_head; of
-    encoders also pooler.dense, lm_head and binary_head, and of decoders behind them decoder.layers,
+    encoders also pooler.dense, lm_head and binary_head, and in encoder-decoder networks decoder.layers,
     decoder.final_layernorm and lm_head.bias.
     """
 

@@ -73,7 +73,7 @@ _TRIES = 2  # downloads of a file that arrives damaged
 
 
 def local_directory(path: str, cache: Path, *, flag: str) -> str:
-    """Return the local directory that stands for the URL `path`; another path stays itself.
+    """Map the URL `path` to its local mirror; return a local path unchanged.
 
     Nothing is downloaded; see `fetch`.
 
@@ -145,7 +145,7 @@ def local_folder(path: str, cache: Path, *, flag: str = "--save") -> Iterator[Pa
 
 
 def _publication_order(name: str) -> int:
-    """Return 0 for a file that is uploaded before all those by which readers know what is there."""
+    """Sort key for uploads: payload first, marker files (manifest, config.json, hints) last."""
     base = os.path.basename(name)
     return _LAST.index(base) + 1 if base in _LAST else 0
 
@@ -172,7 +172,7 @@ def local_checkpoint(
 
 
 def downloaded(directory: Path) -> Path:
-    """Return the file in a directory that stands for the URL of a file; another directory itself."""
+    """Return the file in the local mirror of a file's URL; any other directory unchanged."""
     file = directory / url_of(directory).rpartition("/")[2]
     return file if file.is_file() else directory
 
@@ -342,8 +342,8 @@ def _fetch_files(url: str, directory: Path, names: Iterable[str]) -> None:
 def pending_uploads(directory: Path) -> list[tuple[str, str]]:
     """List folder and name of the local files to be uploaded: of checkpoints that the URL lacks.
 
-    These are the newest ones: a run that was killed may have left some. A checkpoint of the same
-    iteration that is another one ceases to count at the URL.
+    These are the newest ones: a run that was killed may have left some. A different checkpoint of the
+    same iteration at the URL is invalidated.
 
     Raises:
         OSError: the connection fails at every attempt.

@@ -30,7 +30,7 @@ def replace_text(
         is_flushed: whether the text is on the disk before it replaces the older; otherwise a power
             failure may take both.
         has_one_writer: whether no other process writes it meanwhile; what a killed one left
-            beside `file` is then taken over by the next.
+            next to `file` is then taken over by the next.
 
     Raises:
         OSError: it cannot be written; `file` is as before.

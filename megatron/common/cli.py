@@ -111,7 +111,7 @@ def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
         ConfigError: there is no word; `what` names the missing one.
     """
     if not argv:
-        raise ConfigError(f"{what} is missing: write it behind the name of the program")
+        raise ConfigError(f"missing argument: {what}")
     return argv if argv[0].startswith("-") else [flag, *argv]
 
 

@@ -1,4 +1,4 @@
-"""Console commands of an installed package: each runs the script behind it, as Python itself would."""
+"""Console commands of an installed package: each runs its script, as Python itself would."""
 
 import runpy
 import sys

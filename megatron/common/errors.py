@@ -23,14 +23,14 @@ class ExitCode(IntEnum):
     another attempt would end so too."""
 
     RESUMABLE = 75
-    """Stopped on request before its end; the same command goes on. (EX_TEMPFAIL of sysexits.h)"""
+    """Stopped on request before its end; the same command resumes it. (EX_TEMPFAIL of sysexits.h)"""
 
     INTERRUPTED = 130
     """Ctrl-C, when there was nothing to save or no time to save it."""
 
 
 class MegatronError(Exception):
-    """Base of every error that a user can mend; the entry points print it without a traceback."""
+    """Base of all user errors; the entry points print them without a traceback."""
 
     exit_code = ExitCode.FAILED
     is_final = False
@@ -41,7 +41,7 @@ class ConfigError(MegatronError):
     """The flags contradict each other, the machine, or what is possible.
 
     Args:
-        problems: every violation found, so that a user mends all of them in one go.
+        problems: every violation found, so that a user can fix all of them in one go.
     """
 
     exit_code = ExitCode.MISUSED
@@ -141,7 +141,7 @@ def reason(error: Exception, named: object = "") -> str:
 
 
 def near(missing: Path) -> str:
-    """Return a hint at what lies beside the path `missing` under a similar name; "" if it exists."""
+    """Return a hint at a path next to `missing` with a similar name; "" if `missing` exists."""
     try:
         if missing.exists():
             return ""

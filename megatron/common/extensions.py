@@ -1,4 +1,4 @@
-"""Extensions: capabilities beside the pretraining of a GPT, each a folder of megatron/extensions.
+"""Extensions: capabilities other than the pretraining of a GPT, each a folder of megatron/extensions.
 
 The name of the folder is that of the extension; nothing lists them. An extension registers its network,
 objectives and formats in the registries that plugins use, and declares its flags in `SECTIONS` of its

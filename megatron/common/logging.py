@@ -15,7 +15,7 @@ UNREAD = 128 + signal.SIGPIPE
 
 
 class _LineFormatter(logging.Formatter):
-    """Plain text for information; level and rank in front of anything that needs attention."""
+    """Plain text for information; level and rank before anything that needs attention."""
 
     def __init__(self, rank: int):
         super().__init__("%(message)s")
@@ -58,7 +58,7 @@ def configure(rank: int) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
-    # Torch's, of DeepSpeed's calls at every step: nothing that a user could mend.
+    # Torch's, of DeepSpeed's calls at every step: nothing that a user could fix.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
 

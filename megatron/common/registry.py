@@ -395,7 +395,7 @@ KINDS: Registry[Any] = Registry(
     call="",
     takes_flags=False,
 )
-"""Classes like megatron.data.datasets.kinds.Kind; `about` is the suffixes of the token files behind
+"""Classes like megatron.data.datasets.kinds.Kind; `about` is the suffixes of the token files after
 their prefix, () where samples come from other files."""
 
 _TYPES = "megatron.tokenizer.types"
@@ -434,7 +434,7 @@ format to a folder, and return the text that the tool prints of it."""
 LOADERS: Registry[Any] = Registry(
     "format of checkpoints", call="path, *, heads, task", takes_flags=False
 )
-"""Functions that read a checkpoint of another program beside those that the core knows, and return a
+"""Functions that read a checkpoint of another program that the core does not support, and return a
 megatron.checkpointing.megatron_lm.foreign_checkpoint.ForeignCheckpoint; `about` is a
 megatron.checkpointing.megatron_lm.detect.Format."""
 

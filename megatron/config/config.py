@@ -131,7 +131,7 @@ def words_of(values: Values, sections: Mapping[str, type] | None = None) -> list
     """Return the flags of values by field, which may be grouped by section: the form that users type.
 
     Args:
-        sections: further ones that the values may be of, beside those of runs.
+        sections: further sections that the values may belong to, in addition to the sections of runs.
     """
     return flag_words(values, {**SECTIONS, **plugin_sections(), **(sections or {})})
 
@@ -278,7 +278,7 @@ def plugins_in(argv: Sequence[str]) -> list[str]:
 
 
 def config_of(sections: Mapping[str, Any]) -> Config:
-    """Return the Config of parsed sections; those beside a GPT's become its `extensions`."""
+    """Return the Config of parsed sections; sections of extensions become its `extensions`."""
     own = {name: section for name, section in sections.items() if name in SECTIONS}
     extensions = {name: section for name, section in sections.items() if name not in SECTIONS}
     return Config(**own, extensions=extensions)

@@ -29,7 +29,7 @@ class Network(Architecture):
     """
 
     has_decoder_stack: bool = False
-    """Whether a decoder stands behind an encoder, so that it takes `decoder_stack_flags`."""
+    """Whether it is an encoder-decoder network, which takes `decoder_stack_flags`."""
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the flags that this network does not have, and wrong values of its own."""
@@ -88,7 +88,7 @@ def option_problems(network: Network, config: Config) -> Iterator[str]:
 
 
 def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
-    """Yield the flags of a decoder behind an encoder, for a network that has one stack."""
+    """Yield the flags of encoder-decoder networks, for a network that has one stack."""
     flags = {
         "--pipeline-model-parallel-split-rank": (
             config.parallel.pipeline_model_parallel_split_rank is not None
@@ -103,7 +103,7 @@ def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
         each.script for each in declared if NETWORKS.get_class(each.network).has_decoder_stack
     ]
     owner = " and ".join(scripts) or "other networks"
-    reason = f"is for {owner}: this network has no decoder behind an encoder"
+    reason = f"is for {owner}: this is not an encoder-decoder network"
     yield from flag_problems(flags, reason)
 
 

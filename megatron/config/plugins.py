@@ -72,7 +72,7 @@ class PluginModulesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginPlan:
-    """The modules of a run's plugins, and what acts of them beside network and optimizer."""
+    """The modules of a run's plugins, and their components other than network and optimizer."""
 
     modules: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ def build_engine(
         counts_zeros: whether `Engine.num_zeros` is counted.
         num_padding: trained weights whose gradient is always zero, which it leaves out.
         auxiliary: what the layers of `steps` add to the loss, if they have experts.
-        loss_terms: names of the terms that `loss` returns beside its total.
+        loss_terms: names of the terms that `loss` returns in addition to its total.
         compiler: compiles transformer layers and the loss; None for none.
         counts: counts the tokens of a step for `loss`; None for a loss that counts its own.
 

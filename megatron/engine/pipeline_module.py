@@ -67,7 +67,7 @@ def pipeline_module(
     Args:
         loss: called with the last layer's output and a batch.
         batch_fields: the fields of a batch, in the order in which the engine hands them over.
-        split_rank: first stage of a decoder behind an encoder; 0: where the method cuts.
+        split_rank: first stage of the decoder after an encoder; 0: where the method cuts.
         chunks: of the model on each rank (virtual stages).
         splits_backward: whether weight gradients of linear layers are computed in passes of their own.
 
@@ -134,7 +134,7 @@ class StageModule(ChunkedPipelineModule):
     """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
     The first stage gets the fields of a batch. Between stages travel the tensors of a `LayerInput`
-    that the layers in front of the edge declare (`Layer.carried`), each with a shape of its own. One
+    that the layers before the edge declare (`Layer.carried`), each with its own shape. One
     of floating point must get a gradient from what follows.
 
     DeepSpeed's own recomputation cuts a stage into chunks of so many entries and leaves those out that begin
@@ -229,7 +229,7 @@ def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> 
     """Refuse a stage without all parameter groups: DeepSpeed's gradient norm would wait forever.
 
     It takes one collective per parameter group; matrices are one, biases and norms another. Stages
-    exchange a `LayerInput`, so none begins farther behind the last transformer layer.
+    exchange a `LayerInput`, so none begins later than directly after the last transformer layer.
     """
     head = max(i for i, step in enumerate(steps) if _entry(step).kind == "block") + 1
     for stage, (start, stop) in enumerate(pairwise(bounds)):

@@ -87,7 +87,7 @@ def flex_attention(
 
     Args:
         blocks: which keys the queries see; None for all.
-        bias_ad: biases by distance, of the keys -(sk - 1) to sq - 1 behind the query.
+        bias_ad: biases by distance, of the keys -(sk - 1) to sq - 1 after the query.
 
     Shapes: query [b, a, sq, d], key and value [b, g, sk, d], slopes_a [a], bias_ad
         [a, sq + sk - 1] -> [b, a, sq, d].

@@ -47,7 +47,7 @@ def initialise(
 ) -> None:
     """Draw the initial weights of `model`, by the marks of its parameters: see `Initial`.
 
-    Matrices are drawn from a normal distribution; in front of the residual stream with
+    Matrices are drawn from a normal distribution; projections into the residual stream with
     std / sqrt(2 * num_layers). The first matrix of an adapter is drawn evenly from
     +-1 / sqrt(columns), as PEFT does. Biases, norms and the second matrix stay as they are. The
     numbers depend on the seed, the parameter's name and the row, so every shard, every stage and

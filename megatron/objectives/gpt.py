@@ -69,7 +69,7 @@ def gpt_batch(tokens: Tensor, masks: MaskPlan = PACKED, eod: int | None = None) 
     ends = inputs.eq(eod)
     if masks.mask_loss:
         batch["loss_mask"] = loss_mask.masked_fill(ends, 0.0)
-    # An end belongs to the document that it ends: the next one starts behind it.
+    # An end belongs to the document that it ends: the next one starts after it.
     starts = torch.where(ends.roll(1, 1), positions, 0).cummax(1).values
     if masks.reset_positions:
         batch["positions"] = positions - starts

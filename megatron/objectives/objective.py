@@ -75,7 +75,7 @@ class Objective(ABC):
         return network_of(spec).layers(spec, parts)
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
-        """Return the names of the terms that the loss returns beside its total: see `Losses`.
+        """Return the names of the terms that the loss returns in addition to its total: see `Losses`.
 
         These are also an objective's own metrics: evaluations log and record their means.
         """

@@ -305,7 +305,7 @@ def simulated_times(
 
     Args:
         cost: time of the pass of a full rank, of which each chunk has an equal part.
-        transfer: time of a message, beside which the ranks compute.
+        transfer: time of a message, overlapped with computation.
     """
     times: list[Times] = [{} for _ in range(grid.ranks)]
     waiting = [[*grid.passes(rank)][::-1] for rank in range(grid.ranks)]

@@ -44,7 +44,7 @@ class Stage:
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether the norm behind the layers is here."""
+        """Whether the norm after the layers is on this stage."""
         return self.has("norm")
 
     @property

@@ -126,7 +126,7 @@ class Activations:
         return kept + (self.norm() - self.stream if spec.norm.embed_layernorm else 0)
 
     def features(self) -> int:
-        """Return the activations of a head in front of the logits: dense layer, GELU and norm."""
+        """Return the activations of a head before the logits: dense layer, GELU and norm."""
         return self.outside * self.plan.model.hidden_size * self._bytes + self.norm()
 
     def logits(self) -> int:
@@ -190,7 +190,7 @@ class Activations:
         return self.of(self._network.scored(self.spec))
 
     def cross_attention(self, source: "Activations") -> int:
-        """Return the activations of cross-attention to `source`, and of the norm in front of it."""
+        """Return the activations of cross-attention to `source`, and of the norm before it."""
         return self.norm() + self.attention() + self.keys_beyond(source.tokens - self.tokens)
 
     def keys_beyond(self, tokens: int) -> int:
@@ -219,7 +219,7 @@ class Activations:
         ring = self.plan.parallel.ring
         if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
-        # Ulysses keeps the mixed values before and behind their exchange.
+        # Ulysses keeps the mixed values before and after their exchange.
         outputs = queries * (2 if self._sequence > 1 and not ring else 1)
         features = queries + 2 * keys + outputs
         if spec.positions.reach_attention:

@@ -17,7 +17,7 @@ _PERSISTENT = 1e5
 """Elements: DeepSpeed's defaults of reduce_bucket_size and stage3_param_persistence_threshold."""
 
 _IN_TRANSIT = 4
-"""Messages that a rank has sent or receives ahead, where transfers of pipeline stages run beside passes."""
+"""Messages that a rank sends or receives ahead, where pipeline transfers overlap with passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,7 @@ class Memory:
     optimizer: int  # 32-bit weights and moments
     buffers: int  # what ZeRO collects gradients in
     activations: int  # of all micro-batches under way
-    logits: (
-        int  # or what the loss keeps instead; and what a pipeline's last stage holds beside them
-    )
+    logits: int  # or what the loss keeps instead; and what a pipeline's last stage also holds
     transient: int  # what a moment of the backward pass takes on top of that
     host: int  # offloaded
 
@@ -167,7 +165,7 @@ def _group_inputs(plan: Plan, stage: Stage, activations: Activations) -> int:
 
 
 class _Sizes:
-    """Bytes per weight of what training keeps beside it, as DeepSpeed's optimizers do.
+    """Bytes per weight of master weights, gradients and optimizer states, as in DeepSpeed's optimizers.
 
     Undivided: torch's optimizer and 32-bit weights. bf16 at stage 1: a full 32-bit gradient on
     every replica and an optimizer divided over them. Others: from stage 2 on gradients are divided

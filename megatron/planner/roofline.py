@@ -29,7 +29,7 @@ MEMORY_SHARE = 0.836
 """Of the memory bandwidth, that operations which only read and write reach."""
 LAYER_PASSES = {False: (28, 5), True: (28.5, 8)}
 """Passes over [s, b, h], reads and writes of forward and backward, by whether the MLP is gated: those
-of a layer beside its MLP's activations, and those over one more hidden size of ffn_hidden_size. For
+of a layer except its MLP's activations, and those over one more hidden size of ffn_hidden_size. For
 an MLP four times as wide they are 48 and 60.5, as counted in tests/golden/traffic.txt."""
 SCORE_PASSES = 12
 """Passes over the scores of attention where they are written out."""

@@ -99,7 +99,7 @@ def search(
         slowdown: of computation relative to the roofline.
 
     Raises:
-        ConfigError: something is wrong that no layout mends.
+        ConfigError: something is wrong that no layout can fix.
     """
     if config.precision.bf16 and not device.has_bf16:
         raise ConfigError(_no_bf16(device))

@@ -98,7 +98,7 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     times = times_of(plan, device, flops)
     computed, again = slowdown * times.micro_batch, plan.recompute.share
     forward = computed / (3 + again)
-    # Products with the gradients of column-parallel layers: for the weight, and behind a gathering
+    # Products with the gradients of column-parallel layers: for the weight, and after a gathering
     # for the input.
     beside = slowdown * times.products * column_share(plan.model) / (3 + again)
     beside *= 2 if parallel.sequence_parallel else 1

@@ -170,7 +170,7 @@ def _price(speed: Speed, price_per_gpu_hour: float | None) -> Iterator[str]:
 
 def _format_sent(volume: Volume) -> str:
     beside = 1 - volume.exposed / volume.total
-    return _size(volume.total) + (f" ({100 * beside:.0f}% beside computation)" if beside else "")
+    return _size(volume.total) + (f" ({100 * beside:.0f}% overlapped)" if beside else "")
 
 
 def _size(count: float) -> str:

@@ -22,9 +22,9 @@ class Volume:
     """Bytes sent in a step, by what is computed meanwhile.
 
     Args:
-        exposed: beside nothing.
-        forward: beside forward passes.
-        backward: beside backward passes.
+        exposed: overlapped by nothing.
+        forward: overlapped by forward passes.
+        backward: overlapped by backward passes.
     """
 
     exposed: float = 0.0
@@ -52,7 +52,7 @@ class Traffic:
     bucket of gradients to its owner, passes each link once.
 
     Args:
-        data: gradients beside backward passes, weights beside forward passes.
+        data: gradients overlapped by backward passes, weights by forward passes.
         data_passes: micro-batches whose passes hide `data`.
         experts: tokens to their experts and back, where an even share goes to each expert.
     """
@@ -142,7 +142,7 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
 
     A layer has two all-reduces a pass, each as much as two passes around the ring; where the ranks
     divide the sequence, a reduction and a gathering in their place, and two gatherings more in
-    backward. Of backward those of column-parallel layers run beside their products.
+    backward. In backward, those of column-parallel layers overlap with their products.
     """
     parallel, spec = plan.parallel, plan.model
     full = Activations(plan, "cuda").tokens * spec.hidden_size * BYTES[plan.precision.dtype]
@@ -244,7 +244,7 @@ def _is_bf16_optimizer(plan: Plan) -> bool:
 
 
 def _overlaps_bf16(plan: Plan) -> bool:
-    """Whether gradients of the bf16 optimizer are reduced beside the backward pass."""
+    """Whether gradient reduction of the bf16 optimizer overlaps with the backward pass."""
     is_mixture = max(plan.model.part(MoESpec).num_experts, default=1) > 1
     return bool(value_at(plan.deepspeed, "bf16.immediate_grad_update", False)) and not is_mixture
 

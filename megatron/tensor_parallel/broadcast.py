@@ -105,7 +105,7 @@ def sequence_shard(batch: Batch, fields: Fields, groups: Groups) -> Batch:
 
 
 def _pad(x: Tensor, dim: int, multiple: int) -> Tensor:
-    """Return `x` with zeros behind it along `dim`, up to a multiple."""
+    """Return `x` padded with zeros along `dim`, up to a multiple."""
     padding = list(x.shape)
     padding[dim] = -x.size(dim) % multiple
     return torch.cat([x, x.new_zeros(padding)], dim) if padding[dim] else x

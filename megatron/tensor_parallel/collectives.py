@@ -1,4 +1,4 @@
-"""Collectives with a backward: all-reduce, reduce-scatter, all-gather, all-to-all of tensor parallelism."""
+"""Differentiable collectives: all-reduce, reduce-scatter, all-gather, all-to-all of tensor parallelism."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -35,7 +35,7 @@ class Segments:
 
     @cached_property
     def ends(self) -> Tensor:
-        """Index behind the last row of each group."""
+        """Index after the last row of each group."""
         return self.counts.cumsum(0).to(torch.int32)
 
     @cached_property
@@ -75,8 +75,8 @@ class GroupedLinear(nn.Module):
         share: the experts of this rank among all.
         num_experts: of this rank.
         narrows: whether x has the inner features. Its result is then this rank's term of a sum.
-        has_bias: whether there is a bias. One behind the inner features is replicated, and each
-            rank adds its part of it.
+        has_bias: whether there is a bias. A bias after the inner features is replicated, and each
+            rank adds its share of it.
 
     Shapes: x [rows, outer] -> y [rows, inner / t], t the group's size, or the reverse.
     """

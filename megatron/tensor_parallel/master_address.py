@@ -9,7 +9,7 @@ class MasterAddress:
     """Address of the rendezvous store, this process's rank and the world size.
 
     Args:
-        spares: processes behind the last rank that meet the ranks and wait for their end.
+        spares: processes after the last rank that join the rendezvous and wait for the ranks' end.
         is_hosted: whether the launcher runs the store and rank 0 only connects to it.
         attempt: number of restarts by that launcher, whose store keeps the keys of dead processes.
     """

@@ -144,7 +144,7 @@ Initial = Literal["matrix", "residual", "vocabulary", "adapter", "constructed"]
 """Initial values of a parameter; `megatron.model.initialization.initialise` draws them.
 
 "matrix": normal, with the standard deviation of the network; "residual": the same divided by
-sqrt(2 * num_layers), in front of the residual stream; "vocabulary": as "matrix", rows of padding are 0;
+sqrt(2 * num_layers), for projections into the residual stream; "vocabulary": as "matrix", rows of padding are 0;
 "adapter": evenly distributed; "constructed": those that the constructor has set.
 """
 
@@ -169,7 +169,7 @@ def mark_residual(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def mark_added(module: nn.Module) -> None:
-    """Mark the parameters of `module` as those that a network has beside those of the one that it extends.
+    """Mark the parameters of `module` as added by a network to those of the network that it extends.
 
     They keep their initial values where a checkpoint has none of them.
     """
@@ -198,7 +198,7 @@ def layout_of(layer: Any) -> str:
 def mark_replicated_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Mark the unsharded parameters, whose gradients are sums over the ranks that divide the sequence.
 
-    Norms, biases behind row-parallel layers and positions see other tokens on each of them.
+    Norms, biases after row-parallel layers and positions see other tokens on each of them.
     Source: arXiv:2205.05198, section 4.2.
     """
     for parameter in model.parameters():

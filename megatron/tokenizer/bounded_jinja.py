@@ -144,7 +144,7 @@ class _BoundedFilters(dict[str, Any]):
 
 
 def _bound(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    first = 1 if hasattr(function, "jinja_pass_arg") else 0  # behind Jinja's context
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0  # after Jinja's context
 
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:

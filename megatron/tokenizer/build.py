@@ -118,8 +118,8 @@ def _value_problems(options: TokenizerOptions, *, may_be_fast: bool) -> Iterator
         yield f"--vocab-size {options.vocab_size} must be at least 1"
     if len(options.tokenizer_kwargs or ()) % 2:
         yield (
-            f"--tokenizer-kwargs {' '.join(options.tokenizer_kwargs or ())}: give names and values "
-            "by turns, such as pad_token <pad>"
+            f"--tokenizer-kwargs {' '.join(options.tokenizer_kwargs or ())}: give "
+            "alternating names and values, such as pad_token <pad>"
         )
     if options.tokenizer_backend == "fast" and not may_be_fast:
         takes = {name: TOKENIZERS.about(name) for name in TOKENIZERS}

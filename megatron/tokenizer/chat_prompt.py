@@ -20,7 +20,7 @@ class ChatPrompts:
     """A chat template with the tokenizer that it was written for.
 
     Attributes:
-        stop_tokens: the token that the template writes behind an answer, if it is a special one.
+        stop_tokens: the token that the template writes after an answer, if it is a special one.
         stop_strings: the text between an answer and the next question, if no token ends answers.
     """
 

@@ -13,7 +13,7 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int
     """
     last = [token for token in before[-1:] if token not in tokenizer.special_ids.values()]
     head = tokenizer.decode(last) if last else ""
-    # Bytes of one character may lie on both sides, where there is no text to begin behind.
+    # Bytes of one character may lie on both sides, where there is no text to begin after.
     if not last or head.endswith("\ufffd"):
         return tokenizer.decode(tokens)
     full = tokenizer.decode([*last, *tokens])

@@ -1,6 +1,6 @@
-"""Tokenizer record (fingerprint) beside token files, and its differences from a tokenizer.
+"""Tokenizer record (fingerprint) next to token files, and its differences from a tokenizer.
 
-Needs no torch and no token files. The record is `PREFIX.tokenizer.json` beside `PREFIX.bin`.
+Needs no torch and no token files. The record is `PREFIX.tokenizer.json` next to `PREFIX.bin`.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ def to_text(record: TokenizerRecord) -> str:
 
 
 def read_record(prefix: str | Path) -> TokenizerRecord | None:
-    """Return the record beside the token files `prefix`; None if there is none.
+    """Return the record next to the token files `prefix`; None if there is none.
 
     Raises:
         DataError: it cannot be read, is damaged, or is of a later format.
@@ -132,7 +132,7 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
     """Return the differences that make ids of the one wrong for the other; empty for none.
 
-    A role that only one of them has is no difference, nor are sentinels <extra_id_N> behind the
+    A role that only one of them has is no difference, nor are sentinels <extra_id_N> after the
     other tokens: the tokens of the data mean the same.
     """
     if stored.fingerprint == current.fingerprint:
@@ -157,7 +157,7 @@ def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
 
 
 def _without_sentinels(record: TokenizerRecord) -> TokenizerRecord:
-    """Return `record` without the sentinels that --vocab-extra-ids put behind its other tokens."""
+    """Return `record` without the sentinels that --vocab-extra-ids added after its other tokens."""
     tokens = list(record.tokens)
     while tokens and _SENTINEL.fullmatch(tokens[-1]):
         tokens.pop()

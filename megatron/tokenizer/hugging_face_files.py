@@ -133,7 +133,7 @@ def _write_sentencepiece(
     }
     shutil.copy(options["tokenizer_model"], folder / "tokenizer.model")
     backend = LlamaTokenizer.from_pretrained(str(folder), **special).backend_tokenizer
-    # As SentencePiece: a blank goes in front of every text, of one that begins with a blank too.
+    # As SentencePiece: a space is added before every text, also of one that begins with a space.
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )

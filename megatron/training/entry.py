@@ -57,7 +57,7 @@ def train_from(
         description: the first lines of `--help`.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     saved = checkpoint_flags(argv)
     given = options_given(argv)
@@ -92,10 +92,10 @@ def train(
 
     Args:
         objective: its name, or itself.
-        hooks: act around steps, behind those of --hook.
+        hooks: act around steps, after those of --hook.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     launcher = read_launcher()
     # A step that is taken again leaves no trace in the run's directory.

@@ -75,7 +75,7 @@ class Evaluation(Hook):
     def validate_at_end(self, state: TrainState) -> dict[str, float]:
         """Log and return the loss on the next samples of each validation set, without counting them.
 
-        A run that goes on with more steps then evaluates on the samples of the uninterrupted run,
+        A run that continues with more steps then evaluates on the samples of the uninterrupted run,
         which are as many as its validation sets were built for.
         """
         first = state.valid_samples

@@ -75,10 +75,10 @@ def pretrain(
     Args:
         start: the config, prepared and validated, perhaps for another device.
         watchdog: notified of the run's progress.
-        hooks: act around steps, behind those of --hook.
+        hooks: act around steps, after those of --hook.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     started_at = time.perf_counter()
     config = start.config
@@ -268,7 +268,7 @@ def _build(
 
 
 def _choose_checkpoints(plan: Plan, initial: str) -> tuple[Chosen | None, Chosen | None]:
-    """Return the checkpoint that a run goes on from, or that whose weights alone it begins with.
+    """Return the checkpoint that a run resumes from, or whose weights it starts with.
 
     Args:
         initial: directory of the latter; "": none.

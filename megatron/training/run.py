@@ -51,11 +51,11 @@ class Run:
     """A training run: an engine, its plan and its hooks.
 
     Args:
-        state: where the run goes on from.
+        state: where the run resumes.
         valid: validation sets by name.
         test: test sets by name.
         watchdog: notified of the run's progress.
-        hooks: act around steps behind those of the run and of --hook.
+        hooks: act around steps, after those of the run and of --hook.
         epochs: returns what acts after each epoch of this run, if its data have such.
     """
 
@@ -187,7 +187,7 @@ class Run:
             if closing:
                 closing.close(state)
         if stop.is_done(state) and not done_now:
-            reason += f": it was before; more {self._length_flags()} let it go on"
+            reason += f": it was before; more {self._length_flags()} continue it"
         return self._end(reason, stop.exit_code)
 
     def _length_flags(self) -> str:
@@ -231,7 +231,7 @@ class Run:
     ) -> str:
         """Take steps, with rollbacks after loss spikes, until `stop` gives a reason; return it.
 
-        Damaged data before the first step are data that another attempt meets again.
+        Damaged data before the first step would be read again by another attempt.
         """
         started_from = self.state.iteration
         while True:
@@ -284,7 +284,7 @@ class Run:
             *self._guards(checkpoints),
             WatchedHook(self.evaluation, watchdog, "evaluation") if self.valid else None,
             WatchedHook(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
-            # Behind the save of an epoch, so that an error in it loses no step.
+            # After the save of an epoch, so that an error in it loses no step.
             WatchedHook(self.epochs, watchdog, "evaluation", longer=True) if self.epochs else None,
             *self._own_hooks,
         ]

@@ -92,7 +92,7 @@ def export(
 
     Raises:
         CheckpointError: the checkpoint is damaged, `output` cannot be written to, or what the
-            exporter raises; nothing is left behind.
+            exporter raises; no partial output is left.
     """
     write = EXPORTERS.get(exporter, own_flags)
     with new_folder(output) as staging:

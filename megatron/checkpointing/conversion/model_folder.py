@@ -21,11 +21,11 @@ from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Create a staging folder beside `output`, renamed to it on success.
+    """Create a staging folder next to `output`, renamed to it on success.
 
     Raises:
         CheckpointError: `output` is not empty, is the current folder or a mount point, or cannot
-            be written to; nothing is left behind.
+            be written to; no partial output is left.
     """
     target = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -176,5 +176,5 @@ def _indexed_files(index: Path) -> list[Path]:
         if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
             raise CheckpointError(f"{index} names {name!r:.80}, which is no file of its folder")
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index} names {name}, and there is no such file beside it")
+            raise CheckpointError(f"{index} names {name}, and there is no such file next to it")
     return sorted(index.parent / name for name in names)

@@ -13,7 +13,7 @@ from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 @EXPORTERS.register("safetensors")
 def export_to_safetensors(job: Export, folder: Path) -> str:
-    """Write the weights by module names, without padding of the vocabulary, and the network beside them.
+    """Write the weights by module names, without padding of the vocabulary, and the network's spec next to them.
 
     config.json holds the fields of ModelSpec.
 

@@ -218,9 +218,7 @@ def _read_config(source: Path) -> dict[str, Any]:
     if not source.exists():
         raise WrongCheckpointError(f"--load {source} does not exist{near(source)}")
     if not (source / "config.json").is_file():
-        raise WrongCheckpointError(
-            f"--load {source} holds no config.json, so no model of transformers'"
-        )
+        raise WrongCheckpointError(f"--load {source} has no config.json: not a transformers model")
     # Imported here: it takes seconds.
     from transformers import AutoConfig
 

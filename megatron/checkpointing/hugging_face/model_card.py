@@ -158,9 +158,9 @@ def _remaining(spec: ModelSpec, remaining: LogitDifference) -> list[str]:
     in_head = flat(spec)["head_activation"]
     return [
         "",
-        "One error remains. transformers has one activation for the MLP and in front of the logits.",
-        f"The network was trained with {spec.mlp.activation} in the MLP and {in_head} in front",
-        f"of the logits, and transformers computes {spec.mlp.activation} in both; above, the network",
+        "One error remains. transformers has one activation for the MLP and before the logits.",
+        f"The network was trained with {spec.mlp.activation} in the MLP and {in_head} before",
+        f"the logits, and transformers computes {spec.mlp.activation} in both; above, the network",
         "computes that too. Against the network as it was trained:",
         "",
         f"* {remaining}",

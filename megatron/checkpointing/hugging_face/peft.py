@@ -51,7 +51,7 @@ def export_adapters(
 
     Raises:
         CheckpointError: the checkpoint has no adapters, no architecture fits its network, or
-            `output` is not empty or cannot be written to; nothing is left behind.
+            `output` is not empty or cannot be written to; no partial output is left.
     """
     spec = manifest.spec
     if spec.lora is None:

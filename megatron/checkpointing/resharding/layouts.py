@@ -414,7 +414,7 @@ def _zero_1_or_2(
     file = files.optimizer_file(rank)
     saved = files.read(file.format(replica=0, rank=rank))[_STATE]
     base, found = saved["base_optimizer_state"], {}
-    # Paddings behind each parameter; versions of DeepSpeed without them have none.
+    # Padding after each parameter; versions of DeepSpeed without this key have none.
     paddings = saved.get("param_alignment_paddings")
     at_end = saved.get("group_paddings") or [0] * len(main["param_shapes"])
     groups = zip(main["param_shapes"], saved["single_partition_of_fp32_groups"], strict=True)

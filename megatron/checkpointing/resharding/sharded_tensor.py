@@ -52,7 +52,7 @@ class FlatShard:
 class StoredShard:
     """One shard, flattened, in files that are read when elements in them are needed.
 
-    It lies in equal partitions, such as ZeRO's, one behind the other and one file each. Their number
+    It lies in equal partitions, such as ZeRO's, in order and one file each. Their number
     costs nothing here.
 
     Args:

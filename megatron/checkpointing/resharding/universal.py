@@ -83,7 +83,7 @@ def with_universal(directory: Path, tags: list[str]) -> list[str]:
 def write_universal(source: Path, output: Path, *, workers: int) -> None:
     """Convert the checkpoint in `source` to a universal one in `output`, a new folder.
 
-    Written to a staging folder, hashed, flushed and renamed; then `latest_universal` beside it
+    Written to a staging folder, hashed, flushed and renamed; then `latest_universal` next to it
     names it.
 
     Memory: one tensor in each of the `workers` processes.

@@ -43,7 +43,7 @@ def step_problems(start: Start) -> Iterator[str]:
 
 
 def elastic_problems(start: Start) -> Iterator[str]:
-    """Yield why a run cannot go on with other numbers of replicas."""
+    """Yield why a run cannot continue with another number of replicas."""
     config = start.config
     yield from world_size_problems(config.parallel, start.world_size)
     by_json = value_at(start.deepspeed, "train_batch_size")

@@ -24,8 +24,8 @@ class DataConfig:
     """Training, validation and test data."""
 
     data_path: list[str] | None = None
-    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or weights and prefixes by turns
-    to blend several: 0.3 first 0.7 second."""
+    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or alternating weights and
+    prefixes to blend datasets: 0.3 first 0.7 second."""
 
     mock_data: bool = setting(False, plan="data.is_random")
     """Train on random tokens instead of token files, the same ones with the same --seed: for tests of
@@ -40,10 +40,10 @@ class DataConfig:
     START and END are fractions of the documents."""
 
     valid_weighted_split_paths: list[str] | None = None
-    """Validation data of the same form; each of several is evaluated apart, under its NAME."""
+    """Validation data in the same format; each group is evaluated separately, under its NAME."""
 
     test_weighted_split_paths: list[str] | None = None
-    """Test data of the same form; each of several is evaluated apart, under its NAME."""
+    """Test data in the same format; each group is evaluated separately, under its NAME."""
 
     train_weighted_split_paths_path: str | None = None
     """File with the value of --train-weighted-split-paths, in double quotes."""
@@ -55,8 +55,8 @@ class DataConfig:
     """File with the values of --test-weighted-split-paths, each in double quotes."""
 
     dataloader_type: Literal["single", "cyclic"] = "single"
-    """Order of the samples: single goes through them once, cyclic through a new permutation of them
-    as often as is needed."""
+    """Order of the samples: single reads them once, cyclic repeats them, in a new permutation each
+    time."""
 
     sample_order: SampleOrder = "bigscience"
     """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of
@@ -70,7 +70,7 @@ class DataConfig:
     """Format of the token files; infer looks at each."""
 
     data_cache_path: str | None = None
-    """Directory for the index maps (default: beside the token files)."""
+    """Directory for the index maps (default: next to the token files)."""
 
 
 DEFAULT_SPLIT = "969, 30, 1"
@@ -82,7 +82,7 @@ KINDS.declare("conversations", _PACKED, ("_tokens_document", "_loss_mask_documen
 
 
 def suffixes_of(kind: str) -> tuple[str, ...]:
-    """Return the suffixes of the token files of a kind, behind their prefix; () for no token files."""
+    """Return the suffixes of a kind's token files, after the prefix; () for no token files."""
     suffixes: tuple[str, ...] = KINDS.about(kind)
     return suffixes
 
@@ -120,7 +120,7 @@ class DataPlan:
     order: str  # "single" or "cyclic"
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     blend_surplus: float  # share of its samples built in addition for each corpus of a blend
-    cache_path: str  # "": beside the token files
+    cache_path: str  # "": next to the token files
     dataset: str = ""  # of a plugin, that cuts documents into samples; "": GPT's
     own_flags: OwnFlags = ()  # of that dataset
     cut: Any = None  # how documents are cut into samples; see `Declaration.cut`
@@ -192,7 +192,7 @@ def data_problems(data: DataConfig) -> Iterator[str]:
     if not data.data_path and not weighted:
         yield (
             "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py, "
-            "or weights and prefixes by turns"
+            "or alternating weights and prefixes"
         )
         return
     try:
@@ -305,7 +305,7 @@ def _is_number(word: str) -> bool:
 
 
 def _blend(words: list[str]) -> tuple[SplitPart, ...]:
-    """Return the sources of `--data-path`: one prefix, or weights and prefixes by turns."""
+    """Return the sources of `--data-path`: one prefix, or alternating weights and prefixes."""
     if len(words) == 1:
         return (SplitPart(1.0, 0.0, 1.0, words[0]),)
     if not any(map(_is_number, words)):

@@ -13,10 +13,10 @@ class MaskConfig:
     """Count positions from 0 again after every end-of-document token."""
 
     reset_attention_mask: bool = setting(False, plan="masks.isolate_documents")
-    """Let no token see the documents before its own."""
+    """Mask attention to earlier documents in a sample."""
 
     eod_mask_loss: bool = setting(False, plan="masks.mask_loss")
-    """Leave out of the loss what is predicted from an end-of-document token."""
+    """Exclude predictions at end-of-document tokens from the loss."""
 
     calculate_per_token_loss: bool = setting(False, plan="masks.per_token_loss")
     """Let each token that counts in a global batch weigh the same; otherwise the loss is the mean over

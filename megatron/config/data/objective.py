@@ -12,19 +12,18 @@ class ObjectiveConfig:
     """Which tokens count in the loss, and how much."""
 
     loss_on_targets_only: bool = False
-    """Leave the tokens of the prefix out of the loss (pretrain_prefix_lm.py)."""
+    """Exclude the tokens of the prefix from the loss (pretrain_prefix_lm.py)."""
 
     reweight_loss_based_on_position_frequency: bool = False
-    """Let early positions, which are seldom behind the prefix, count more and late ones less:
+    """Weight early positions, which are seldom after the prefix, more and late positions less:
     position i of s by 2 (s - i) / (s + 1) (pretrain_prefix_lm.py)."""
 
     norm_target_loss: bool = False
-    """Let all targets count the same, however long they are (finetune_t0_non_causal_decoder.py), or
-    all conversations (finetune_sft.py)."""
+    """Weight all targets equally, whatever their length (finetune_t0_non_causal_decoder.py), or all
+    conversations (finetune_sft.py)."""
 
     prefixlm: bool = False
-    """Let the tokens of an input see each other, rather than only those before them
-    (finetune_t0_non_causal_decoder.py)."""
+    """Bidirectional attention among the tokens of an input (finetune_t0_non_causal_decoder.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ class ObjectivePlan:
     name: ObjectiveName
     sees_prefix: bool  # tokens of a prefix, or of an input, see each other
     targets_only: bool  # tokens of a prefix, or of an input, do not count
-    reweights: bool  # by how often a position is behind the prefix
+    reweights: bool  # by how often a position is after the prefix
     equal_targets: bool  # each target counts as one, whatever its length
     fim: FimPlan
     own: Any = None  # plan of an extension's objective; see `Declaration.plan`

@@ -45,7 +45,7 @@ def parse_split_group(text: str, flag: str) -> SplitGroup:
             "'NAME: WEIGHT START:END PATH, WEIGHT START:END PATH'"
         )
     parts, problems = [], []
-    # Lists that scripts put together end in a comma, or have two behind each other.
+    # Lists built by scripts may end in a comma, or have two in a row.
     for entry in filter(str.strip, entries.split(",")):
         try:
             parts.append(_parse_part(entry))

@@ -38,7 +38,7 @@ class TokenizerConfig:
     bos. Without it both write the model's own tokens, and eos ends a document."""
 
     tokenizer_kwargs: list[str] | None = None
-    """Names and values by turns, such as pad_token <pad>, given to transformers when it loads the
+    """Alternating names and values, such as pad_token <pad>, given to transformers when it loads the
     tokenizer of PretrainedFromHF; true, false and integers are not text."""
 
     tokenizer_hf_no_include_special_tokens: bool = False

@@ -22,7 +22,7 @@ GROUP_FLAGS = (
         ~flight-recorder-dump-on-timeout flight-recorder-include-stack-trace
         ~flight-recorder-include-only-active ~flight-recorder-extra-dump-on-exec""",
     ),
-    *accepted("a run writes its flags beside its checkpoints", "config-logger-dir"),
+    *accepted("a run writes its flags next to its checkpoints", "config-logger-dir"),
     *refused(
         "a run needs its processes; leave this flag out, and check a layout without them: "
         "tools/plan.py",
@@ -50,7 +50,7 @@ OVERLAP_FLAGS = (
         delay-wgrad-compute defer-embedding-wgrad-compute wgrad-deferral-limit""",
     ),
     *accepted(
-        "products of tensor-parallel layers are not cut into pieces beside their collectives: "
+        "products of tensor-parallel layers are not split to overlap with their collectives: "
         "results are the same",
         """tp-comm-overlap tp-comm-overlap-cfg tp-comm-bootstrap-backend ~tp-comm-bulk-wgrad
         ~tp-comm-bulk-dgrad ~tp-comm-overlap-ag ~tp-comm-overlap-rs tp-comm-overlap-rs-dgrad

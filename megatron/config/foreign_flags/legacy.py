@@ -28,11 +28,11 @@ from megatron.config.parsing.flags import Legacy
 
 _REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
 _OVERLAP = (
-    "gradients are reduced beside the backward pass wherever that is possible: see "
+    "gradient reduction overlaps with the backward pass wherever possible: see "
     "docs/parallelism.md, Communication"
 )
-_GATHER = "in bf16 and at ZeRO stage 3, weights are gathered beside the forward pass in every run"
-_COLLECTIVES = "gradients of tensor-parallel layers are reduced beside products in every run"
+_GATHER = "in bf16 and at ZeRO stage 3, gathering of weights always overlaps with the forward pass"
+_COLLECTIVES = "gradient reduction of tensor-parallel layers always overlaps with matrix products"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
 _EXACT = "weight gradients are added in the order of micro-batches in every run, as in 1F1B"
 

@@ -113,7 +113,7 @@ EXPERT_LEGACY = (
     ),
     Legacy("--moe-permute-fusion", _GROUPED),
     Legacy("--moe-use-legacy-grouped-gemm", _GROUPED),
-    Legacy("--moe-shared-expert-overlap", "shared experts are computed behind the others"),
+    Legacy("--moe-shared-expert-overlap", "shared experts are computed after the others"),
     Legacy("--moe-per-layer-logging", "the log has the sums of all layers, and of loads the worst"),
     Legacy("--use-tutel", _GROUPED),
     Legacy("--moe-router-dtype", "the router computes in 32 bits in every run", takes=1),

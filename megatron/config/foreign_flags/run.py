@@ -82,7 +82,7 @@ CHECKPOINT_LEGACY = (
 RUN_LEGACY = (
     Legacy(
         "--adaptive_seq_len",
-        "evaluation reads texts beside each other that are about as long, and pads no further",
+        "evaluation batches texts of similar length and pads to the longest of a batch",
     ),
     Legacy(
         "--iterations-to-skip",

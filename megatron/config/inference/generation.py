@@ -83,7 +83,7 @@ class GenerationConfig(DecodingConfig):
     """Recompute the full text for each token, instead of keeping a KV cache."""
 
     decode_graphs: bool = True
-    """Capture decode steps on GPUs as CUDA graphs, which replay a step's kernels in one launch."""
+    """Do not capture decode steps on GPUs as CUDA graphs, which replay a step's kernels in one launch."""
 
     inference_max_seq_length: int | None = None
     """Length of the KV cache: most tokens of a prompt and its continuation (default: --max-position-embeddings)."""

@@ -13,13 +13,14 @@ class ServingConfig:
     """The text generation server; --micro-batch-size is the number of sequences in a batch."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; only this machine reaches the default, 0.0.0.0 is all addresses."""
+    """Address to listen on; the default accepts connections from this machine only, 0.0.0.0 listens
+    on all interfaces."""
 
     port: int = setting(5000, at_least=0, at_most=65535)
     """Port to listen on; 0: any free one, which the log names."""
 
     api_key: str | None = None
-    """API key that every request must carry: Authorization: Bearer TEXT."""
+    """API key required in every request: Authorization: Bearer TEXT."""
 
     api_key_file: str | None = None
     """File with the API key; unlike --api-key, other users of the machine do not see it."""

@@ -13,8 +13,8 @@ class ExpertConfig:
     """Mixture of experts (MoE)."""
 
     num_experts: list[int] | None = setting(None, at_least=1)
-    """Experts per layer that has them: one number for all such layers, or one for each. A layer
-    with 1 has an ordinary MLP."""
+    """Experts per MoE layer: one number for all MoE layers, or one for each. A layer with 1 has an
+    ordinary MLP."""
 
     expert_interval: int | None = setting(None, at_least=1)
     """Every N-th layer is an MoE layer (default: 2, or 1 with a flag of Megatron-LM, unless
@@ -27,7 +27,7 @@ class ExpertConfig:
     topk: int | None = setting(
         None, at_least=1, older=("--moe-router-topk",), plan="model.experts_per_token"
     )
-    """Experts that a token passes through (default: 1; 2 with a flag of Megatron-LM)."""
+    """Experts that each token is routed to (default: 1; 2 with a flag of Megatron-LM)."""
 
     moe_ffn_hidden_size: int | None = setting(None, at_least=1, plan="model.expert_ffn_hidden_size")
     """Width of an expert (default: --ffn-hidden-size). Many narrow experts are called fine-grained."""
@@ -35,7 +35,8 @@ class ExpertConfig:
     moe_shared_expert_intermediate_size: int | None = setting(
         None, at_least=1, plan="model.shared_expert_ffn_hidden_size"
     )
-    """Width of shared experts in total: an MLP beside the experts that every token passes through."""
+    """Total width of the shared experts: an MLP that every token passes through, in addition to its
+    routed experts."""
 
     moe_shared_expert_gate: bool = setting(False, plan="model.shared_expert_gate")
     """Multiply the output of the shared experts by a sigmoid of a learned product with the token."""
@@ -61,12 +62,12 @@ class ExpertConfig:
     """Factor of the weights of the chosen experts."""
 
     moe_router_num_groups: int | None = setting(None, at_least=1, plan="model.router_groups")
-    """Divide the experts into so many groups, of which a token uses --moe-router-group-topk."""
+    """Number of expert groups; each token is routed to --moe-router-group-topk of them."""
 
     moe_router_group_topk: int | None = setting(
         None, at_least=1, plan="model.router_groups_per_token"
     )
-    """Groups of experts that a token uses."""
+    """Number of expert groups that each token is routed to."""
 
     moe_router_enable_expert_bias: bool = setting(False, plan="model.router_bias")
     """Balance without an auxiliary loss: choose experts by their scores plus a bias, which each
@@ -82,8 +83,8 @@ class ExpertConfig:
     without a loss; none."""
 
     mlp_type: Literal["standard", "residual"] = "standard"
-    """With residual, every token passes through an ordinary MLP too, and a learned weight mixes
-    the two."""
+    """With residual, every token also passes through an ordinary MLP, and a learned weight mixes
+    both outputs."""
 
     moe_expert_parallel_size: int = setting(
         1, at_least=1, older=("--expert-model-parallel-size",), plan="parallel.expert"
@@ -102,16 +103,16 @@ class ExpertConfig:
     stream."""
 
     moe_eval_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
-    """The same in evaluation."""
+    """Capacity of an expert in evaluation; see --moe-train-capacity-factor."""
 
     moe_expert_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
-    """Both of these at once."""
+    """Sets both --moe-train-capacity-factor and --moe-eval-capacity-factor."""
 
     moe_min_capacity: int = setting(4, at_least=1, plan="experts.min_capacity")
     """Least capacity of an expert, in tokens."""
 
     moe_token_dropping: bool = setting(True, flag="--disable-moe-token-dropping")
-    """Drop the tokens over an expert's capacity."""
+    """Never drop tokens that exceed an expert's capacity."""
 
     moe_token_drop_policy: Literal["probs", "position"] | None = None
     """Which tokens over the capacity are dropped: those of least weight, or the last ones (default:
@@ -126,8 +127,8 @@ class ExpertConfig:
     moe_top2_2nd_expert_sampling: bool = setting(
         True, flag="--disable-moe-top2-2nd-expert-sampling"
     )
-    """Draw the second of two experts by its weight in training, instead of taking the best (default:
-    off with a flag of Megatron-LM)."""
+    """Route each token to its second-best expert in training, instead of sampling the second of two
+    experts by router probability (default: sampled, except with a flag of Megatron-LM)."""
 
     noisy_gate_policy: Literal["None", "Jitter", "RSample"] = "None"
     """Noise of the router in training: Jitter multiplies its input by up to 1%, RSample
@@ -143,7 +144,7 @@ class MoESpec:
 
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP
     experts_per_token: int = 1
-    residual_experts: bool = False  # beside the experts there is an MLP for every token
+    residual_experts: bool = False  # in addition to the experts there is an MLP for every token
     expert_ffn_hidden_size: int = 0  # of an expert; 0: ffn_hidden_size
     shared_expert_ffn_hidden_size: int = 0  # of the experts of every token; 0: there are none
     shared_expert_gate: bool = False  # factor of their output for each token

@@ -42,26 +42,27 @@ class KernelsConfig:
     Triton's kernel and query-key layer scaling always do."""
 
     masked_softmax_fusion: bool = True
-    """One kernel that scales, masks and normalises scores."""
+    """Do not fuse scaling, masking and softmax of the attention scores into one kernel."""
 
     bias_gelu_fusion: bool = True
-    """One kernel for the MLP's bias and its GELU or gate."""
+    """Do not fuse the MLP's bias with its GELU or gate."""
 
     bias_dropout_fusion: bool = True
-    """One kernel for bias, dropout and residual."""
+    """Do not fuse bias, dropout and residual addition."""
 
     layer_norm_fusion: bool = True
-    """One kernel for each norm."""
+    """Do not use a fused kernel for LayerNorm and RMSNorm."""
 
     rope_fusion: bool = True
-    """One kernel that turns queries and keys by their positions."""
+    """Do not use a fused kernel for rotary position embeddings."""
 
     cross_entropy_fusion: bool = True
-    """Kernels that take the loss and its gradient without a copy of the logits."""
+    """Do not use fused cross-entropy kernels, which compute loss and gradient without a copy of the
+    logits."""
 
     loss_chunk_tokens: int = setting(0, at_least=0)
-    """Compute the head's logits and the loss of so many tokens at a time, with their gradients, so
-    that the logits of a micro-batch never exist together (0: all at once)."""
+    """Compute logits and loss, with their gradients, for this many tokens at a time, so that the
+    logits of a micro-batch never exist at once (0: no chunks)."""
 
     compile: bool = False
     """Compile transformer layers, and the loss on CPUs, by torch.compile (inductor). Refused with the
@@ -72,7 +73,7 @@ class KernelsConfig:
     GPUs; max-autotune-no-cudagraphs times several implementations of each product first."""
 
     abort_on_unmet_fused_kernel_constraints: bool = False
-    """Refuse to run, with the reasons, where plain PyTorch would stand in for a fused kernel."""
+    """Refuse to run, with the reasons, where plain PyTorch would replace a fused kernel."""
 
 
 _WIDEST_FLASH_HEAD = 256

@@ -8,17 +8,16 @@ from megatron.config.parsing.declaration import range_problems, setting
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """LoRA: low-rank adapters beside the linear layers."""
+    """LoRA: low-rank adapters added to the linear layers."""
 
     lora_rank: int = setting(0, at_least=0)
-    """Rank of the product that is added to a weight; 0 for none. With it everything but these
-    adapters is frozen."""
+    """Rank of the adapters; 0 for none. With adapters, all other weights are frozen."""
 
     lora_alpha: float | None = setting(None, above=0, matters=False)
-    """The product counts --lora-alpha / --lora-rank times (default: once)."""
+    """Scale of the adapters' output: --lora-alpha / --lora-rank (default: 1)."""
 
     lora_dropout: float = setting(0.0, at_least=0, below=1, matters=False, in_weights=False)
-    """Share of the features in front of an adapter that are dropped."""
+    """Dropout probability of an adapter's input features."""
 
     lora_target_modules: list[str] | None = None
     """Linear layers that get adapters: query_key_value, dense, dense_h_to_4h, dense_4h_to_h, or

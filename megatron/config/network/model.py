@@ -1,4 +1,4 @@
-"""The network: its flags, and beside them the parts of a spec that they decide, each with every choice made."""
+"""The network: its flags, and the parts of a spec that they decide, with every choice resolved."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +12,7 @@ class ModelConfig:
     """The network."""
 
     num_layers: int = setting(at_least=1, older=("--encoder-num-layers",), megatron_lm=True)
-    """Number of transformer layers; of the encoder, where a decoder is behind it."""
+    """Number of transformer layers; in an encoder-decoder network, of the encoder."""
 
     hidden_size: int = setting(at_least=1, megatron_lm=True)
     """Width of the residual stream, in features."""
@@ -26,8 +26,8 @@ class ModelConfig:
     """Sequence length: tokens of a sample."""
 
     max_position_embeddings: int | None = setting(None, megatron_lm=True)
-    """Longest sequence of the network, in tokens (default: --seq-length). A learned table of positions
-    has so many rows."""
+    """Longest sequence of the network, in tokens (default: --seq-length). This is also the number of
+    learned position embeddings."""
 
     ffn_hidden_size: int | None = setting(None, at_least=1, megatron_lm=True)
     """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
@@ -36,18 +36,18 @@ class ModelConfig:
     """Features per attention head (default: hidden_size / num_attention_heads)."""
 
     group_query_attention: bool = False
-    """Let several heads share one key and one value."""
+    """Grouped-query attention: several query heads share one key and value head."""
 
     num_query_groups: int | None = setting(None, at_least=1, older=("--num-key-value-heads",))
-    """Number of keys and values per token with --group-query-attention (default: 1)."""
+    """Number of key and value heads with --group-query-attention (default: 1)."""
 
     window_size: str | None = setting(None, megatron_lm=True)
-    """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
-    for all of them."""
+    """Sliding window attention, as LEFT or LEFT,0: number of previous tokens that a token attends
+    to; -1 for all."""
 
     window_attn_skip_freq: str | None = setting(None, plan="model.full_attention_layers")
-    """Layers without the window (default: none), as in Megatron-LM: every N-th one, or a list of 1 for
-    a layer with --window-size and 0 for one without, such as [1,1,1,0]*6."""
+    """Layers with full attention (default: none), as in Megatron-LM: every N-th layer, or a list
+    with 1 for a layer with --window-size and 0 for a layer without, such as [1,1,1,0]*6."""
 
     apply_query_key_layer_scaling: bool = setting(
         True,
@@ -55,20 +55,20 @@ class ModelConfig:
         plan="model.query_key_layer_scaling",
         in_weights=False,
     )
-    """Attention scores divided by the number of their layer until softmax multiplies it back,
-    which keeps those of deep layers inside the range of fp16. The result is the same."""
+    """Do not divide attention scores by the layer number before the softmax, which multiplies it back:
+    a safeguard of deep networks in fp16 that does not change the result."""
 
     query_pre_attn_scalar: float | None = setting(None, above=0, plan="model.query_scalar")
     """Divide attention scores by the square root of this (default: the features per head)."""
 
     attn_logit_softcapping: float | None = setting(None, above=0, plan="model.attention_softcap")
-    """Soft-cap attention scores: cap * tanh(score / cap), in front of the mask, as Gemma 2 does."""
+    """Soft-cap attention scores: cap * tanh(score / cap), before the mask, as Gemma 2 does."""
 
     final_logit_softcapping: float | None = setting(None, above=0, plan="model.logit_softcap")
     """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
 
     qk_layernorm: bool = setting(False, megatron_lm=True)
-    """Norm every head's query and key, in front of rotary positions."""
+    """Normalize each head's queries and keys before applying rotary embeddings."""
 
     position_embedding_type: (
         Literal["learned_absolute", "absolute", "relative", "rotary", "rope", "alibi", "none"]
@@ -76,13 +76,13 @@ class ModelConfig:
     ) = setting(None, names=POSITION_EMBEDDINGS, plan="model.position_embedding")
     """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
     or rope), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
-    of a decoder behind an encoder), or none."""
+    in encoder-decoder networks), or none."""
 
     use_rotary_position_embeddings: bool = False
     """Megatron's older spelling of --position-embedding-type rotary."""
 
     add_position_embedding: bool = setting(True, flag="--no-position-embedding")
-    """The learned table of positions."""
+    """Do not add learned position embeddings to the token embeddings."""
 
     rotary_base: float = setting(
         10000.0,
@@ -91,59 +91,60 @@ class ModelConfig:
         older=("--rotary-position-embeddings-theta",),
         megatron_lm=True,
     )
-    """Base of the rotary wavelengths."""
+    """Base of rotary embeddings (theta)."""
 
     rotary_local_base: float | None = setting(
         None, above=0, matters=False, older=("--rope-local-base-freq",)
     )
-    """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
-    as in Gemma 3 (default: layers with and without the window have the same positions)."""
+    """Rotary base of layers with --window-size, without RoPE scaling, as in Gemma 3 (default: that
+    of layers without the window, with its scaling)."""
 
     rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1, megatron_lm=True)
-    """Share of a head's features that rotary embedding rotates, from the first on."""
+    """Fraction of each head's features that rotary embeddings rotate, from the first on."""
 
     rotary_seq_len_interpolation_factor: float | None = setting(
         None, above=0, matters=False, plan="model.rotary_interpolation", megatron_lm=True
     )
-    """Divide rotary positions by this, to stretch a trained network to longer sequences."""
+    """Divide rotary positions by this (position interpolation), to extend a trained network to
+    longer sequences."""
 
     use_rope_scaling: bool = setting(False, megatron_lm=True)
-    """Stretch the long wavelengths of rotary positions; as Llama 3.1 does, unless
-    --rope-scaling-type names another rule."""
+    """Apply RoPE scaling to long wavelengths: that of Llama 3.1, unless --rope-scaling-type selects
+    another."""
 
     rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = setting(
         "llama3", plan="model.rope_rule"
     )
-    """Rule of --use-rope-scaling: that of Llama 3.1, YaRN, or dynamic NTK, which changes nothing up
-    to the length that the network was trained on (farther than that it is refused)."""
+    """Kind of --use-rope-scaling: Llama 3.1's, YaRN, or dynamic NTK, which changes nothing up to
+    the original length (longer sequences are refused)."""
 
     rope_scaling_factor: float = setting(
         8.0, above=0, matters=False, plan="model.rope_scaling", megatron_lm=True
     )
-    """By how much --use-rope-scaling stretches them."""
+    """Factor by which --use-rope-scaling stretches wavelengths."""
 
     rope_low_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-slow",))
-    """Turns within the original length up to which --use-rope-scaling stretches a wavelength in
-    full (default: 1)."""
+    """Wavelengths with at most this many rotations in the original length are scaled in full
+    (default: 1)."""
 
     rope_high_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-fast",))
-    """Turns within the original length from which --use-rope-scaling leaves a wavelength alone
-    (default: 4, and 32 with YaRN)."""
+    """Wavelengths with at least this many rotations in the original length are not scaled (default:
+    4; 32 with YaRN)."""
 
     rope_original_max_position_embeddings: int | None = setting(
         None, above=0, plan="model.rope_original_length"
     )
-    """Tokens that the network was trained on before its wavelengths were stretched (default: 8192
-    with the rule of Llama 3.1; the other rules need it)."""
+    """Sequence length of the training before RoPE scaling (default: 8192 for Llama 3.1's; required
+    for the others)."""
 
     rope_attention_factor: float | None = setting(None, above=0)
     """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1)."""
 
     rope_truncation: bool = setting(True, plan="model.rope_truncation")
-    """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
+    """Do not round the bounds of YaRN's correction range to integer dimensions."""
 
     normalization: str = setting("LayerNorm", names=NORMS, megatron_lm=True)
-    """Which norm stands in front of attention, of the MLP and of the head."""
+    """Norm before attention, the MLP and the output head."""
 
     norm_epsilon: float = setting(
         1e-5, above=0, flag="--layernorm-epsilon", older=("--norm-epsilon",)
@@ -151,26 +152,26 @@ class ModelConfig:
     """Added to the variance in every norm."""
 
     apply_layernorm_1p: bool = setting(False, plan="model.layernorm_1p", megatron_lm=True)
-    """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
-    act around 1."""
+    """Store the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
+    are relative to 1."""
 
     scale_embedding: bool = setting(False, plan="model.scaled_embedding")
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
 
     embed_layernorm: bool = setting(False, megatron_lm=True)
-    """Norm the token embedding, in front of positions and dropout."""
+    """Normalize the token embeddings before positions and dropout."""
 
     apply_residual_connection_post_layernorm: bool = setting(
         False, plan="model.residual_after_norm", megatron_lm=True
     )
-    """Take the residual behind a layer's norms instead of in front of them."""
+    """Take the residual after the layer norm instead of before it."""
 
     sandwich_norm: bool = False
-    """Norm the outputs of attention and of the MLP too, in front of the residuals, as Gemma 2
-    does."""
+    """Also normalize attention and MLP outputs before the residual additions, as Gemma 2 does."""
 
     parallel_residual: bool = setting(False, older=("--use-parallel-residual",))
-    """Let the MLP read what attention reads, and add both to it, as GPT-NeoX and Pythia do."""
+    """Parallel residual: compute attention and MLP from the same input and add both, as GPT-NeoX
+    and Pythia do."""
 
     gelu: Literal["tanh", "erf"] | None = None
     """Form of GELU: exact (erf) or approximate (tanh, the default). No kernel changes the form."""
@@ -184,27 +185,27 @@ class ModelConfig:
     glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = setting(
         None, megatron_lm=True
     )
-    """A gated MLP: one half of its inner features, passed through GELU (erf or tanh), nothing, ReLU
-    or SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
+    """Gated MLP: activation of the gate, GELU (erf or tanh), identity, ReLU or SiLU.
+    --ffn-hidden-size is the width of the gate and of the features that it multiplies, each."""
 
     swiglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation swiglu."""
 
     squared_relu: bool = setting(False, megatron_lm=True)
-    """The square of ReLU in the MLP instead of GELU."""
+    """Squared ReLU in the MLP instead of GELU."""
 
     relu: bool = False
     """ReLU in the MLP instead of GELU."""
 
     activation: str | None = setting(None, names=ACTIVATIONS)
-    """Activation of the MLP by its name, which may be that of a plugin; default: that of the flags
-    above, else GELU."""
+    """Activation of the MLP by name, built in or of a plugin (default: by the flags above, else
+    GELU)."""
 
     add_bias_linear: bool = setting(True, flag="--disable-bias-linear", plan="model.linear_bias")
-    """The biases of the linear layers."""
+    """Build the linear layers without biases."""
 
     add_qkv_bias: bool = setting(False, plan="model.qkv_bias", megatron_lm=True)
-    """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
+    """Keep the bias of queries, keys and values with --disable-bias-linear."""
 
     attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
     """Biases of attention's linear layers (queries, keys, values and output) apart from those of
@@ -213,7 +214,7 @@ class ModelConfig:
     untie_embeddings_and_output_weights: bool = setting(
         False, plan="not model.tied_embeddings", megatron_lm=True
     )
-    """Give the head a weight of its own instead of that of the token embedding."""
+    """Give the output head its own weight instead of sharing the token embedding's."""
 
     fp32_residual_connection: bool = setting(
         False, plan="model.fp32_residual", in_weights=False, megatron_lm=True
@@ -229,11 +230,11 @@ class ModelConfig:
     init_method_std: float = setting(
         0.02, above=0, plan="model.init_std", in_weights=False, megatron_lm=True
     )
-    """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) in front of the
-    residual stream."""
+    """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) for
+    projections into the residual stream."""
 
     init_method_xavier_uniform: bool = setting(False, plan="model.init", in_weights=False)
-    """Draw the initial weights evenly from +-sqrt(6 / (rows + columns)) instead."""
+    """Draw the initial weights uniformly from +-sqrt(6 / (rows + columns)) instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,5 +356,5 @@ class MLPSpec:
 
     @property
     def inner_features(self) -> int:
-        """Features in front of the activation, of which a gate halves the number."""
+        """Features before the activation; a gate halves their number."""
         return self.ffn_hidden_size * (2 if self.is_gated else 1)

@@ -36,7 +36,7 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
     if model.parallel_residual and model.apply_residual_connection_post_layernorm:
         yield (
             "--parallel-residual adds attention and MLP to one residual, and "
-            "--apply-residual-connection-post-layernorm takes one behind each of two norms: "
+            "--apply-residual-connection-post-layernorm takes one after each of two norms: "
             "give one of them"
         )
     if model.add_qkv_bias and model.add_bias_linear:
@@ -79,7 +79,7 @@ def unbuilt_flags(
 
 
 def encoder_problems(model: ModelConfig, masks: MaskConfig, reason: str) -> Iterator[str]:
-    """Yield the flags of decoders, which mean nothing where tokens see those behind them too.
+    """Yield the flags of decoders, which have no meaning with bidirectional attention.
 
     Args:
         reason: end of the messages.
@@ -136,7 +136,7 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
     except ValueError:
         yield (
             f"--window-size {model.window_size} is not LEFT or LEFT,0 with LEFT at least 0, or -1 "
-            "for no window: a token sees nothing behind itself"
+            "for no window: a token sees no later tokens"
         )
         return
     for flag, value in (

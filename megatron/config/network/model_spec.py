@@ -1,6 +1,6 @@
 """The network as a frozen dataclass (ModelSpec): every size is a number, every choice is made.
 
-Its parts stand with their flags. It needs none of them, so that a model can be built and read without
+Its parts are defined with their flags. It needs none of them, so that a model can be built and read without
 the command line.
 """
 
@@ -80,7 +80,7 @@ class ModelSpec:
 
     @property
     def num_parameters_without_embeddings(self) -> int:
-        """Weights of the transformer layers, the final norm, and what a head has beside its table."""
+        """Weights of the transformer layers, the final norm, and the weights of a head other than its table."""
         tables = ("embedding", "positions", "logits")
         return sum(each.weights.total for each in self._entries() if each.kind not in tables)
 

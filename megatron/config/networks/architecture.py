@@ -25,7 +25,7 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Kind = Literal["", "embedding", "positions", "block", "norm", "features", "logits", "bias", "task"]
 """What an entry of the list of layers is: nothing with weights, embedding, positions of a stack, layer,
-norm behind the layers, layers in front of the logits, logits, bias of these, or head of a task."""
+norm after the layers, layers before the logits, logits, bias of these, or head of a task."""
 
 Service = Literal["", "prompts", "neighbors", "masks", "texts"]
 """What a network does with a request: nothing, continue prompts, continue prompts with neighbors, fill
@@ -41,7 +41,7 @@ class Entry:
         weights: of one rank.
         row: weights for each token of the vocabulary.
         tie: entries of one stage with the same tie share their weights; "": none.
-        number: of a block, from 1 on; of an embedding in front of further blocks, that of the first.
+        number: of a block, from 1 on; of an embedding before further blocks, the number of the first of them.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Stacks:
     Args:
         num_layers: of the encoder, or of the only stack.
         tied: whether the embedding is the output layer too.
-        num_decoder_layers: behind an encoder.
+        num_decoder_layers: of the decoder in an encoder-decoder network.
     """
 
     num_layers: int
@@ -121,7 +121,7 @@ class Architecture:
     """Models of transformers that are taken for this network and are another, by model_type: why."""
 
     added_options: tuple[str, ...] = ()
-    """Fields that decide which weights it has beside those of the network that it extends."""
+    """Fields that decide which weights it has in addition to the network that it extends."""
 
     options: frozenset[str] = DECODER
     """Fields of ModelSpec that its layers read; another that is given is refused."""
@@ -154,7 +154,7 @@ class Architecture:
         return imported(self.batch_in)(spec, tokens)
 
     def num_contexts(self, spec: ModelSpec) -> int:
-        """Return the number of texts that a sequence attends to beside its own in generation."""
+        """Return the number of texts that a sequence attends to in addition to its own in generation."""
         return 0
 
     def max_length(self, spec: ModelSpec) -> int | None:
@@ -204,7 +204,7 @@ class Architecture:
         )
 
     def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
-        """Return the entries behind the final norm."""
+        """Return the entries after the final norm."""
         return [logits_entry("OutputEmbeddingPipe", spec, tensor=tensor)]
 
     def attended_pairs(self, spec: ModelSpec) -> int:
@@ -277,7 +277,7 @@ class Architecture:
         yield from self.head_prefixes(behind + 2)
 
     def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:
-        """Yield those of the entries behind the final norm, which are numbered from `first` on."""
+        """Yield the prefixes of the entries after the final norm, which are numbered from `first` on."""
         yield f"{first}.word_embeddings.", "output_layer."
         yield f"{first}.classification_head.", "classification_head."
 

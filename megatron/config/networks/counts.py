@@ -26,7 +26,7 @@ class Weights:
 def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1) -> Weights:
     """Return the weights of the layer `number`, from 1 on, on one of `tensor` ranks.
 
-    Matrices are divided, with the biases of what they widen; norms, the biases behind the
+    Matrices are divided, with the biases of what they widen; norms, the biases after the
     narrowing matrices and routers are replicated on every rank.
 
     Args:

@@ -18,7 +18,7 @@ _ENCODER_NORM = "EncoderNormPipe"
 def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]:
     """Return the index of the first entry of each part, and the number of entries.
 
-    With type:REGEX, the entries behind the last transformer layer stay together, so that the final
+    With type:REGEX, the entries after the last transformer layer stay together, so that the final
     norm is on the stage of the head.
 
     Args:

@@ -22,7 +22,7 @@ class ScheduleConfig:
     """Peak learning rate, reached at the end of the warm-up."""
 
     min_lr: float = setting(0.0, plan="schedule.floor")
-    """Least learning rate after the warm-up."""
+    """Minimum learning rate after the warm-up."""
 
     decoupled_lr: float | None = setting(None, above=0)
     """Peak learning rate of the token embedding and the output layer alone; warm-up and decay are those
@@ -72,12 +72,13 @@ class ScheduleConfig:
     override_opt_param_scheduler: bool = setting(
         False, flag="--override-opt_param-scheduler", older=("--override-lr-scheduler",)
     )
-    """Go on from a checkpoint with the learning rate of these flags, though its run had another."""
+    """Resume with the learning-rate schedule of these flags, although the checkpoint has
+    another."""
 
     use_checkpoint_opt_param_scheduler: bool = setting(
         False, flag="--use-checkpoint-opt_param-scheduler", older=("--use-checkpoint-lr-scheduler",)
     )
-    """Go on from a checkpoint with the learning rate of its run instead of that of these flags."""
+    """Resume with the learning-rate schedule of the checkpoint instead of that of these flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class SchedulePlan:
     decay: int  # where the floor is reached; the warm-up counts
     anneal: int  # the last part of WSD; 0 in other styles
     anneal_style: str
-    # What becomes of it when a run goes on from a checkpoint of another one: it must be equal, or
+    # What happens to it when a run resumes with another schedule than the checkpoint's: it must be equal, or
     # it is that of the flags, or that of the checkpoint.
     on_resume: Literal["equal", "flags", "checkpoint"]
     # Where tokens are counted and samples have different lengths: the warm-up rises over so many

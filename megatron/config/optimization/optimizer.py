@@ -18,7 +18,7 @@ class OptimizerConfig:
     state in 8 bits; muon, or dist_muon, is Muon for the layers' matrices and AdamW for the rest."""
 
     optimizer_impl: Literal["auto", "torch", "deepspeed", "apex"] = "auto"
-    """Whose kernels run adam (deepspeed's run lion too); auto: torch's, or deepspeed's for the CPU
+    """Implementation of adam (deepspeed's also of lion); auto: torch's, or deepspeed's for the CPU
     with --cpu-optimizer."""
 
     use_bnb_optimizer: bool = False
@@ -32,30 +32,30 @@ class OptimizerConfig:
     """With --cpu-optimizer: torch's Adam instead of DeepSpeed's, which has to be compiled first."""
 
     use_distributed_optimizer: bool = False
-    """Divide the optimizer's state over the replicas: ZeRO stage 1, unless a stage is given."""
+    """Shard the optimizer states over the replicas: ZeRO stage 1, unless a stage is given."""
 
     bitfit: bool = setting(False, plan="optimizer.biases_only")
-    """Train the biases alone and freeze all other weights."""
+    """BitFit: train only the biases and freeze all other weights."""
 
     weight_decay: float = setting(0.01, at_least=0)
     """Decay of weight matrices and embeddings; biases and norms are never decayed."""
 
     start_weight_decay: float | None = setting(None, at_least=0)
-    """Weight decay at the first step, when it moves over the run."""
+    """Weight decay at the first step, if it changes over the run."""
 
     end_weight_decay: float | None = setting(None, at_least=0)
-    """Weight decay at the end of the run, when it moves."""
+    """Weight decay at the end of the run, if it changes."""
 
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = setting(
         "constant", plan="optimizer.weight_decay_style"
     )
-    """How the weight decay moves from --start-weight-decay to --end-weight-decay."""
+    """Schedule of the weight decay from --start-weight-decay to --end-weight-decay."""
 
     apply_wd_to_qk_layernorm: bool = setting(False, plan="optimizer.decays_qk_norms")
     """Decay the weights of the norms of queries and keys (--qk-layernorm) too."""
 
     clip_grad: float = setting(1.0, at_least=0)
-    """Largest norm of the gradient over the full network; 0 turns clipping off."""
+    """Gradient clipping: maximum global norm; 0 turns clipping off."""
 
     adam_beta1: float = setting(0.9, at_least=0, below=1)
     """Decay of the running mean of gradients."""
@@ -141,8 +141,8 @@ class OptimizerPlan:
     def state_bytes(self) -> int:
         """Bytes that its state takes per number: moments in 32 bits, or in 8.
 
-        Muon's is that of its matrices, which have one moment; Adam's numbers beside them two. That
-        of a plugin's is counted as Adam's.
+        Muon's is counted for its matrices, which have one moment; the parameters that it updates with
+        Adam have two. A plugin's optimizer is counted as Adam.
         """
         if self.name == "sgd":
             return 4 if self.momentum else 0

@@ -17,7 +17,7 @@ class TrainingConfig:
     """Batch size, length of the run, and what ends it earlier."""
 
     micro_batch_size: int
-    """Samples per model replica and forward pass."""
+    """Micro-batch size: samples per data-parallel rank and forward pass."""
 
     global_batch_size: int | None = None
     """Samples per optimizer step (default: one micro-batch per replica)."""
@@ -33,8 +33,8 @@ class TrainingConfig:
     """Length of the run in samples; give this, --train-iters or --train-tokens."""
 
     train_tokens: int | None = setting(None, at_least=1)
-    """Length of the run in tokens trained on; beside --train-iters or --train-samples, a limit
-    that may end the run earlier."""
+    """Length of the run in tokens trained on; together with --train-iters or --train-samples, a
+    limit that may end the run earlier."""
 
     seed: int = setting(1234, at_least=1)
     """Seed of initial weights, dropout and data order; greater than 0."""
@@ -56,23 +56,24 @@ class TrainingConfig:
     """Save and exit after the current iteration when this file exists; do not start while it does."""
 
     hang_timeout: float | None = setting(None, at_least=0, matters=False, remedy=" seconds")
-    """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
-    the stacks of all processes in --save; each part of the start, the first step and a save may
-    take 5 times as long. 0: no limit (default: 1200 on several GPUs with --save, where NCCL waits
-    for lost ranks; otherwise 0)."""
+    """Watchdog: seconds without a step, an evaluated batch or a save after which the run ends as
+    hung, with the stacks of all processes in --save; each part of the start, the first step and a
+    save may take 5 times as long. 0: no limit (default: 1200 on several GPUs with --save, where
+    NCCL waits for lost ranks; otherwise 0)."""
 
     max_restarts: int = setting(0, at_least=0, matters=False)
-    """Start this command under torch.distributed.run, which restarts it at most so many times when it
-    fails; each time it resumes from --load. Under that launcher already, give its own
-    option of this name instead."""
+    """Start this command under torch.distributed.run, which restarts it at most this many times
+    after failures; each restart resumes from --load. Under that launcher, use its option of the
+    same name instead."""
 
     skip_train_iteration_range: list[str] | None = setting(None, plan="training.skips")
     """Iterations to skip, as A-B with both ends: their samples are skipped, and neither weights nor
     optimizer change."""
 
     check_for_nan_in_loss_and_grad: bool = True
-    """End the run after --max-nan-steps steps in a row with a NaN or infinite loss or gradient. Such a
-    step never changes the weights; steps that fp16 skips to find its loss scale do not count."""
+    """Do not end the run after --max-nan-steps consecutive steps with a NaN or infinite loss or gradient.
+    Such a step never changes the weights, with or without this flag; steps that fp16 skips to find
+    its loss scale do not count."""
 
     max_nan_steps: int = setting(5, at_least=1)
     """Steps in a row with a NaN or infinite loss or gradient that end the run."""
@@ -80,21 +81,21 @@ class TrainingConfig:
     replica_check_interval: int | None = setting(
         None, at_least=1, older=("--check-weight-hash-across-dp-replicas-interval",)
     )
-    """Iterations between comparisons of what ranks must have in common: weights, RNG states
+    """Iterations between comparisons of values that ranks must have in common: weights, RNG states
     and counters (default: never). A difference ends the run."""
 
     deterministic_mode: bool = setting(False, plan="training.deterministic")
-    """Use algorithms that give the same bits each time, and fail where there is none."""
+    """Use deterministic algorithms, bit for bit reproducible, and fail where there is none."""
 
     expect_params: str | None = None
     """Number of parameters that the network must have within 5 percent, such as 350M or 1.3B."""
 
     config: str | None = None
-    """A YAML file of flags (without the dashes); flags on the command line win over it."""
+    """A YAML file of flags (without the dashes); command-line flags take precedence."""
 
     preset: str | None = None
     """Flags of a known network, such as llama-3-8b: a file of examples/models/ without .yaml.
-    Flags of --config and of the command line win over it."""
+    Flags of --config and of the command line take precedence."""
 
 
 _SIZE_TOLERANCE = 0.05
@@ -117,7 +118,7 @@ class TrainingPlan:
     kill_switch: str  # file that ends the run; "": none
     max_nan_steps: int  # in a row; 0: no limit
     replica_check_interval: int  # 0: never
-    skips: tuple[tuple[int, int], ...]  # first and last iteration of what is passed over
+    skips: tuple[tuple[int, int], ...]  # first and last iteration of each skipped range
     deterministic: bool
     seed: int
 

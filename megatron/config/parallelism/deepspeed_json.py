@@ -115,7 +115,7 @@ def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
 
 def step_keys(*, batch: BatchPlan, clip_grad: float) -> list[OwnedKey]:
     """Return the keys that the flags of a step own, with the flags' values."""
-    # A run that resumes behind a ramp may have more replicas than its first size has samples.
+    # A run that resumes after a ramp may have more replicas than its first size has samples.
     unit = batch.micro_batch_size * batch.data_parallel_size
     start = next((size for size in batch.sizes_from(0) if size % unit == 0), batch.size_at(0))
     return [
@@ -148,7 +148,7 @@ def merge_ds_config(
     Args:
         fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
         compiles_optimizer: whether the optimizer is DeepSpeed's own.
-        overlaps_reduction: whether gradients may be reduced beside the backward pass.
+        overlaps_reduction: whether gradient reduction may overlap with the backward pass.
     """
     merged = _without_auto(user)
     for older, now in renamed_keys(merged).items():
@@ -186,7 +186,7 @@ _BUCKET = 50_000_000
 
 
 def _overlap_defaults(zero_stage: int, dtype: str, *, pipeline: int) -> dict[str, Any]:
-    """Return values for absent keys that let gradients be reduced beside the backward pass, to their owners."""
+    """Return values for absent keys that overlap gradient reduction, to owners, with the backward pass."""
     defaults: dict[str, Any] = {"reduce_bucket_size": _BUCKET} if zero_stage else {}
     if zero_stage == 1 and dtype == "bf16":
         defaults["allgather_bucket_size"] = _BUCKET

@@ -14,8 +14,8 @@ class ParallelConfig:
     """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
     world_size: int | None = setting(None, older=("--num-gpus",))
-    """Number of processes, which must be that of the launcher (default: as many as it starts). Tools
-    that start none plan for so many (default: the fewest that the layout allows)."""
+    """World size, which must be that of the launcher (default: the launcher's). Tools without a
+    launcher plan for this many processes (default: the fewest that the layout allows)."""
 
     elastic: bool = False
     """Train on the largest number of replicas that divides --global-batch-size, if the launcher has
@@ -25,38 +25,38 @@ class ParallelConfig:
     tensor_model_parallel_size: int = setting(
         1, older=("--model-parallel-size",), plan="parallel.tensor"
     )
-    """Number of processes that share each layer."""
+    """Tensor-parallel size: number of processes that share each layer."""
 
     pipeline_model_parallel_size: int = setting(1, plan="parallel.pipeline")
-    """Number of stages that the layers are divided into."""
+    """Pipeline-parallel size: number of stages that the layers are divided into."""
 
     sequence_parallel: bool = False
-    """Let the tensor-parallel processes divide the sequence where they would all compute the same:
-    norms, dropout and the residual stream."""
+    """Shard norms, dropout and the residual stream over the tensor-parallel ranks, along the
+    sequence."""
 
     ds_sequence_parallel_size: int = setting(1, plan="parallel.sequence")
-    """Number of processes that divide every sample's sequence (Ulysses): in attention each takes
-    a part of the heads, elsewhere a part of the tokens."""
+    """Sequence-parallel size (Ulysses): ranks that share each sequence; in attention each has some
+    of the heads, elsewhere some of the tokens."""
 
     context_parallel_size: int = 1
-    """Number of processes that divide every sample's sequence: in attention they pass keys and values
-    around in a ring (--cp-comm-type), so that heads need not be divided."""
+    """Context-parallel size: ranks that share each sequence; in attention they pass keys and values
+    around a ring (--cp-comm-type), so heads need not be divided."""
 
     cp_comm_type: list[str] | None = None
-    """How the processes of --context-parallel-size attend to each other's tokens: p2p (ring attention)
-    or a2a (Ulysses, as --ds-sequence-parallel-size); default: p2p."""
+    """Communication of --context-parallel-size: p2p (ring attention) or a2a (Ulysses, as
+    --ds-sequence-parallel-size); default: p2p."""
 
     num_layers_per_virtual_pipeline_stage: int | None = None
-    """Interleave the pipeline schedule: so many transformer layers in each model chunk, of which every
-    stage gets num-layers / stages / this number (default: one chunk a stage, 1F1B)."""
+    """Interleaved pipeline schedule: transformer layers per model chunk; each stage has num-layers
+    / stages / this number of chunks (default: one chunk per stage, 1F1B)."""
 
     num_virtual_stages_per_pipeline_rank: int | None = setting(None, plan="parallel.chunks")
-    """Number of model chunks that every pipeline stage has: above 1 their schedule is interleaved. The
-    same as --num-layers-per-virtual-pipeline-stage, counted the other way."""
+    """Model chunks per pipeline stage; above 1 the schedule is interleaved. Alternative to
+    --num-layers-per-virtual-pipeline-stage."""
 
     enable_zbh1_pipeline: bool = setting(False, plan="parallel.splits_backward")
-    """Use the zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers when
-    they would wait for others, which makes the bubble a third as long."""
+    """Zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers while
+    they would be idle, which shrinks the bubble to a third."""
 
     pp_partition_method: str = setting("type:transformer", plan="parallel.partition_method")
     """How the layers are divided into stages: type:REGEX balances the layers whose class name
@@ -64,8 +64,8 @@ class ParallelConfig:
     number of layers, parameters their weights."""
 
     pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
-    """First stage of a decoder behind an encoder: the stages before it divide the encoder's layers
-    evenly, it and those behind it the decoder's (default: --pp-partition-method decides)."""
+    """First pipeline stage of the decoder in an encoder-decoder network: the stages before it divide the
+    encoder's layers evenly, it and later stages the decoder's (default: by --pp-partition-method)."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None
     """Communication backend (default: nccl on GPUs and gloo on CPUs)."""
@@ -75,11 +75,10 @@ class ParallelConfig:
     10 on nccl in most groups)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes the GPUs when there are any, and refuses those that PyTorch cannot
-    use."""
+    """Device; auto uses GPUs if there are any, and is an error if PyTorch cannot use them."""
 
     local_rank: int | None = setting(None, flag="--local_rank", older=("--local-rank",))
-    """Number of this process on its node; launchers set it."""
+    """Local rank of this process; launchers set it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,7 @@ class ParallelPlan:
     partition_method: str
     zero_stage: int
     expert: int = 1  # neighbouring data- and sequence-parallel ranks that share a layer's experts
-    split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
+    split_rank: int = 0  # first stage of the decoder after an encoder; 0: as the method cuts
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
     splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
     ring: bool = False  # whether ranks that divide a sample exchange keys, not heads (Ulysses)
@@ -225,10 +224,9 @@ def parallel_problems(
         yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
     elif world_size % replica:
         yield (
-            f"{_processes(world_size)} cannot hold full replicas of {replica} "
-            f"({' * '.join(f'{k} {v}' for k, v in sizes.items())}); "
-            f"start a multiple of {replica}, as `deepspeed --num_gpus {replica} …` does, or lower "
-            "one of them"
+            f"{' * '.join(f'{k} {v}' for k, v in sizes.items())} = {replica} needs a multiple of "
+            f"{replica} processes, got {world_size}; start them with "
+            f"`deepspeed --num_gpus {replica} …`, or lower one of them"
         )
     if pipeline > num_layers and parallel.pp_partition_method in _COUNT_LAYERS:
         yield (

@@ -39,7 +39,7 @@ class PrecisionConfig:
     """Add up and reduce gradients in 32-bit floats in fp16 too; bf16 and fp32 always do."""
 
     fp8_format: Literal["e4m3", "hybrid"] | None = None
-    """Compute the matrix products of attention and MLP in fp8, beside --bf16: e4m3, or hybrid with e5m2
+    """Compute the matrix products of attention and MLP in fp8, with --bf16: e4m3, or hybrid with e5m2
     for gradients. Needs torchao and a GPU of compute capability 8.9 or newer."""
 
     fp8_recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
@@ -55,7 +55,7 @@ class PrecisionPlan:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether 32-bit master weights stand behind 16-bit ones."""
+        """Whether there are 32-bit master weights of 16-bit weights."""
         return self.dtype != "fp32"
 
 
@@ -119,7 +119,7 @@ def precision_keys(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[
 def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool:
     """Whether --loss-scale repeats the power of two at which the JSON's moving scale starts.
 
-    Scripts in use have --loss-scale 12 beside {"loss_scale": 0, "initial_scale_power": 12}. A
+    Scripts in use have --loss-scale 12 with {"loss_scale": 0, "initial_scale_power": 12}. A
     constant scale of 12 would be of no use, and is not what they have ever run with.
     """
     return (

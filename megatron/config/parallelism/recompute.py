@@ -32,35 +32,36 @@ class RecomputeConfig:
     input is kept (uniform), or the first --recompute-num-layers of each stage or model chunk, one by one (block)."""
 
     recompute_num_layers: int | None = setting(None, at_least=1, older=("--checkpoint-num-layers",))
-    """Layers in a group (uniform) or layers of each stage that are computed again (block)."""
+    """Layers per group (uniform), or recomputed layers of each stage (block)."""
 
     distribute_saved_activations: bool = setting(
         False,
         older=("--distribute-checkpointed-activations", "--partition-activations"),
         ds_key=f"{_BLOCK}partition_activations",
     )
-    """Divide what full recomputation keeps over the tensor-parallel ranks."""
+    """Partition the saved inputs of full recomputation over the tensor-parallel ranks."""
 
     contiguous_checkpointing: bool = setting(
         False,
         older=("--contigious-checkpointing",),
         ds_key=f"{_BLOCK}contiguous_memory_optimization",
     )
-    """Copy what --partition-activations keeps into one buffer, against fragmented memory."""
+    """Copy the partitions of --partition-activations into one buffer, to avoid memory
+    fragmentation."""
 
     checkpoint_in_cpu: bool = setting(False, ds_key=f"{_BLOCK}cpu_checkpointing")
-    """Move what full recomputation keeps to the memory of the CPU."""
+    """Offload the saved inputs of full recomputation to host memory."""
 
     synchronize_each_layer: bool = setting(False, ds_key=f"{_BLOCK}synchronize_checkpoint_boundary")
-    """Wait for the device before and after every recomputed part."""
+    """Synchronize with the device before and after every checkpointed group of layers."""
 
     profile_backward: bool = setting(False, ds_key=f"{_BLOCK}profile")
-    """Log the time of every recomputed part's forward and backward pass."""
+    """Log the forward and backward time of every checkpointed group of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """DeepSpeed's block activation_checkpointing, with problems and notices."""
+    """Resolved settings of DeepSpeed's `activation_checkpointing` section, with problems and notices."""
 
     block: dict[str, Any]
     problems: tuple[str, ...]

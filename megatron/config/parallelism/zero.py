@@ -20,18 +20,18 @@ class DeepSpeedConfig:
     out is filled in from them, and keys without a flag pass through."""
 
     zero_stage: int | None = None
-    """What ZeRO divides over the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients
-    too, 3 weights too (default: the JSON's stage, or else 0)."""
+    """ZeRO stage: 0 off, 1 shards optimizer states, 2 also gradients, 3 also parameters (default: the
+    JSON's stage, or else 0)."""
 
     zero_reduce_scatter: bool = setting(False, ds_key="zero_optimization.reduce_scatter")
-    """Reduce gradients only to the rank that keeps them."""
+    """Reduce-scatter gradients to the ranks that own them, instead of all-reduce."""
 
     zero_contiguous_gradients: bool = setting(
         False,
         older=("--zero-contigious-gradients",),
         ds_key="zero_optimization.contiguous_gradients",
     )
-    """Copy gradients into one buffer as they come."""
+    """Copy gradients into one contiguous buffer as they are computed."""
 
     zero_reduce_bucket_size: int = setting(
         0, at_least=0, ds_key="zero_optimization.reduce_bucket_size"
@@ -46,11 +46,11 @@ class DeepSpeedConfig:
     remote_device: Literal["none", "cpu", "nvme"] | None = setting(
         None, ds_key="zero_optimization.offload_param.device"
     )
-    """Where ZeRO stage 3 keeps the weights that are not in use; nvme takes its folder from
+    """Device to which ZeRO stage 3 offloads parameters; nvme uses the folder
     zero_optimization.offload_param.nvme_path of the JSON."""
 
     use_pin_memory: bool = False
-    """Keep what is offloaded in page-locked memory, which GPUs read faster."""
+    """Keep offloaded states in pinned (page-locked) memory, which GPUs read faster."""
 
 
 OPTIMIZER_BLOCK = "zero_optimization.offload_optimizer"
@@ -60,7 +60,7 @@ WEIGHTS_BLOCK = "zero_optimization.offload_param"
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroPlan:
-    """The stage of ZeRO and the devices of what is not kept beside the network."""
+    """ZeRO stage, and the devices of offloaded states."""
 
     given_stage: int
     stage: int  # the one that runs

@@ -183,7 +183,6 @@ def is_switch(keywords: Mapping[str, Any]) -> bool:
 def _shown(flag: Flag, section: type, keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return the keywords of `add_argument` that only the help needs."""
     text = field_docstrings(section)[flag.name]
-    text = f"Turn off: {text}" if flag.default is True else text
     if default := default_text(keywords):
         text += f" (default: {default})"
     found = {"help": text.replace("%", "%%")}
@@ -311,6 +310,8 @@ def truth(text: str) -> bool:
 @cache  # reading the source takes most of the time of parsing
 def field_docstrings(section: type) -> Mapping[str, str]:
     """Return {field name: the string literal written under it}, with those of base dataclasses.
+
+    The text describes the flag: under a switch that is on by default, what its --no-… flag does.
 
     Raises:
         ConfigError: the source of the class cannot be read.

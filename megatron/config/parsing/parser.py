@@ -106,7 +106,7 @@ class FlagParser(ToolParser):
         args = [self._spelled(word) for word in args or ()]
         required = [action for action in self._actions if action.required]
         for action in required:
-            # Listed below, beside what may be a misspelling of it.
+            # Listed below, with what may be a misspelling of it.
             action.required = False
         words, problems = self._without_problems(args)
         try:
@@ -238,8 +238,7 @@ class FlagParser(ToolParser):
             if following == value and action and action.nargs == 0:
                 answer = self._answers.get(f"{switch.removeprefix('--')} VALUE")
                 return f"{switch} takes no value, not {value}; {answer or _without(switch, value)}"
-        flag = "; write it as a flag: --NAME VALUE" if "=" in value else ""
-        return f"{value} is a value without a flag{flag}"
+        return f"unexpected argument {value}; write it as --NAME VALUE"
 
 
 def _without(switch: str, value: str) -> str:

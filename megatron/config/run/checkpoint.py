@@ -9,7 +9,7 @@ from typing import Any
 from megatron.config.parsing.declaration import range_problems, resolved, setting
 
 INITIAL = "initial"
-"""Folder in --save of the checkpoints that were there before a run that started anew from them."""
+"""Folder in --save of the initial checkpoints of a run that restarted from them in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,15 @@ class CheckpointConfig:
     starts from the beginning."""
 
     ckpt_step: int | None = setting(None, at_least=1, plan="checkpoint.step")
-    """Go on from the checkpoint of this iteration in --load instead of the newest. When --load is
-    also --save, those behind it get names that begin with aside-."""
+    """Resume from the checkpoint of this iteration in --load instead of the newest. If --load is also
+    --save, later checkpoints get names that begin with aside-."""
 
     use_checkpoint_args: bool = setting(False, older=("--use-checkpoint-config",))
     """Take the flags of network, experts and tokenizer from the checkpoint in --load; flags that are
     given override it, and differences are logged."""
 
     universal_checkpoint: bool = setting(False, plan="checkpoint.universal")
-    """Look in --load for what tools/convert_checkpoint/ds_to_universal.py wrote, too, and go on
+    """Also search --load for checkpoints of tools/convert_checkpoint/ds_to_universal.py, and resume
     from the newest. A run in another layout than the saved one needs no such step."""
 
     reshape_buffer_mb: int = setting(64, at_least=1)
@@ -61,10 +61,10 @@ class CheckpointConfig:
     """Fail when --load holds no checkpoint, also when it is --save."""
 
     finetune: bool = False
-    """Take the weights of --load alone: a new optimizer, new RNG states, iteration 0."""
+    """Load only the weights of --load: new optimizer, new RNG states, iteration 0."""
 
     reset_progress: bool = False
-    """Go on from --load with its weights and optimizer, but count from iteration 0 and sample 0."""
+    """Load weights and optimizer states from --load, but start at iteration 0 and sample 0."""
 
     no_load_optim: bool = False
     """Reset the optimizer instead of loading its state."""
@@ -86,7 +86,7 @@ class CheckpointPlan:
 
     save: str
     interval: int  # iterations; 0: only when the run ends
-    in_background: bool  # whether training goes on while a checkpoint is written
+    in_background: bool  # whether training continues while a checkpoint is written
     saves_optimizer: bool
     saves_streams: bool
     keep_last: int  # the newest checkpoints; 0: all
@@ -131,7 +131,7 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
 
 
 def starts_in_place(checkpoint: CheckpointConfig) -> bool:
-    """Whether a run starts anew from the checkpoints of the directory that it saves to."""
+    """Whether a run restarts at iteration 0 from the checkpoints of the directory that it saves to."""
     return (checkpoint.finetune or checkpoint.reset_progress) and goes_on(checkpoint)
 
 
@@ -166,7 +166,7 @@ def checkpoint_problems(
         if isinstance(settings, Mapping) and key in settings:
             yield (
                 f"checkpoint.{key} in DeepSpeed's JSON: the files of a checkpoint are not written by "
-                "DeepSpeed; take it out, and write --async-save to go on training meanwhile"
+                "DeepSpeed; take it out, and write --async-save to continue training meanwhile"
             )
     if "datastates_ckpt" in user:
         yield "datastates_ckpt in DeepSpeed's JSON: take it out, and write --async-save"

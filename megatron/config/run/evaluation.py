@@ -18,10 +18,11 @@ class EvaluationConfig:
     """Global batches per evaluation; 0 turns validation and test off."""
 
     eval_only: bool = setting(False, older=("--skip-train", "--no-train"), with_truth=True)
-    """Take no step and save nothing: evaluate what --load holds on the validation and test sets."""
+    """Evaluate the checkpoint in --load on the validation and test sets, without training or
+    saving."""
 
     inference: bool = False
-    """Like --eval-only, and build no optimizer, which takes most of the memory."""
+    """Like --eval-only, without an optimizer, which takes most of the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ class GuardsConfig:
     times in the run."""
 
     replay_step: int | None = setting(None, at_least=1)
-    """Take this step of the run in --load again, from the nearest checkpoint before it, save and
-    write nothing, and compare it with the journal."""
+    """Repeat this step of the run in --load, from the nearest earlier checkpoint, without writing
+    anything, and compare it with the journal."""
 
 
 _DEFAULTS = {
@@ -45,8 +45,8 @@ class SpikePlan:
     norm: float  # of the gradient's norm; 0: not looked at
     window: int  # steps before, that a step is compared with
     rollback: int  # which checkpoint is gone back to: 1 is the newest
-    skip: int  # iterations passed over, up to the spike
-    after: int  # iterations passed over behind it
+    skip: int  # iterations skipped, up to the spike
+    after: int  # iterations skipped after it
     most: int  # times in a run; the next spike ends it
 
     @property

@@ -22,7 +22,7 @@ class LoggingConfig:
     """Log the norm of all weights, each counted once."""
 
     log_num_zeros_in_grad: bool = setting(False, plan="logging.num_zeros")
-    """Log how many numbers of the gradient are zero, each weight counted once."""
+    """Log the number of zeros in the gradient, each weight counted once."""
 
     timing_log_level: Literal[0, 1, 2] = setting(0, plan="logging.timing_level")
     """What is timed inside a step and logged: 0 nothing; 1 data, forward, backward and optimizer;
@@ -68,10 +68,10 @@ class LoggingConfig:
     log_learning_rate_to_tensorboard: bool = setting(
         True, older=("--no-log-learnig-rate-to-tensorboard",), plan="logging.learning_rate"
     )
-    """Write the learning rate to TensorBoard."""
+    """Do not write the learning rate to TensorBoard."""
 
     log_loss_scale_to_tensorboard: bool = setting(True, plan="logging.loss_scale")
-    """Write fp16's loss scale to TensorBoard."""
+    """Do not write fp16's loss scale to TensorBoard."""
 
     wandb_project: str | None = setting(None, plan="logging.wandb.project")
     """Project of Weights & Biases to log to, under the tags of TensorBoard; needs the package
@@ -105,7 +105,7 @@ class ProfilingConfig:
     """First iteration that is recorded."""
 
     profile_step_end: int = setting(12, plan="logging.profile.stop")
-    """First iteration that is not recorded any more."""
+    """Iteration at which recording ends (exclusive)."""
 
     profile_ranks: list[int] | None = setting(None, plan="logging.profile.ranks")
     """Ranks that record (default: rank 0)."""

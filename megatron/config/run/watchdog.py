@@ -9,8 +9,8 @@ from megatron.config.parsing.declaration import range_problems
 from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
 NCCL_HANG_S = 1200.0
-"""Default of --hang-timeout over NCCL: a rank waits for a lost one without an error, until PyTorch
-aborts it without a cause."""
+"""Default of --hang-timeout over NCCL, where a rank whose peer died blocks until PyTorch's timeout
+aborts it without naming the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)

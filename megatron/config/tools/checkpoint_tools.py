@@ -20,7 +20,7 @@ class UniversalConfig:
     """Folder of one checkpoint: global_stepN in the directory of --save."""
 
     output_folder: str = setting(flag="--output_folder")
-    """Folder to write; latest_universal beside it names it afterwards."""
+    """Folder to write; latest_universal next to it then names it."""
 
     num_extract_workers: int = setting(4, flag="--num_extract_workers")
     """Processes that read and write; each holds one tensor. There is one pass over the tensors, so
@@ -35,11 +35,11 @@ class LookConfig:
     """The checkpoint to inspect."""
 
     path: str
-    """Folder of one checkpoint, or directory of several, of which the newest is taken; may stand
-    first, without the flag."""
+    """Folder of one checkpoint, or directory of several, of which the newest is read; may be given
+    as the first argument."""
 
     parameters: bool = False
-    """List every tensor too."""
+    """Also list every tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class MegatronConfig:
     """Pipeline stages of that run."""
 
     for_release: bool = setting(False, flag="--for_release")
-    """Forget how many samples were consumed."""
+    """Omit the number of consumed samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class FileConfig:
     """The file of a checkpoint to inspect."""
 
     file: str
-    """A file that torch saved; may stand first, without the flag."""
+    """A file that torch saved; may be given as the first argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,10 @@ class FilesConfig:
     """Folder of one checkpoint, or directory of several, of which the newest is taken."""
 
     target_tp: int | None = setting(None, flag="--target_tp")
-    """Show the shapes for so many tensor-parallel ranks (default: those that saved it)."""
+    """Show the shapes for this tensor-parallel size (default: the checkpoint's)."""
 
     target_pp: int | None = setting(None, flag="--target_pp")
-    """Show the layers of so many stages (default: those that saved it)."""
+    """Show the layers of this number of pipeline stages (default: the checkpoint's)."""
 
 
 @dataclass(frozen=True, kw_only=True)

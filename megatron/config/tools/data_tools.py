@@ -36,7 +36,7 @@ class InspectConfig:
     """The token files to inspect."""
 
     prefix: str
-    """Path of the .bin/.idx pair without its suffix; may stand first, without the flag."""
+    """Path of the .bin/.idx pair without its suffix; may be given as the first argument."""
 
     documents: int = 3
     """Number of documents to show, the first of the files."""

@@ -23,7 +23,7 @@ class WatchConfig:
     """The run to monitor, and how."""
 
     run_dir: str
-    """Directory that the run saves to (its --save); may be the first argument, without the flag."""
+    """The --save directory of a run; may be given as the first argument."""
 
     once: bool = False
     """Print the state of the run, and exit."""

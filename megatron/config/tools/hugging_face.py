@@ -16,7 +16,7 @@ class ExportConfig:
     """A checkpoint to be written for transformers. The tokenizer is that of the training."""
 
     load: str
-    """Directory that a run saved to, of which the newest checkpoint is taken, or the folder of one
+    """The --save directory of a run, of which the newest checkpoint is read, or the folder of one
     checkpoint."""
 
     save: str
@@ -27,25 +27,26 @@ class ExportConfig:
     archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or that of a plugin's exporter."""
 
     model_type: ModelType | None = None
-    """Architecture of transformers' (default: the first that expresses the network)."""
+    """Model type in transformers (default: the first that can express the network)."""
 
     target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
     """Dtype of the weights (default: that of the training)."""
 
     chat_template: str | None = None
-    """File with the Jinja template that the model was trained to answer; it becomes that of the
-    written tokenizer (default: the template of the training conversations, which the checkpoint
-    holds, or else the tokenizer's own)."""
+    """File with the Jinja chat template that the model was trained with, written with the tokenizer
+    (default: the template of the training conversations, recorded in the checkpoint, or else the
+    tokenizer's)."""
 
     replace_chat_template: bool = False
-    """Write the template of --chat-template though the training conversations had another."""
+    """Write the template of --chat-template even if the training conversations had another."""
 
     max_shard_size: str = "5GB"
-    """Size of a file of weights, at most, as 5GB or 500MB; a larger tensor has one of its own."""
+    """Maximum size of a file of weights, such as 5GB or 500MB; a larger tensor gets a separate
+    file."""
 
     verify: bool = True
-    """Running both models on a sample and refusing to write one that computes something else. It
-    takes the memory of one model in 32 bits."""
+    """Skip the check that runs both models on a sample and refuses to write one whose logits differ.
+    The check takes the memory of one model in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class AdapterConfig:
     """Adapters to be written for PEFT."""
 
     load: str
-    """Directory that a run with --lora-rank saved to, of which the newest checkpoint is taken, or
+    """The --save directory of a run with --lora-rank, of which the newest checkpoint is read, or
     the folder of one checkpoint."""
 
     save: str
@@ -63,7 +64,7 @@ class AdapterConfig:
     """Folder, or name on the hub, of the model without adapters, by which PEFT finds it."""
 
     model_type: ModelType | None = None
-    """Architecture of transformers' (default: the first that expresses the network)."""
+    """Model type in transformers (default: the first that can express the network)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +82,19 @@ class ImportConfig:
     (default: that in --load, if there is one)."""
 
     trust_remote_code: bool = False
-    """Run the Python code that comes with the tokenizer, if it needs some. Code that comes with a
-    model is never run."""
+    """Run the tokenizer's custom Python code, if it has any. Custom code of a model is never
+    run."""
 
     target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
-    """Dtype of the run to come (default: that of config.json). The weights are kept in 32
-    bits, which changes none."""
+    """Dtype of the next run (default: that of config.json). The weights are stored in fp32, without
+    loss."""
 
     seq_length: int | None = None
-    """Tokens of a sample of the run to come (default: what the model was made for, but 4096 at
-    most)."""
+    """Sequence length of the next run (default: the model's maximum length, but at most 4096)."""
 
     verify: bool = True
-    """Running both models on a sample and refusing to write one that computes something else. It
-    takes the memory of one model in 32 bits."""
+    """Skip the check that runs both models on a sample and refuses to write one whose logits differ.
+    The check takes the memory of one model in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +109,10 @@ class TransformersConfig:
     """Folder to write; it must be new or empty."""
 
     target_tp: int = setting(1, flag="--target_tp")
-    """Must be 1: transformers divides a model when it loads it."""
+    """Must be 1: transformers shards a model when it loads it."""
 
     target_pp: int = setting(1, flag="--target_pp")
     """Must be 1, likewise."""
 
     for_release: bool = setting(False, flag="--for_release")
-    """Leave out of the card how far the model was trained."""
+    """Omit the training progress from the model card."""

@@ -8,7 +8,7 @@ class PlanningConfig:
     """The machines that the run is planned for."""
 
     search: int | None = None
-    """Search all layouts of so many GPUs instead of planning that of the command line."""
+    """Search all layouts of this many GPUs instead of planning the layout of the command line."""
 
     show: int = 10
     """Layouts that --search shows."""

@@ -38,7 +38,7 @@ class PreprocessConfig:
 
     conversations: bool = False
     """Lines are conversations, {"messages": [{"role": ..., "content": ...}]}, or pairs, {"prompt":
-    ..., "completion": ...}: write their tokens, and beside them which are answers, for
+    ..., "completion": ...}: write their tokens, and which of them are answers, for
     finetune_sft.py."""
 
     chat_template: str | None = None
@@ -52,7 +52,7 @@ class PreprocessConfig:
     """End every document with the tokenizer's beginning-of-sequence token, after --append-eod's."""
 
     prepend_space: bool = False
-    """Put a space in front of every text that is not empty."""
+    """Add a space before every text that is not empty."""
 
     empty_documents: Literal["drop", "per-key", "keep", "megatron-lm"] = "drop"
     """Documents without a token under one of the keys: drop leaves them out under all keys; per-key
@@ -67,7 +67,7 @@ class PreprocessConfig:
     """Language of NLTK's Punkt data, for --split-sentences."""
 
     keep_newlines: bool = False
-    """Leave each sentence the white space that follows it."""
+    """Keep the white space that follows each sentence."""
 
     dataset_impl: Literal["lazy", "cached", "mmap"] = "mmap"
     """Format of the token files; lazy and cached are one format."""
@@ -90,7 +90,7 @@ class PreprocessConfig:
     """Skip the shards that an interrupted run finished; the files are those of an uninterrupted run."""
 
     log_interval: int = 10_000
-    """Documents between two lines of progress where there is no terminal for a bar."""
+    """Documents between progress lines, where there is no terminal for a progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ class FimDataset(OneToOne):
 
 
 def _cut_behind(tokens: NDArray, mark: int | None) -> list[NDArray]:
-    """Return `tokens` cut behind every `mark`; uncut where there is none."""
+    """Return `tokens` cut after every `mark`; uncut where there is none."""
     if mark is None:
         return [tokens]
     parts = np.split(tokens, np.flatnonzero(tokens == mark) + 1)

@@ -158,7 +158,7 @@ class PackedDataset(ABC):
         That many itself if it is more than there are here: how many more is not known.
         """
         num_fitting = int(fitting(self.lengths(self._texts), self.row_length).sum())
-        # An epoch closes the rows behind which it has another text.
+        # An epoch closes the rows after which it has another text.
         starts = self.packing.row_starts
         size = epochs = 0
         while size < min(num_samples, len(self)):
@@ -238,7 +238,7 @@ class ChatDataset(PackedDataset):
 class MTFDataset(PackedDataset):
     """Packing of input-target pairs: as many uncut ones as fit; see PackedDataset.
 
-    Nothing is put between input and target, nor behind the target: preprocessing appends the
+    Nothing is inserted between input and target, or after the target: preprocessing appends the
     end-of-document token to targets.
 
     Args:

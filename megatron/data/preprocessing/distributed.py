@@ -1,6 +1,6 @@
 """Distributed preprocessing: the ranks of a launch convert their shards, and rank 0 joins all.
 
-Rendezvous and barrier are files beside the output. Those of earlier launches in the same folder
+Rendezvous and barrier are files next to the output. Those of earlier launches in the same folder
 are ignored, whatever run id the launcher uses.
 """
 

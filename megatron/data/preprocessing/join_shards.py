@@ -64,8 +64,8 @@ def _join_tokens(
     """Move the tokens of all shards into one file.
 
     The file of a shard is removed once its tokens are on disk in `target`, so that no disk need
-    hold all of them twice. A file beside it records up to which byte that is so, for a run that
-    goes on after a kill.
+    hold all of them twice. A file next to it records up to which byte that is so, for a run that
+    resumes after a kill.
     """
     target.touch()
     record = target.with_suffix(JOINED)

@@ -100,7 +100,7 @@ class PreprocessSpec:
 
     @property
     def staging(self) -> Path:
-        """Directory of the work in progress, beside the output."""
+        """Directory of the work in progress, next to the output."""
         return stage_of(self.output_prefix)
 
     def prefix_of(self, key: str) -> str:

@@ -26,7 +26,7 @@ from megatron.data.preprocessing.shard_writer import existing_files
 from megatron.data.token_files.index_files import pieces_of_file
 
 HUGE_TOKENS = 1_000_000
-FIRST_DOCUMENTS = 100  # all decoded again; of those behind, one in SAMPLE_ONE_IN
+FIRST_DOCUMENTS = 100  # all decoded again; of later ones, one in SAMPLE_ONE_IN
 
 
 def key_report(

@@ -29,7 +29,7 @@ class Shard:
         num_bytes: on disk.
         is_packed: `unpack` makes shards of it: it is compressed, a pipe or a JSON array, and large.
         unpacked_from: the packed source; the only range is then text of it, in a file of its own.
-        lines_before: lines of `unpacked_from` in front of this shard.
+        lines_before: lines of `unpacked_from` before this shard.
         is_last: no further shard of `unpacked_from` follows.
     """
 
@@ -121,7 +121,7 @@ def shards_of_rank(shards: Sequence[Shard], rank: int, num_ranks: int) -> list[S
                 f"--input {shard.ranges[0][0].path} is a pipe, which cannot be read in several parts; "
                 "give files"
             )
-        # The last shards may be pipes, of 0 known bytes, behind all bytes of the total.
+        # The last shards may be pipes, of 0 known bytes, after all bytes of the total.
         if min(before * num_ranks // max(total, 1), num_ranks - 1) == rank:
             found.append(shard)
         before += shard.num_bytes
@@ -138,7 +138,7 @@ def unpack(
 ) -> Iterator[Shard]:
     """Unpack a packed shard into shards of plain text, which lie in `folder` until converted.
 
-    Shards that are finished are only read over, to the text behind them.
+    Finished shards are only read through, up to the text after them.
 
     Args:
         finished: of an earlier run, by name.

@@ -23,7 +23,7 @@ def try_worker_counts(
 ) -> Iterator[str]:
     """Convert the first documents once with each number of workers; yield a line for each.
 
-    The last line names the fastest. What is written goes to a directory beside the output (or,
+    The last line names the fastest. The output goes to a directory next to the final output (or,
     without one, to that for temporary files), which is removed.
 
     Raises:

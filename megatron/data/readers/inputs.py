@@ -54,7 +54,7 @@ class Source:
 
     @cached_property
     def lines_before(self) -> int:
-        """Lines of a plain file in front of this part; the file is read for them once."""
+        """Lines of a plain file before this part; counted once, by reading the file."""
         return count_lines(self.path, self.start) if self.start else 0
 
 

@@ -293,7 +293,7 @@ class BlendedDataset:
 
     Args:
         num_needed: samples that each of the data sets must have; see `samples_wanted`.
-        prefix: of the token files beside which the order is kept; see `cached_maps`.
+        prefix: of the token files next to which the order is kept; see `cached_maps`.
 
     Raises:
         DataError: a data set has too few samples.

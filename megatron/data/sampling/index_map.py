@@ -88,11 +88,11 @@ class IndexMapFile:
             path = self._file.path
             try:
                 path.unlink(missing_ok=True)
-                mend = "it is removed, and the next start builds it again"
+                remedy = "it is removed, and the next start builds it again"
             except OSError as error:
-                mend = f"remove it ({error.strerror}), and the next start builds it again"
+                remedy = f"remove it ({error.strerror}), and the next start builds it again"
             raise DataError(
-                f"{path} is damaged: rows {first} to {stop} are not what was written; {mend}"
+                f"{path} is damaged: rows {first} to {stop} are not what was written; {remedy}"
             )
         self._is_checked[block] = True
 

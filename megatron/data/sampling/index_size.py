@@ -79,7 +79,7 @@ def sentence_mapping_room(
     """
     rows = num_samples + min(documents + tokens // max_length, sentences)
     row = 3 * (4 if sentences <= np.iinfo(np.uint32).max else 8)
-    # The shuffle has seven arrays of 8 bytes beside the rows.
+    # The shuffle has seven arrays of 8 bytes in addition to the rows.
     return MapRoom(
         rows * (row + 56), rows * row, f"{num_samples} samples of the sentences of {prefix}"
     )

@@ -67,7 +67,7 @@ def lines_of_step(
     """Yield the reader, the origin and the text of each sample of a step.
 
     Args:
-        first: number of the step's first sample; `last` is behind its last one.
+        first: number of the step's first sample; `last` is one past its last one.
         sources: the data set as it lies on disk.
         texts: the data set as it is trained on.
         most: characters of a text; all when None.

@@ -21,7 +21,7 @@ class DiskFile:
     """A file that stays open, and of which slices are read into memory.
 
     Args:
-        remedy: what mends a file that was cut, for the error.
+        remedy: how to repair a truncated file, for the error.
 
     Raises:
         DataError: on opening, the file cannot be read; on reading, it was cut, or the disk fails.

@@ -90,7 +90,7 @@ def read_legacy_header(idx_path: Path) -> tuple[np.dtype, int, int]:
 
 
 def _read_header(idx_path: Path, impl: str, magic: bytes, header: struct.Struct) -> list[int]:
-    """Return the fields behind the magic bytes."""
+    """Return the header fields after the magic bytes."""
     with idx_path.open("rb") as file:
         content = file.read(header.size)
     if content[: len(magic)] != magic[: len(content)]:

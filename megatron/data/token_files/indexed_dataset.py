@@ -260,7 +260,7 @@ def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> Indexed
 class IndexedDatasetWriter:
     """Writes a .bin/.idx pair of one sequence per document; memory does not grow with it.
 
-    A context manager: on success the pair is published, and on failure nothing is left behind.
+    A context manager: on success the pair is published, and on failure no files are left.
 
     Args:
         prefix: path of the pair without `.bin` and `.idx`; an existing pair is replaced.

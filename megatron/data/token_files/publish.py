@@ -21,7 +21,7 @@ _MOST_OF_A_BAD_LINE = 1 << 20  # bytes
 
 
 def stage_of(output_prefix: str) -> Path:
-    """Return the directory of the work in progress, beside the output."""
+    """Return the directory of the work in progress, next to the output."""
     return Path(output_prefix + ".stage")
 
 

@@ -82,7 +82,7 @@ def load_problems(load: float, *, cores: int) -> Iterator[Problem]:
     if load > _MOST_LOAD * cores:
         yield Problem(
             f"the load is {load:.1f} on {cores} cores: other processes compete for them",
-            "find them with `top`, end them or wait; a run beside them is slow, and its ranks wait "
+            "find them with `top`, end them or wait; a run next to them is slow, and its ranks wait "
             "for each other",
         )
 

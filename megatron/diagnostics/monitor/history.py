@@ -270,6 +270,6 @@ class JournalReader:
                         yield record
         except OSError as error:
             raise WrongCheckpointError(
-                f"{self._file.parent}: the journal of a run cannot be read ({error.strerror}); name "
-                f"the directory that the run has as --save{near(self._file.parent)}"
+                f"{self._file.parent}: the journal of a run cannot be read ({error.strerror}); give "
+                f"the --save directory of the run{near(self._file.parent)}"
             ) from error

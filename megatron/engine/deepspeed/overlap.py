@@ -152,7 +152,7 @@ class GradientReduction:
 
 
 class ParameterGather:
-    """Gather the stepped weights of the bf16 optimizer beside the next forward pass, in its order.
+    """Overlap the gathering of the bf16 optimizer's updated weights with the next forward pass, in its order.
 
     Each replica broadcasts its partition in buckets. A layer waits for its weights before it computes.
 

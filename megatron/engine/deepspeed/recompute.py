@@ -71,7 +71,7 @@ def recompute(layer: Callable[..., Any], *inputs: Tensor, shared: Iterable[Tenso
         x.no_checkpointing = True  # type: ignore[attr-defined]
     if any(x.requires_grad for x in inputs):
         return checkpointing.checkpoint(layer, *inputs)
-    # Behind frozen weights: the function above would lose the gradients of the layer itself.
+    # After frozen weights: the function above would lose the gradients of the layer itself.
     return checkpointing.non_reentrant_checkpoint(layer, *inputs)
 
 

@@ -47,7 +47,7 @@ class Fragment:
 
 
 def names_of_states(engine: Any) -> list[list[str]]:
-    """Return the names behind the states of an optimizer that keeps one for each weight.
+    """Return the parameter names of the states of an optimizer that keeps one for each weight.
 
     One list per group of parameters; none where ZeRO divides the states and names them itself.
     """
@@ -73,7 +73,7 @@ def load_full(
     Args:
         replica: the ranks that have all parameters together.
         optimizer: whether to take its states and counters; otherwise it starts anew.
-        buffer_bytes: of memory beside what is filled.
+        buffer_bytes: of memory in addition to the tensors that are filled.
         copies_padding: whether further rows of padding are copies of the last one; else zeros.
         new_head: whether the head of a downstream task keeps its initial weights, and those of
             other heads are not used.
@@ -206,7 +206,7 @@ def _of_stage_3(
         shape = tuple(parameter.ds_shape)  # type: ignore[attr-defined]
         size = parameter.ds_tensor.ds_numel  # type: ignore[attr-defined]
         start = size * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
-        # The last ranks' pieces have padding behind the last element.
+        # The last ranks' shards have padding after the last element.
         size = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined]
         if size <= 0:
             continue

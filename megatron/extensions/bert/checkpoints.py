@@ -1,4 +1,4 @@
-"""MegatronBert: BERT with norms in front of sublayers; heads of pretraining. BERT in Megatron-LM's files."""
+"""MegatronBert: BERT with norms before sublayers (pre-LN); heads of pretraining. BERT in Megatron-LM's files."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def encoder_needs(_: ModelSpec) -> Allowed:
 
 
 def _one_activation(spec: ModelSpec) -> ModelSpec:
-    """Return the network with the activation of the MLP in front of the logits too."""
+    """Return the network with the activation of the MLP before the logits too."""
     activation: Any = "gelu_erf" if spec.mlp.activation == "gelu_erf" else "gelu_tanh"
     return replace(spec, own=replace(spec.part(BertSpec), head_activation=activation))
 

@@ -14,7 +14,7 @@ class BertSpec:
 
     num_token_types: int = 0  # rows of the table of segments; 0: there is none
     binary_head: bool = False  # pooler and classifier of the order of two segments
-    head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of the logits
+    head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # before the logits
 
 
 def bert_samples(masked: MaskedLMConfig, *, seq_length: int) -> MaskedLMPlan:

@@ -11,7 +11,7 @@ class FillMaskConfig:
     """Masked tokens, scores of sentences and their embeddings, by a BERT."""
 
     text: list[str] | None = None
-    """Texts, each in quotes; a tab stands between two segments."""
+    """Texts, each in quotes; a tab separates two segments."""
 
     input_file: str | None = None
     """File of texts, one a line."""

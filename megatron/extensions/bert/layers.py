@@ -31,8 +31,8 @@ class BertOutput(NamedTuple):
     """Output of BERT's heads.
 
     Args:
-        logits: of every token, [b, s, V/t]; in front of the token table its features [b, s, h];
-            behind it `DeferredLogits` if the loss computes them.
+        logits: of every token, [b, s, V/t]; before the token table its features [b, s, h];
+            after it `DeferredLogits` if the loss computes them.
         order_logits: [b, 2], whether the second segment of a sample came first in its document;
             None without the binary head.
     """
@@ -47,7 +47,7 @@ def bert_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     A batch has tokens, positions, token types if there is a binary head, and an attention span:
     the real tokens of each sample, [b, 1, 2].
 
-    Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms in front of sublayers, and
+    Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms before sublayers, and
         arXiv:1909.11942, section 3.1, for the order of segments.
     """
     bias = {"padded_vocab_size": spec.vocabulary.padded_vocab_size, "group": parts.group}
@@ -92,7 +92,7 @@ class ReplicatedLinear(nn.Linear):
 
 
 class BertHeadPipe(nn.Module):
-    """Dense layer, GELU and norm in front of the logits; pooler and binary head on the first token.
+    """Dense layer, GELU and norm before the logits; pooler and binary head on the first token.
 
     The pooler is tanh of a dense layer, and exists with the binary head alone.
 

@@ -42,8 +42,8 @@ class BertNetwork(Network):
     layers_in = "megatron.extensions.bert.layers.bert_layers"
     megatron_in = "megatron.extensions.bert.checkpoints.BERTForm"
     unlike: ClassVar[Mapping[str, str]] = {
-        "bert": "BertModel, and all classes with it, has its norms behind the sublayers (post-LN), and "
-        "a network here in front of them (pre-LN), as MegatronBertModel: no weights are the same in both"
+        "bert": "BertModel, and all classes with it, has its norms after the sublayers (post-LN), and "
+        "a network here before them (pre-LN), as MegatronBertModel: no weights are the same in both"
     }
 
     def problems(self, config: Config) -> Iterator[str]:

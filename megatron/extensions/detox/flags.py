@@ -59,7 +59,7 @@ class SelectionConfig:
     """File of the annotation: one JSON object a line, with the key score."""
 
     out_path: str
-    """File for the texts that are kept."""
+    """Output file of the selected texts."""
 
     seed: int = 1234
     """Seed of the order in which they are written."""
@@ -70,7 +70,7 @@ class ContinuationsConfig:
     """Continuations of prompts to be generated."""
 
     continuations_per_prompt: int = 1
-    """Number of continuations of each line of --sample-input-file, one behind the other."""
+    """Number of continuations for each line of --sample-input-file, in consecutive lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ class ToxicityConfig:
     """Toxicity of generated continuations."""
 
     data_path: str
-    """Generated continuations: one JSON object a line with text, prompt and id, those of one prompt
-    behind each other."""
+    """Generated continuations: one JSON object per line with text, prompt and id; continuations of a
+    prompt are consecutive."""
 
     prompt_path: str
     """Prompts, each once: one JSON object a line with prompt.text and prompt.toxicity, as in

@@ -149,7 +149,7 @@ def _warn_if_cut(
     if len(span) == len(documents) and num_tokens > max_length * len(documents):
         log.warning(
             f"{dataset.prefix}: each document is one sequence, of "
-            f"{num_tokens // len(documents)} tokens on average: those behind the first "
+            f"{num_tokens // len(documents)} tokens on average: tokens after the first "
             f"{max_length} are in no sample; tools/preprocess_data.py --split-sentences makes "
             "token files of sentences"
         )

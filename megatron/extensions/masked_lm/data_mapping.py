@@ -45,7 +45,7 @@ class NoUsableDocument(ValueError):
 
 @dataclass(frozen=True)
 class SentenceMapping:
-    """Rows of first sentence, sentence behind the last, and target length, shuffled.
+    """Rows of first sentence, sentence after the last, and target length, shuffled.
 
     Shapes: rows [samples, 3] uint32, or uint64 where sentence numbers need it;
         epoch_ends [epochs] int64, rows in all epochs up to and with each.
@@ -162,13 +162,13 @@ def _has_long(sizes: NDArray, starts: NDArray) -> NDArray:
 class _Chunk:
     """Documents as a walk of samples sees them: a list of nodes, each the start of a sample.
 
-    The nodes of a document are its sentences and, behind them, its end. A draw of a target takes
+    The nodes of a document are its sentences and, after them, its end. A draw of a target takes
     the walk from a sentence to the one after the sample, or to the end, and from an end, where the
     target is thrown away, to the next document.
 
-    Shapes: sentences [nodes + 1], number of the sentence, at an end that of the one behind it;
+    Shapes: sentences [nodes + 1], number of the sentence, at an end that of the next one;
         ends [nodes + 1], node of the document's end; tokens [nodes + 1], before each node;
-        jumps: node behind 1, 2, 4, 8 and 16 full-length samples, each [nodes + 1].
+        jumps: node after 1, 2, 4, 8 and 16 full-length samples, each [nodes + 1].
     """
 
     sentences: NDArray
@@ -179,7 +179,7 @@ class _Chunk:
 
     @property
     def num_nodes(self) -> int:
-        """The node behind the last."""
+        """The number of nodes: one past the last."""
         return len(self.ends) - 1
 
 

@@ -138,7 +138,7 @@ def masked_ngrams(
 def _words(tokens: NDArray[np.int64], vocabulary: MaskingVocabulary) -> tuple[list[int], list[int]]:
     """Return the positions of tokens that may be masked, and where among them words begin.
 
-    A piece that goes on with a word belongs to the word before it, even behind a [SEP].
+    A piece that continues a word belongs to the word before it, even after a [SEP].
     """
     may_be = np.ones(len(tokens), bool)
     for token in vocabulary.never_masked:

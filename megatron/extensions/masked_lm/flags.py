@@ -14,12 +14,12 @@ class MaskedLMConfig:
     """Share of the tokens that are masked (BERT) or replaced by sentinels (T5)."""
 
     short_seq_prob: float = setting(0.1, at_least=0, at_most=1)
-    """Share of the samples that are cut to a random shorter length; in effect 1 / n for the integer
-    n next to 1 / this."""
+    """Fraction of the samples that are cut to a random shorter length, rounded to 1 / n for an
+    integer n."""
 
     bert_binary_head: bool = setting(True, flag="--bert-no-binary-head", plan="model.binary_head")
-    """BERT's sentence-order prediction: binary head, pooler and token types. Without it, samples may
-    have a single sentence."""
+    """Train without BERT's sentence-order prediction: no binary head, pooler or token types. Samples may
+    then have a single sentence."""
 
     decoder_seq_length: int | None = setting(None, at_least=1)
     """Length of the decoder's samples in tokens (T5)."""

@@ -123,7 +123,7 @@ def _of_files(settings: Settings, task: NemoTask) -> Iterator[str]:
         expected = str(each.value if each else "").replace("text_", "labels_")
         if labels and str(labels.value) != expected:
             raise ConfigError(
-                f"{labels.location}: {labels.key} {labels.value}: labels are beside the text, in "
+                f"{labels.location}: {labels.key} {labels.value}: labels are next to the text, in "
                 f"{expected or 'labels_NAME.txt'}"
             )
     if task.folder and task.folder not in settings:

@@ -52,7 +52,7 @@ class RetroForm(Form):
         (r"\.pre_mlp_layernorm\.norm\.", ".post_attention_layernorm."),
         *((re.escape(core), own) for own, core in _RETRIEVAL),
     )
-    """From parameter names of Megatron core to ours, in front of the names that a GPT has too."""
+    """From parameter names of Megatron core to ours, tried before the names that a GPT has too."""
 
     expresses = names_of(RetroSpec)  # of some fields `problems` allows one value each
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RetroDataset:
-    """Neighbors beside the samples of another dataset.
+    """Adds neighbors to the samples of another dataset.
 
     Rows i * c to (i + 1) * c - 1 of the neighbors are those of the c chunks of sample i. Where samples
     outnumber neighbors, they repeat from the first on.
@@ -88,10 +88,10 @@ class RetroDataset:
 
 
 def retro_view(plan: RetroPlan, *, pad: int, vocab_size: int) -> RoleView:
-    """Return the view that puts neighbors beside the samples of a dataset.
+    """Return the view that adds neighbors to the samples of a dataset.
 
     Args:
-        pad: the token behind the last real one of a neighbor.
+        pad: the token after the last real one of a neighbor.
 
     Raises:
         ConfigError: the project directory names no neighbors.

@@ -76,7 +76,7 @@ class InstructDeclaration(RetrievalDeclaration):
         if config.data.data_path:
             yield from super().data_problems(config)
         else:
-            yield "--data-path is missing: a NAME in --data-folder, or weights and names by turns"
+            yield "--data-path is missing: a NAME in --data-folder, or alternating weights and names"
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield wrong values of the flags of questions."""

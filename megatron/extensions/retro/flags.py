@@ -53,15 +53,15 @@ class RetroConfig:
     retro_verify_neighbor_count: bool = setting(
         True, flag="--retro-no-verify-neighbor-count", plan="objective.own.verifies_count"
     )
-    """The check that there are neighbors for all samples of the run. Without it samples repeat from
-    the first on where their neighbors end."""
+    """Do not check that there are neighbors for all samples of the run. If there are fewer, samples
+    repeat from the first on."""
 
     retro_normed_residual: bool = False
-    """Add cross-attention of the encoder to its normed input rather than to the residual stream, as
+    """Add cross-attention of the encoder to its normalized input rather than to the residual stream, as
     Megatron core does."""
 
     retro_final_norm: bool = setting(True, flag="--retro-no-final-norm", plan="model.final_norm")
-    """The norm in front of the logits, which Megatron core leaves out of Retro since 2024."""
+    """Leave out the final norm before the logits, as Megatron core does in Retro since 2024."""
 
 
 def settings_of(values: Mapping[str, Any]) -> RetroProject | None:
@@ -103,7 +103,7 @@ class RetroSpec:
     retro_retrieved_length: int = 0  # tokens of a neighbor
     retro_attention_gate: float = 1.0  # factor of what cross-attention to neighbors adds
     retro_normed_residual: bool = False  # in the encoder's cross-attention; False: the stream
-    final_norm: bool = True  # in front of the logits
+    final_norm: bool = True  # before the logits
 
 
 def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:

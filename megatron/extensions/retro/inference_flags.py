@@ -24,7 +24,7 @@ class AnswerConfig(QuestionRangeConfig):
     """Answers to questions (tools/retro/text_generation/retro_text_generation.py)."""
 
     short_format: bool = False
-    """Prompts of the form "Question: ... Answer: The answer is" behind the contexts, without a system
+    """Prompts of the form "Question: ... Answer: The answer is" after the contexts, without a system
     line."""
 
 

@@ -31,8 +31,8 @@ class InstructConfig:
     rather than its own paragraphs."""
 
     reuse_top: bool = setting(False, plan="objective.own.reuses_top")
-    """Let the encoder of neighbors read the first contexts, as the prompt does, rather than those
-    behind the prompt's."""
+    """Pass the first contexts, which the prompt has too, to the encoder of neighbors, rather than the
+    contexts that follow those of the prompt."""
 
     longform_answer: bool = setting(False, plan="objective.own.is_longform")
     """The files hold one JSON object a line, with the answer under longform_answer."""

@@ -70,7 +70,7 @@ def retro_batch(spec: ModelSpec, tokens: PassInput) -> Batch:
     """Return the batch of a pass of generation: each prompt is one chunk, which has neighbors."""
     batch = gpt_batch(spec, tokens)
     if tokens.contexts is None or tokens.context_lengths is None or tokens.prompt_lengths is None:
-        # Every token of a decode step is behind its prompt.
+        # Every token of a decode step is after its prompt.
         return {**batch, PROMPT_LENGTHS: tokens.tokens.new_zeros(len(tokens.tokens))}
     length = spec.part(RetroSpec).retro_retrieved_length
     neighbors_bkr = tokens.contexts[..., :length]
@@ -128,7 +128,7 @@ class RetroEmbeddingPipe(EmbeddingPipe):
 
 
 class CrossAttentionLayer(ParallelTransformerLayerPipe):
-    """Base of layers with cross-attention between self-attention and MLP, behind a norm of its own.
+    """Base of layers with cross-attention between self-attention and MLP, after its own norm.
 
     The other weights have the names of a GPT layer. Ranks may divide the sequence into `parts`.
     """
@@ -145,7 +145,7 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
         self.parts, self.part = (parts.group.size(), parts.group.rank()) if divided else (1, 0)
 
     def self_attended(self, inputs: LayerInput) -> tuple[Tensor, Tensor]:
-        """Return the residual stream behind self-attention, and its norm for cross-attention."""
+        """Return the residual stream after self-attention, and its norm for cross-attention."""
         x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
         y_sbh, bias = self.attend(inputs, normed_sbh)
         norm = self.pre_inter_attention_layernorm
@@ -170,7 +170,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     In decode steps neighbors have no tokens: their keys and values are kept.
 
     If a batch has the lengths of prompts, each prompt is the one chunk of its sample (c = 1): its
-    last token and all tokens behind it attend to its neighbors.
+    last token and all tokens after it attend to its neighbors.
 
     The first Retro layer has the encoder of neighbors, the last one drops its output.
 
@@ -267,12 +267,12 @@ class Chunks:
         return first
 
     def of_keys(self, x_sbw: Tensor) -> Tensor:
-        """Return the chunks; the first one is padded behind its tokens."""
+        """Return the chunks; the first one is padded after its tokens."""
         padding = F.pad(x_sbw[: self.first], (0, 0, 0, 0, 0, self.m - self.first))
         return to_chunks(torch.cat([padding, x_sbw[self.first :]]), self.c)
 
     def of_queries(self, x_sbw: Tensor) -> Tensor:
-        """Return for each chunk the tokens that attend to its neighbors, padded behind the last."""
+        """Return for each chunk the tokens that attend to its neighbors, padded after the last."""
         taken = x_sbw[self.first - 1 :]
         padded = F.pad(taken, (0, 0, 0, 0, 0, self.c * self.m - len(taken)))
         return to_chunks(padded, self.c)
@@ -387,7 +387,7 @@ def to_chunks(x_sbh: Tensor, c: int) -> Tensor:
 
 
 def to_rows(x_reh: Tensor, k: int) -> Tensor:
-    """Return the tokens of the k neighbors of each chunk behind each other: [k*r, n, h]."""
+    """Return the tokens of the k neighbors of each chunk, concatenated: [k*r, n, h]."""
     return x_reh.unflatten(1, (-1, k)).permute(2, 0, 1, 3).flatten(0, 1)
 
 

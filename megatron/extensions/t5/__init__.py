@@ -1,4 +1,4 @@
-"""T5: an encoder with a decoder behind it, its objective and formats.
+"""T5: an encoder-decoder network, its objective and formats.
 
 Needs: masked_lm.
 """

@@ -34,7 +34,7 @@ class T5Dataset(MaskedDataset):
 
     Shapes: dataset[i] -> {"text_enc": [seq_length], "text_dec", "labels", "loss_mask":
         [decoder_seq_length], "truncated", "enc_length", "dec_length": []} int64; the lengths count
-        tokens before the padding; labels are -1 behind them.
+        tokens before the padding; labels are -1 after them.
     Source: Megatron-LM, whose samples these are; arXiv:1910.10683 for the objective.
     """
 

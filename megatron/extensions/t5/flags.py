@@ -47,7 +47,7 @@ def t5_sentences(masked: MaskedLMConfig) -> SentencePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """A decoder behind an encoder of `num_layers`."""
+    """The decoder after an encoder of `num_layers`."""
 
     num_decoder_layers: int = 0
     decoder_seq_length: int = 0
@@ -60,7 +60,7 @@ def with_decoder(
     *,
     decoder_seq_length: int,
 ) -> ModelSpec:
-    """Return `spec`, that of an encoder, with a decoder behind it."""
+    """Return `spec`, that of an encoder, with a decoder added."""
     longest = max(model.seq_length, decoder_seq_length)
     is_relative = spec.positions.position_embedding == "relative"
     positions = replace(

@@ -147,7 +147,7 @@ class TextToText:
 def _spans(
     tokens: Sequence[int], sentinels: Container[int]
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """Yield each sentinel and the tokens behind it; first those in front of all, with None."""
+    """Yield each sentinel and the tokens after it; first the tokens before all sentinels, with None."""
     sentinel, span = None, list[int]()
     for token in tokens:
         if token in sentinels:

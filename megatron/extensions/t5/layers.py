@@ -112,7 +112,7 @@ def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) 
 class WordEmbeddingPipe(nn.Module):
     """Token embedding of an encoder, without positions; of a decoder as `embed_decoder`.
 
-    The result has the span of real tokens beside the activations, and the decoder's tokens. In
+    The result has the span of real tokens in addition to the activations, and the decoder's tokens. In
     generation the span is kept for decode steps.
 
     Args:
@@ -148,7 +148,7 @@ class WordEmbeddingPipe(nn.Module):
 
 
 def embed_decoder(layer: WordEmbeddingPipe, inputs: LayerInput) -> LayerInput:
-    """Return the decoder's token embeddings beside the output of the encoder.
+    """Return the decoder's token embeddings, together with the output of the encoder.
 
     Padding is at the end of the decoder's tokens, where no real token sees it: attention is causal.
 
@@ -214,7 +214,7 @@ class PositionEmbeddingPipe(PositionsPipe):
 class RelativePositionsPipe(PositionsPipe):
     """Relative positions: one table of biases [buckets, heads] for all layers of a stack.
 
-    The table travels to the layers beside the activations, and its gradient back.
+    The table travels to the layers with the activations, and its gradient back.
 
     Source: arXiv:1910.10683, section 2.1.
     """

@@ -1,4 +1,4 @@
-"""T5: an encoder and a decoder behind it."""
+"""T5: an encoder-decoder network."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -82,12 +82,12 @@ class T5Network(Network):
 
     @classmethod
     def misplaced(cls, config: Config) -> Iterator[str]:
-        """Yield the flags of a decoder behind an encoder."""
+        """Yield the flags of encoder-decoder networks."""
         for option in given_options(config.section(EncoderDecoderConfig)):
-            yield f"{option} is for pretrain_t5.py: this network has no decoder behind an encoder"
+            yield f"{option} is for pretrain_t5.py: this is not an encoder-decoder network"
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
-        """Return an encoder with a decoder behind it."""
+        """Return an encoder-decoder network."""
         return with_decoder(
             super().spec(plain, config),
             config.section(EncoderDecoderConfig),
@@ -111,7 +111,7 @@ class T5Network(Network):
         )
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
-        """Return both stacks, each behind its embedding, and the head."""
+        """Return both stacks, each after its embedding, and the head."""
         norm, layers = norm_weights(spec), spec.num_layers
         numbers = range(layers + 1, layers + spec.part(DecoderSpec).num_decoder_layers + 1)
         decoder = self._decoder_weights(spec, tensor)

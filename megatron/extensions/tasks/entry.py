@@ -58,7 +58,7 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
         task: name of --task.
 
     Raises:
-        MegatronError: something that the user can mend.
+        MegatronError: a user error.
     """
     launch = read_launch(None)
     words = [*argv]
@@ -176,7 +176,7 @@ def _is_own(source: Path) -> bool:
     """Whether `source` is a checkpoint of this program.
 
     Raises:
-        WrongCheckpointError: it is missing, or nothing that is known.
+        WrongCheckpointError: it is missing, or its format is not recognized.
     """
     if not source.exists():
         raise WrongCheckpointError(

@@ -114,7 +114,7 @@ class HeadSpec:
     num_choices: int = 1  # rows of a sample, which have a sequence each
     head_layers: int = 0  # of a head on each token; 0: a pooler and one, of a GPT the last token
     first_token_head: bool = False  # whether these are on the first token, not on each
-    head_dropout: float = 0.0  # in front of these layers
+    head_dropout: float = 0.0  # before these layers
     labels: tuple[str, ...] = ()  # names of the classes; (): the task knows them
 
 

@@ -82,23 +82,23 @@ class HarnessConfig:
     """Solved examples before each question (default: those of each task)."""
 
     limit: int | None = setting(None, at_least=1)
-    """Only so many documents of each task, to try something out."""
+    """Evaluate only this many documents of each task, for a quick test."""
 
     bootstrap_iters: int = setting(
         100000, at_least=0, flag="--bootstrap_iters", older=("--bootstrap-iters",)
     )
-    """Drawings from which standard errors are found; 0 for no standard errors."""
+    """Bootstrap iterations for standard errors; 0 for no standard errors."""
 
     micro_bs_multiplier: int = setting(
         1, at_least=1, flag="--micro_bs_multiplier", older=("--micro-bs-multiplier",)
     )
-    """So many times --micro-batch-size texts at once."""
+    """Multiplier of --micro-batch-size: texts per batch."""
 
     eval_fp32: bool = setting(False, flag="--eval_fp32", older=("--eval-fp32",))
-    """Weights and activations in 32 bits, whatever training had."""
+    """Evaluate in fp32, whatever the training dtype."""
 
     log_samples: bool = setting(False, flag="--log_samples", older=("--log-samples",))
-    """Write each task's documents with the model's answers beside the results, as JSON lines:
+    """Write each task's documents with the model's answers next to the results, as JSON lines:
     RESULTS_PATH.samples.TASK.jsonl."""
 
     predict_only: bool = setting(False, flag="--predict_only", older=("--predict-only",))
@@ -155,7 +155,7 @@ def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
     downstream: DownstreamConfig = config.section(DownstreamConfig)
     files, name = downstream.valid_data or [], downstream.task
     if name is None:
-        yield "--task is missing: write what is measured, such as WIKITEXT103 or MNLI"
+        yield "--task is required, such as WIKITEXT103 or MNLI"
     elif len(files) != 1:
         yield f"--valid-data takes one file for {name}; found {len(files)}"
     for flag, value in (

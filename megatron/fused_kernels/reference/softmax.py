@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def scaled_causal_softmax(scores: Tensor, scale: float, *, in_fp32: bool = False) -> Tensor:
-    """Return softmax(scale * scores) over the keys that do not lie behind the query.
+    """Return softmax(scale * scores) over the keys that do not come after the query.
 
     The last query sees the last key, so fewer queries than keys are the end of a sequence.
 

@@ -147,4 +147,4 @@ def full(logits_nv: Tensor, target_n: Tensor) -> Tensor:
 
 
 TRITON = CrossEntropy(largest=largest, sums=sums, gradient=gradient, full=full)
-"""The parts on a GPU. Nothing of the size of the logits is kept beside them."""
+"""The parts on a GPU. No other tensor of the size of the logits is kept."""

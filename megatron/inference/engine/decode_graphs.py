@@ -30,7 +30,7 @@ class StepShape:
     """What a decode step's operations depend on besides the values of device tensors.
 
     Args:
-        rows: of the KV cache, from the first on; behind the running sequences is padding.
+        rows: of the KV cache, from the first on; padding follows the running sequences.
         start: no sequence has a lower position.
         stop: no sequence has this position or a higher one.
         is_even: whether all rows have the position `start`.

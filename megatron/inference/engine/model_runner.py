@@ -32,7 +32,7 @@ from megatron.tensor_parallel.sharding import shard_of
 Value = TypeVar("Value")
 
 Contexts = Sequence[Sequence[int]]
-"""Tokens of each of the texts that one sequence attends to beside its own."""
+"""Tokens of each of the texts that one sequence attends to in addition to its own."""
 
 _HEAD_POSITIONS = 256
 """Positions whose logits are in memory at once when full texts are scored."""
@@ -147,7 +147,7 @@ class ModelRunner:
 
         Args:
             prefixes: number of prompt tokens of each sequence.
-            contexts: texts that each sequence attends to beside its own; default: none.
+            contexts: texts that each sequence attends to in addition to its own; default: none.
             room: most tokens that a sequence will have, if the network has no limit.
 
         Shapes: returns the hidden states, the input of the head, [b, s, h], s the longest sequence;

@@ -27,8 +27,8 @@ class Request:
         logprobs: compute the log-probabilities of generated tokens.
         prompt_logprobs: compute those of the prompt's tokens too.
         top_logprobs: number of most likely tokens to report at each position.
-        contexts: tokens of texts that the sequence attends to beside its own: the neighbors that
-            were retrieved for a prompt, or the text of an encoder.
+        contexts: tokens of texts that the sequence attends to in addition to its own: the neighbors
+            that were retrieved for a prompt, or the text of an encoder.
         min_new_tokens: number of generated tokens before which stop tokens and stop strings have
             no effect.
     """

@@ -120,7 +120,7 @@ class HarnessModel(LM):
     def _with_context(self, text: str) -> tuple[list[int], list[int]]:
         """Return the context of a document and the tokens of `text`.
 
-        The context is the token that the tokenizer adds in front of texts (BOS), or EOD.
+        The context is the token that the tokenizer adds before texts (BOS), or EOD.
         """
         begin, tokens = self._encode(""), self._encode(text)
         if begin and tokens[: len(begin)] == begin:

@@ -89,7 +89,7 @@ class EngineThread:
     """Runs the engine in a thread, with a queue of jobs in the order of arrival.
 
     An exclusive request, such as a beam search, runs alone: it starts when the jobs before it have
-    finished, and those behind it wait.
+    finished, and later jobs wait.
 
     Args:
         queue: jobs that may wait before `submit` refuses further ones.

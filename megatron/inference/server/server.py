@@ -178,7 +178,7 @@ def listener(host: str, port: int) -> socket.socket:
         found = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port} cannot be bound: {reason(error)}; give others"
+            f"--host {host} --port {port} cannot be bound: {reason(error)}; choose another --port"
         ) from error
     # Send each token at once instead of collecting a full packet (Nagle's algorithm).
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -79,7 +79,7 @@ class ParallelAttention(nn.Module):
         )
 
     def build_inputs(self) -> None:
-        """Build the linear layer in front of the core."""
+        """Build the linear layer before the core."""
         own = self.spec.attention
         self.query_key_value = self.input_layer(own.query_features + 2 * own.key_features)
 
@@ -203,9 +203,9 @@ class ParallelAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Regrouping:
-    """Rearrangement of full sequences between the linear layers of cross-attention.
+    """Reshuffle of full sequences between the linear layers of cross-attention.
 
-    There the ranks that divide the sequence between layers have all positions of their heads.
+    With sequence parallelism, each rank has all positions of its heads between these layers.
 
     Args:
         queries: of projected queries [s, b, w], to [m, n, w].
@@ -259,7 +259,7 @@ class ParallelCrossAttention(ParallelAttention):
         return self.parts.core_attention(number)
 
     def build_inputs(self) -> None:
-        """Build the linear layers in front of the core."""
+        """Build the linear layers before the core."""
         self.query = self.input_layer(self.spec.attention.query_features)
         self.key_value = self.input_layer(2 * self.spec.attention.key_features)
 

@@ -25,7 +25,7 @@ class Mask:
     """Which keys a query sees. Queries are the last positions of the keys, usually all of them.
 
     Args:
-        causal: whether nothing behind the query is seen; says nothing where spans are given.
+        causal: whether keys after the query are masked; ignored where spans are given.
         spans_bs2: [b, sq, 2], for every query the first key that it sees and the one after the
             last, as in `LayerInput`; [b, 1, 2] where all queries see the same.
         window: a query sees no key that is this far from it, or farther; 0 for no limit.
@@ -100,9 +100,9 @@ class ScoreOptions:
 
     Args:
         scale: of the products.
-        softcap: cap(x) = softcap * tanh(x / softcap), in front of biases; 0 for x itself.
-        slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance behind the
-            query times -slope of the head.
+        softcap: cap(x) = softcap * tanh(x / softcap), before biases; 0 for x itself.
+        slopes_a: ALiBi (arXiv:2108.12409, section 3): slope of each head; the bias of a score is
+            slope * (position of the key - position of the query).
         bias: [1, a, sq, sk], added to the scores of every sample; for FlexAttention by distance,
             [a, sq + sk - 1], as `RelativePositions.by_distance` returns it.
         relative: relative positions that `bias` is computed from; with a KV cache, `bias` is None and

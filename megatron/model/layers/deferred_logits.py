@@ -32,7 +32,7 @@ class DeferredLogits(NamedTuple):
     chunk_tokens: int
 
     def with_bias(self, bias_v: Tensor) -> "DeferredLogits":
-        """Add a bias to the logits, behind the soft cap."""
+        """Add a bias to the logits, after the soft cap."""
         hidden_bsh, bias_v = _pair(self.hidden, bias_v)
         return self._replace(hidden=hidden_bsh, bias=bias_v)
 
@@ -132,7 +132,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _finish(logits_nv: Tensor, bias_v: Tensor | None, softcap: float) -> Tensor:
-    """Return the logits behind soft cap and bias."""
+    """Return the logits after soft cap and bias."""
     if softcap:
         wide = torch.promote_types(logits_nv.dtype, torch.float32)
         logits_nv = soft_capped(logits_nv.to(wide), softcap)

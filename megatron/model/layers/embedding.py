@@ -24,7 +24,7 @@ from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 class EmbeddingPipe(nn.Module):
     """Token embedding, scaled or normed, plus learned position and token type (segment), then dropout.
 
-    Positions that layers need are passed on beside the result, and so is the attention span of a
+    Positions that layers need are passed on with the result, and so is the attention span of a
     batch that has one.
 
     Args:

@@ -74,7 +74,7 @@ class MixtureOfExperts(nn.Module):
 
     Each replica routes its own tokens; those that share experts exchange them, as many as there
     are. Experts are divided over the tensor-parallel ranks like an ordinary MLP. An expert with a
-    capacity drops the tokens over it: they pass on the residual stream. Beside the experts there
+    capacity drops tokens that exceed it: they pass on the residual stream. In addition there
     may be an MLP for every token: shared experts, with or without a gate, or a residual MLP, which
     a learned weight mixes with the experts.
 

@@ -21,7 +21,7 @@ def flash_or_other_attention(
     """Attend by the flash-attn package, or by `sdpa_attention` where spans or a bias are given.
 
     The package has neither. Its ALiBi falls with the distance in both directions, which is the
-    one meant here when nothing behind the query is seen.
+    ALiBi of this program when keys after the query are masked.
     """
     has_slopes = how.slopes_a is not None
     limited = how.mask.spans_bs2 is not None or how.bias is not None

@@ -48,8 +48,8 @@ class PassInput(NamedTuple):
         is_decode: whether the pass is a decode step.
         attention_span: as of a `LayerInput`, for prefix language models.
         prompt_lengths: [b] int64, of a network with contexts, in prefill.
-        contexts: [b, k, r] int64, tokens of the k texts that a sequence attends to beside its own,
-            padded, in prefill.
+        contexts: [b, k, r] int64, tokens of the k texts that a sequence attends to in addition to
+            its own, padded, in prefill.
         context_lengths: [b, k] int64.
     """
 
@@ -76,8 +76,8 @@ class LayerInput(NamedTuple):
         encoder_hidden: output of an encoder, for cross-attention.
         encoder_span: as attention_span, of positions of `encoder_hidden`.
         relative_table: [buckets, a] biases of relative positions, of this rank's heads.
-        batch: fields of the batch that a layer further on reads, such as the tokens of a decoder
-            behind an encoder; integers. Only the first stage has the batch itself.
+        batch: fields of the batch that a layer further on reads, such as the tokens of the
+            decoder after an encoder; integers. Only the first stage has the batch itself.
         shared: memo of what layers derive from the fields above. It does not travel: the first
             layer of a pipeline stage, or of a decoder, begins another one.
     """

@@ -36,8 +36,8 @@ class Layer:
     name of its class is what --pp-partition-method matches: both are interfaces.
 
     Args:
-        carried: names of the tensors of a `LayerInput` that are present behind this layer, and
-            travel between pipeline stages from there on; None: the same as in front of it.
+        carried: names of the tensors of a `LayerInput` that are present after this layer, and
+            travel between pipeline stages from there on; None: the same as before it.
         prefill_only: whether decode steps of generation skip this layer.
     """
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
     """Transformer layer: the unit of activation checkpointing, of which each stage has one at least.
 
     It takes a `LayerInput`, computes the fields that it `replaces` and passes on the others but those
-    that it `drops`, which no layer behind it reads.
+    that it `drops`, which no later layer reads.
     """
 
     replaces: tuple[str, ...] = ("hidden",)
@@ -77,7 +77,7 @@ class Recomputation:
     Args:
         groups: which of so many blocks make a group each, by their order.
         call: calls its first argument with the others and keeps those alone. It may empty them
-            meanwhile, but for `shared`: those that layers behind read too.
+            meanwhile, but for `shared`: those that later layers read too.
     """
 
     groups: Callable[[int], Iterable[range]]

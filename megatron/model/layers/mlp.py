@@ -47,7 +47,7 @@ class ParallelMLP(nn.Module):
 
     def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
         inner_sbf = self.dense_h_to_4h(x_sbh)
-        # Behind the product, which lets go of its weights under ZeRO-3; asking brings them back.
+        # After the product, which releases its weights under ZeRO-3; reading gathers them again.
         bias_f = None if self.dense_h_to_4h.adds_bias else self.dense_h_to_4h.bias
         inner_sbf = self.activate(inner_sbf, bias_f)
         return self.dense_4h_to_h(inner_sbf), self.dense_4h_to_h.bias

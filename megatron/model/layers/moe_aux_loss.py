@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _DROPPED, _LOSS = -2, -1
-"""Columns behind those of the experts."""
+"""Columns after those of the experts."""
 
 _TINY = 1e-300
 
@@ -68,7 +68,7 @@ class AuxiliaryLoss:
         self._sums: Tensor | None = None
 
     def join(self, x: Tensor, term: Tensor) -> Tensor:
-        """Return x as it is; behind it, backward adds the gradient of scale * term.
+        """Return x unchanged; its backward adds the gradient of scale * term.
 
         `scale`, read in the backward pass, is what the loss itself is multiplied by there.
 

@@ -1,4 +1,4 @@
-"""What every layer of a network is built with, beside its spec; what it keeps between decode steps.
+"""What every layer of a network is built with, apart from its spec; its state between decode steps.
 
 Generation runs a network many times: a prefill pass over the tokens of new sequences, then decode steps
 of one more token each. What a layer needs of earlier tokens is its *state*: keys and values (a KV
@@ -12,7 +12,7 @@ sequence. In training `LayerParts.states` is None and nothing is kept. The contr
 - A pass is either the prefill of sequences that begin with it, or a decode step. `state.read()` returns
   None in prefill, where layers start as in training, and [b, *shape] in a decode step.
 - `state.write(value)` replaces the states of the sequences of this pass, each pass once at most. In
-  prefill, shorter sequences have padding behind them, which a state must not include: `state.last(x)`
+  prefill, shorter sequences are followed by padding, which a state must not include: `state.last(x)`
   returns the value at the last token of each sequence, `state.lengths` its number of tokens.
 - What is computed in prefill and read from then on, such as keys of an encoder's output:
   `once_per_sequence(state, compute)`.
@@ -87,7 +87,7 @@ def once_per_sequence(state: DecodeState | None, compute: Callable[[], Tensor]) 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerParts:
-    """What every layer of a network is built with, beside its spec.
+    """What every layer of a network is built with, apart from its spec.
 
     Args:
         group: the tensor-parallel ranks.

@@ -79,16 +79,17 @@ def rotary_frequencies(spec: PositionSpec, device: torch.device) -> Tensor:
 
 
 def _kept_by_llama(spec: PositionSpec, frequencies: Tensor) -> Tensor:
-    """Return how much of every frequency stays: a share that grows with its turns."""
+    """Return the fraction of each frequency that is kept (1) rather than interpolated (0), by wavelength."""
     turns = spec.rope_original_length * frequencies / (2 * math.pi)
     low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
     return ((turns - low) / (high - low)).clamp(0, 1)
 
 
 def _kept_by_yarn(spec: PositionSpec, frequencies: Tensor) -> Tensor:
-    """Return how much of every frequency stays: a share that falls evenly from pair to pair.
+    """Return the fraction of each frequency that is kept (1) rather than interpolated (0): a linear ramp.
 
-    The paper has it grow with the turns; published networks were trained with its code.
+    The ramp is linear in the index of the pair, as in the code of the paper, which published networks
+    were trained with; in the text of the paper it is linear in the number of rotations.
     """
 
     def pair_of(turns: float) -> float:
@@ -126,7 +127,7 @@ class RelativePositions:
     Args:
         table_na: [buckets, a], a bias for each bucket and head of this rank.
         max_distance: keys that are this far away, or farther, share the last bucket.
-        bidirectional: whether keys behind the query have buckets of their own.
+        bidirectional: whether keys after the query have separate buckets.
     """
 
     table_na: Tensor
@@ -140,7 +141,7 @@ class RelativePositions:
         return self.at(torch.arange(sk, device=device) - queries_q1).permute(2, 0, 1)[None]
 
     def by_distance(self, sq: int, sk: int) -> Tensor:
-        """Return [a, sq + sk - 1]: biases of keys from sk - 1 before the query to sq - 1 behind it."""
+        """Return [a, sq + sk - 1]: biases of keys from sk - 1 before the query to sq - 1 after it."""
         return self.at(torch.arange(1 - sk, sq, device=self.table_na.device)).T.contiguous()
 
     def at(self, distances: Tensor) -> Tensor:
@@ -159,9 +160,9 @@ def relative_buckets(
 ) -> Tensor:
     """Return the bucket of each distance, position of the key less that of the query.
 
-    Half of the buckets are of one distance each, the others grow with its logarithm; the last one
-    has no end. With `bidirectional` the upper half of them all is of keys behind the query, which
-    share bucket 0 otherwise.
+    Half of the buckets hold one distance each, the rest are log-spaced, and the last is open-ended.
+    If `bidirectional`, the upper half of all buckets is for keys after the query, which otherwise
+    share bucket 0.
 
     Source: arXiv:1910.10683, section 2.1.
     """

@@ -28,9 +28,9 @@ class RingAttention:
     Of 2 N chunks of the sequence rank r has the chunks r and 2 N - 1 - r, so that with causal
     attention all ranks see as many keys. In step i the keys and values of rank r - i are at rank r,
     which sends them on while it computes; results of the steps are merged by their log-sum-exp.
-    Backward sends them around again, and behind them the sums of their gradients, to their owner in
-    the end. A rank computes its own block in two parts, one beside the first transfer and one beside
-    the last. Blocks in which nothing is visible are skipped. Nothing but queries, keys, values,
+    Backward sends them around again, followed by the sums of their gradients, which end at their
+    owner. A rank computes its own block in two parts, overlapped with the first and the last
+    transfer. Blocks in which nothing is visible are skipped. Nothing but queries, keys, values,
     result and log-sum-exp of this rank's positions is kept for backward.
 
     Args:

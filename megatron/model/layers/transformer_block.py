@@ -15,7 +15,7 @@ from megatron.model.layers.positions import RelativePositions
 class ParallelTransformerLayerPipe(Block):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
-    With sandwich norms the outputs of attention and of the MLP are normed too, in front of dropout.
+    With sandwich norms the outputs of attention and of the MLP are normalized too, before dropout.
     With parallel residuals the second norm reads x: x + dropout(attention(norm(x))) +
     dropout(mlp(other norm(x))).
 
@@ -104,10 +104,10 @@ class ParallelTransformerLayerPipe(Block):
 
 
 class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
-    """Layer of a decoder behind an encoder: self-attention, cross-attention, MLP.
+    """Decoder layer of an encoder-decoder network: self-attention, cross-attention, MLP.
 
-    Each is behind a norm and beside a residual. `post_attention_layernorm` is in front of
-    cross-attention, `post_inter_attention_layernorm` in front of the MLP, as Megatron names them.
+    Each follows a norm and is added to a residual. `post_attention_layernorm` is before
+    cross-attention, `post_inter_attention_layernorm` before the MLP, as in Megatron.
 
     Shapes: hidden [s, b, h], encoder_hidden [t, b, h] -> hidden [s, b, h], in its dtype.
     Communication: three all-reduces of [s, b, h] over the group forward; backward three, and one

@@ -1,4 +1,4 @@
-"""A fast implementation of byte-level BPE in front of a reference one, where both agree."""
+"""A fast implementation of byte-level BPE, used where it agrees with the reference one."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ _SEPARATOR_BYTES = _SEPARATOR.encode()
 _SAMPLED_IDS = 2000  # ids of the vocabulary whose texts are part of the comparison
 
 # How BLOOM cuts words, for the tokenizers library, and the pieces for Python: a word with the space
-# in front of it, or all between two words.
+# before it, or all between two words.
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 _BETWEEN = r"(|.,!?…。，、।۔،)\t-\r\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _PIECE = re.compile(f" ?[^{_BETWEEN}]+|[{_BETWEEN}]+?(?= ?[^{_BETWEEN}])|[{_BETWEEN}]+")
@@ -201,7 +201,7 @@ class FastEncoder:
         return tokens, lengths
 
     def _join(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the ids of all texts, each with the separator behind it."""
+        """Return the ids of all texts, each followed by the separator."""
         # Text by text, since most hold nothing but ASCII, which only has to be copied.
         joined = _SEPARATOR_BYTES.join([*map(str.encode, texts), b""])
         tokens = self._gigatoken.encode(joined).view(np.int32)

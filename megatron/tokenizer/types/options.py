@@ -44,7 +44,7 @@ class Takes:
 
 
 def keywords(words: Sequence[str]) -> Mapping[str, Any]:
-    """Return names and values that stand by turns in `words`.
+    """Return the alternating names and values in `words`.
 
     >>> keywords(["pad_token", "<pad>", "use_fast", "false", "model_max_length", "2048"])
     {'pad_token': '<pad>', 'use_fast': False, 'model_max_length': 2048}

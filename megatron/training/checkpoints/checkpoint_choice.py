@@ -42,7 +42,7 @@ _MOST_NAMED = 10  # damaged checkpoints by name: a directory may hold any number
 
 @dataclass(frozen=True)
 class Chosen:
-    """A checkpoint to go on from. Its manifest fits this run; its files are not read yet.
+    """A checkpoint to resume from. Its manifest fits this run; its files are not read yet.
 
     Args:
         manifest: on rank 0 complete; on other ranks without files and versions, which list all
@@ -64,15 +64,15 @@ class Chosen:
 def choose_checkpoint(plan: Plan, *, flag: str = "--load") -> Chosen | None:
     """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
 
-    One whose manifest is damaged is passed over for the next older one, with a warning.
+    A checkpoint with a damaged manifest is skipped for the next older one, with a warning.
 
     Args:
         flag: that the directory comes from.
 
     Raises:
-        WrongCheckpointError: there is none to go on from, or it is of another run.
+        WrongCheckpointError: there is none to resume from, or it is of another run.
 
-    Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
+    Communication: collective; rank 0 reads the disk and broadcasts the result.
     """
     return chosen_by_rank_0(lambda: _newest(plan, _find(plan), flag=flag))
 
@@ -205,7 +205,7 @@ def as_json(tree: Any) -> Any:
 
 
 def warn_passed_over(folder: Path, why: str, before: int) -> None:
-    """Warn that the damaged checkpoint `folder` is passed over, unless many were `before` it."""
+    """Warn that the damaged checkpoint `folder` is skipped, unless many were `before` it."""
     if before < _MOST_NAMED:
         log.warning("%s is skipped: %s", folder, why)
     elif before == _MOST_NAMED:
@@ -334,7 +334,7 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
 
 _OF_NETWORK = frozenset({"model", "kernels"})
 _ALL_PARTS = _OF_NETWORK | {"optimizer", "schedule", "tokenizer", "plugins"}
-"""Sections of a config with parts of plugins that a run needs: which loads weights, or goes on."""
+"""Sections of a config with parts of plugins that a run needs: which loads weights, or resumes."""
 
 
 def _goes_on(plan: Plan) -> bool:

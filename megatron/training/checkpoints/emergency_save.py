@@ -32,7 +32,7 @@ BEAT_S = 1.0
 _PAUSE_S = 0.1
 
 _LOOKS_PER_S = 500
-"""Most looks of all waiting ranks together at rank 0's heartbeat."""
+"""Most polls of rank 0's heartbeat by all waiting ranks together."""
 
 _BEAT = ".publishing"
 """File that rank 0 lets grow while files of other ranks grow."""
@@ -146,7 +146,7 @@ def _read_lists(folder: Path, ranks: int, silence_s: float) -> list[list[FileRec
 def _wait(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
     """Wait until `is_over`; return False once no file in `folder` has grown for `silence_s`.
 
-    Rank 0 alone looks at all files; growth is a heartbeat for the others.
+    Only rank 0 polls all files; growth is a heartbeat for the other ranks.
     """
     size, give_up_at = -1, 0.0
     while not is_over():

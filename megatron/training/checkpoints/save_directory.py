@@ -27,7 +27,7 @@ def sole_writer(plan: Plan) -> Iterator[None]:
 
 
 def require_own(plan: Plan) -> None:
-    """Refuse a --save with checkpoints that this run does not go on from.
+    """Refuse a --save with checkpoints that this run does not resume from.
 
     It would replace those of the same iterations, --keep-last would remove others, and who goes on
     from the newest would mix two runs.
@@ -35,7 +35,7 @@ def require_own(plan: Plan) -> None:
     Raises:
         WrongCheckpointError: it holds some.
 
-    Communication: every rank must call this, in step; rank 0 looks.
+    Communication: collective; rank 0 reads the disk.
     """
     requested = plan.checkpoint
     if not requested.save or requested.load == requested.save or plan.evaluation.only:

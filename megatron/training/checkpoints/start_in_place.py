@@ -37,7 +37,7 @@ def with_start_in_place(plan: Plan, config: Config) -> Plan:
         CheckpointError: the directory cannot be written to.
         WrongCheckpointError: the weights to start from are in `initial`, and no flag takes them.
 
-    Communication: every rank must call this, in step; rank 0 looks, and moves.
+    Communication: collective; rank 0 reads the disk and moves the checkpoints.
     """
     requested = plan.checkpoint
     if not requested.load or requested.load != requested.save:

@@ -122,7 +122,7 @@ def steps_before(save: Path, policy: SpikePlan) -> list[Watched]:
 def go_back(
     engine: Engine, plan: Plan, state: TrainState, spike: Spike, journal: Journal | None
 ) -> None:
-    """Put the run where a checkpoint before `spike` was saved, with the samples to be passed over.
+    """Put the run where a checkpoint before `spike` was saved, with the samples to be skipped.
 
     Raises:
         TrainingError: there were too many, or there is no checkpoint to go back to.
@@ -170,7 +170,7 @@ def go_back(
 def _before(save: Path, iteration: int, count: int) -> Chosen | None:
     """Return the checkpoint that is number `count` before `iteration`, or the oldest.
 
-    One whose manifest is damaged is passed over for an older one.
+    A checkpoint with a damaged manifest is skipped for an older one.
     """
     tags = [tag for tag in published_tags(save) if (iteration_of(tag) or 0) < iteration]
     return newest_readable(save, tags[min(count, len(tags)) - 1 :]) if tags else None

@@ -38,7 +38,7 @@ class Request(Protocol):
 
 
 class KillSwitch:
-    """Kill switch: while a file exists, the run ends, and none starts. Rank 0 looks.
+    """Kill switch: while a file exists, the run ends, and none starts. Rank 0 checks it.
 
     It ends a chain of jobs, so the exit code is not one that resumes.
 
@@ -96,7 +96,7 @@ class Signals:
 
     A second SIGTERM does not: launchers send several for one stop. A SIGINT or SIGHUP that is
     ignored stays so: shells start background jobs like that, which the Ctrl-C for another job must not
-    end, and nohup programs that go on when their terminal is closed.
+    end, and nohup programs that continue when their terminal is closed.
     """
 
     exit_code = ExitCode.RESUMABLE
@@ -148,7 +148,7 @@ class LostLauncher:
 
 
 class SaveFile:
-    """A file that requests a checkpoint, after which training continues. Rank 0 looks.
+    """A file that requests a checkpoint, after which training continues. Rank 0 checks it.
 
     Args:
         directory: its folder.

@@ -86,7 +86,7 @@ def read_batches(
 
 
 def _shorten(samples: Sample, s: int) -> Sample:
-    """Return the first `s` positions of samples, with the token behind them: the last label."""
+    """Return the first `s` positions of samples, with the token after them: the last label."""
     return {name: values[..., : s + 1] for name, values in samples.items()}
 
 

@@ -12,7 +12,7 @@ class Progress(Hook):
 
 
 class EpochHook(Hook):
-    """Hook that acts at the end of epochs, behind their save; see `Objective.epochs`. For all ranks."""
+    """Hook that acts at the end of epochs, after their save; see `Objective.epochs`. For all ranks."""
 
     steps: int
     """Optimizer steps of an epoch."""

@@ -16,7 +16,7 @@ from megatron.training.loop.journal_records import COMPLETE, RecordParser
 
 JOURNAL = "journal.jsonl"
 START, ROLLBACK = "start", "rollback"
-"""Events behind which a run is at an iteration that it may have been at before."""
+"""Events after which a run is at an iteration that it may have been at before."""
 
 END = "end"
 """The event of a start that ended in its own time; one that failed or was killed has none."""

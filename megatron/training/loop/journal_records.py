@@ -16,7 +16,7 @@ COMPLETE = {
     "evaluation": ("set", "lm_loss", "ppl"),
     "task": ("set", "epoch"),
 }
-"""Required fields of an event's records, for readers that go on from them."""
+"""Required fields of an event's records, for readers that depend on them."""
 
 _LARGEST = 2**63
 

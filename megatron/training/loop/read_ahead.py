@@ -34,7 +34,7 @@ class ReadAhead(Iterator[T]):
         self._coming.append(self._thread.submit(next, self._items, _END))
 
     def __next__(self) -> T:
-        """Return the next item; wait for it if the thread is behind."""
+        """Return the next item; wait for the thread if it is not ready."""
         if not self._coming:
             raise StopIteration
         item = self._coming.popleft().result()

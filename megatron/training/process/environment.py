@@ -25,7 +25,7 @@ class Launch:
     world_size: int
     local_rank: int  # on this node
     local_size: int  # processes on this node
-    spares: int = 0  # processes behind the last rank of the run, which wait for its end
+    spares: int = 0  # processes after the last rank of the run, which wait for its end
 
     @property
     def processes(self) -> int:
@@ -35,7 +35,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The program that started this process beside others, and will end it with them."""
+    """The program that started this process together with others, and will end it with them."""
 
     name: Literal["", "deepspeed", "torch"]  # "": none of those
     max_restarts: int  # how often it starts everything again after a failure
@@ -164,7 +164,7 @@ def read_launch(local_rank: int | None) -> Launch:
     Intel MPI's, or SLURM's.
 
     Args:
-        local_rank: what `--local_rank` says, for launchers that say it there alone.
+        local_rank: the value of `--local_rank`, for launchers that pass it only there.
 
     Raises:
         ConfigError: the variables contradict each other.
@@ -183,7 +183,7 @@ def read_launch(local_rank: int | None) -> Launch:
             f"RANK={rank} with WORLD_SIZE={world_size}: ranks go from 0 to {world_size - 1}; "
             "set both, or start through a launcher"
         )
-    # What a manager says of its tasks is nothing of the processes that one of them has started.
+    # A manager's counts are of its tasks, not of the processes that one of them has started.
     if world_size != default.world_size:
         default = Launch(rank, world_size, rank, world_size)
     local = _number("LOCAL_RANK", default.local_rank if local_rank is None else local_rank)
@@ -202,7 +202,7 @@ def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
     """Refuse a rank that contradicts the one of MPI or SLURM.
 
     One task may be a process of the run, or a launcher that starts the processes of a node. A
-    lone task says nothing: others may have been started beside it.
+    single task proves nothing: others may have been started next to it.
     """
     names, tasks = managed.names, managed.launch.world_size
     started = f"{names.world_size}={tasks}"
@@ -247,7 +247,7 @@ def launch_notices() -> Iterator[str]:
     if nodes < tasks:
         yield (
             f"{managed.names.world_size}={tasks} but GROUP_WORLD_SIZE={nodes}: {tasks} tasks were "
-            f"started, and this run goes on with {nodes}; if all were to share it, give each "
+            f"started, and this run continues with {nodes}; if all were to share it, give each "
             f"launcher --nnodes {tasks}"
         )
 
@@ -270,7 +270,7 @@ def export_launch(
             None.
 
     Raises:
-        ConfigError: it is not known where the processes meet, or there is no such port.
+        ConfigError: the address of the rendezvous is not known, or there is no such port.
     """
     if device == "cuda" and sequence_parallel:
         # One queue of work: collectives start in the order in which they were issued.
@@ -400,7 +400,7 @@ def export_restarts() -> None:
 
 
 def verbosity() -> str | None:
-    """Return the level of messages that MEGATRON_DEEPSPEED_VERBOSITY says, if it is set.
+    """Return the log level of MEGATRON_DEEPSPEED_VERBOSITY, if it is set.
 
     Raises:
         ConfigError: it is none.

@@ -200,7 +200,7 @@ class FailureFile:
         return False
 
     def _may_write(self, directory: Path) -> bool:
-        """Whether no other run writes to `directory`, as far as its lock says."""
+        """Whether no other run writes to `directory`, according to its lock."""
         if not (directory / LOCK).exists() or dead_owner(directory):
             return True
         owner, leader = owner_of(directory), self._leader

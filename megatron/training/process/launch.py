@@ -43,7 +43,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
     try:
         code = code_for(main(argv) or ExitCode.FINISHED, read_launcher())
         if code == ExitCode.RESUMABLE:
-            write_root_cause("stopped on request before its end: the same command goes on")
+            write_root_cause("stopped on request before its end: the same command resumes it")
         _leave("", code)
     except MegatronError as error:
         _restore_sigterm()

@@ -19,7 +19,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _DUMP = re.compile(r"rank-(\d+)\.json")
 
 REPORT = "groups.txt"
-"""File beside the dumps with the ranks at each stack position, written by one of them."""
+"""File next to the dumps with the ranks at each stack position, written by one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Stacks:
 def take_stacks(*, rank: int, host: str, pid: int, stage: str) -> Stacks:
     """Return the Python stacks of this process's threads but the calling one.
 
-    A thread inside compiled code stands at the call that went there.
+    A thread inside compiled code is shown at the call that entered it.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()

@@ -27,7 +27,7 @@ class StartingPeers:
     Where nothing can be written, or each rank has a parent of its own, none is found.
 
     Args:
-        run: text that the ranks of one start share, and those of other starts beside it lack.
+        run: text that the ranks of one start share, and the ranks of concurrent starts lack.
         folder: private to this user; default: below the temporary folder.
     """
 

@@ -78,7 +78,7 @@ class Watchdog:
     Args:
         failures: where causes are written.
         launchers: whose end this run follows.
-        starting: the ranks of this host before they meet, whose end this run follows.
+        starting: the ranks of this host before the rendezvous; their failure ends this run.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Watchdog:
         # store, would wait for it without an error.
         self.follows_peers = starting is not None
         self._starting = starting
-        # What a hung run still does, beside the main thread.
+        # What a hung run still does, next to the main thread.
         self.before_leaving: Callable[[], None] = lambda: None
         self._rank = rank
         self._written_down: BaseException | None = None
@@ -341,7 +341,7 @@ class Watchdog:
         self.before_leaving()
 
     def _is_stuck(self, hangs: Hangs) -> bool:
-        """Whether this rank has not moved for too long, or another one says so of itself."""
+        """Whether this rank has had no progress for too long, or another rank reports that it has had none."""
         passed = time.monotonic() - self._moved_at
         return passed > self._limit_s(hangs) or self._others_hang.is_set()
 
@@ -427,7 +427,7 @@ def next_start_folder(directory: Path) -> Path:
 
 
 def _interval_s(world_size: int) -> float:
-    """Return the time between two looks of a rank at the shared disk."""
+    """Return the polling interval of a rank on the shared disk."""
     return max(_POLL_S, world_size / _POLLS_PER_S)
 
 

@@ -1,4 +1,4 @@
-"""Planner's forecast of this run's memory and speed, beside the measured values."""
+"""Planner's forecast of this run's memory and speed, next to the measured values."""
 
 import resource
 
@@ -38,7 +38,7 @@ def forecast_line(plan: Plan, samples_per_second: float) -> str:
     """Return memory and pace of rank 0, predicted and measured. For rank 0.
 
     On a GPU memory is the peak of tensors; on CPUs tensors are not counted separately, so the full
-    process, libraries included, stands beside what its tensors are expected to take.
+    process, libraries included, is compared with the expected size of its tensors.
 
     Args:
         samples_per_second: measured; what is predicted is the pace of the full batch.

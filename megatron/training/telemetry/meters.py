@@ -18,7 +18,7 @@ ENERGY, CO2 = "energy (kWh)", "CO2 (kg)"
 
 
 TIME = "time/"
-"""In front of the names of parts of a step whose seconds are measured."""
+"""Prefix of the names of parts of a step whose seconds are measured."""
 
 
 def times_in(measures: Mapping[str, float]) -> dict[str, float]:

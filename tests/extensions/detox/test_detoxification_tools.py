@@ -364,7 +364,7 @@ def test_finetuning_without_pretraining_data_is_pretraining():
     ("words", "reported"),
     [
         (["--data-path2", "e"], "--data-path2 needs --data-path"),
-        (["--data-path", "d", "--data-path2", "1", "e", "2"], "weights and prefixes by turns"),
+        (["--data-path", "d", "--data-path2", "1", "e", "2"], "alternating weights and prefixes"),
         (["--data-path", "d", "--data-path2", "e f"], "without commas and white space"),
         (["--data-path", "d", "--data-path2", "e", "--split", "a,b"], "--split a,b: give propor"),
         (["--data-path", "d", "--data-path2", "e", "--split", "0,1"], "the first above 0"),

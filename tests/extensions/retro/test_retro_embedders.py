@@ -178,7 +178,7 @@ def test_encoders_that_are_not_there_are_refused(encoders, tmp_path):
         ),
         (
             ["--bert-embedder-type", "megatron", "--bert-load", str(encoders / "bert")],
-            "norms behind the sublayers",
+            "norms after the sublayers",
         ),
         (["--retro-bert-max-chunk-length", "2"], "must be at least 3"),
     ):

@@ -548,7 +548,7 @@ def test_files_that_are_missing_or_share_a_name_are_refused(corpora):
     both = ("1", str(corpora / "first"), "1", str(corpora / "sub" / "first"))
     with pytest.raises(ConfigError, match="give token files different names"):
         preprocess(corpora / "q", "--retro-gpt-data-path", *both)
-    with pytest.raises(ConfigError, match="weights and prefixes by turns"):
+    with pytest.raises(ConfigError, match="alternating weights and prefixes"):
         preprocess(corpora / "r", "--retro-gpt-data-path", *both[:3])
 
 

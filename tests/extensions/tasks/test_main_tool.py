@@ -160,7 +160,7 @@ def test_a_task_that_retrieves_is_refused_by_name(tool, name):
         (["--task", "cola", "--valid-data", "a"], "invalid choice: 'cola'; did you mean CoLA"),
         (["--task", "COPA", "--valid-data", "a"], "invalid choice: 'COPA'"),
         (["--task", "LAMBADA"], "takes one file for LAMBADA; found 0"),
-        (["--valid-data", "a"], "--task is missing"),
+        (["--valid-data", "a"], "--task is required"),
     ],
 )
 def test_a_contradiction_is_reported(tool, theirs, flags, reported):

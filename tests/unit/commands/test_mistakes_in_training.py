@@ -136,7 +136,7 @@ def test_files_that_finetuning_does_not_read_are_named(folder, prefix, part):
 def test_layouts_are_compared_with_the_launcher(folder):
     layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
     output = message([*tiny_argv(*TOKENIZER), *layout], 2)
-    assert "2 processes cannot hold full replicas of 4" in output
+    assert "needs a multiple of 4 processes, got 2" in output
     assert "deepspeed --num_gpus 4" in output
 
 

@@ -52,7 +52,7 @@ def problems(line, *, world_size=1, device="cpu"):
             (
                 f"--window-size {size}",
                 f"--window-size {size} is not LEFT or LEFT,0 with LEFT at least 0, or -1 for no "
-                "window: a token sees nothing behind itself",
+                "window: a token sees no later tokens",
             )
             for size in ("4,4", "-2", "wide", "3,")
         ),
@@ -176,7 +176,7 @@ def problems(line, *, world_size=1, device="cpu"):
         (
             "--use-parallel-residual --apply-residual-connection-post-layernorm",
             "--parallel-residual adds attention and MLP to one residual, and "
-            "--apply-residual-connection-post-layernorm takes one behind each of two norms: "
+            "--apply-residual-connection-post-layernorm takes one after each of two norms: "
             "give one of them",
         ),
         (

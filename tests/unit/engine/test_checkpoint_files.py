@@ -182,7 +182,7 @@ def test_a_file_that_torch_cannot_read_is_one_message(tmp_path, kept):
 
 def test_a_missing_path_is_named():
     for name in ("checkpoint/digest.py", "checkpoint/inspect.py"):
-        with pytest.raises(ConfigError, match="the path of a checkpoint is missing"):
+        with pytest.raises(ConfigError, match="missing argument: the path of a checkpoint"):
             run(name)
 
 

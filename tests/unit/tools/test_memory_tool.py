@@ -58,4 +58,4 @@ def test_every_way_keeps_as_much_as_it_should():
 def test_more_processes_are_refused():
     done = run("--tensor-model-parallel-size", "2")
     assert done.returncode == 2
-    assert "1 process cannot hold full replicas of 2" in done.stderr
+    assert "needs a multiple of 2 processes, got 1" in done.stderr

@@ -52,7 +52,7 @@ def test_what_cannot_be_watched_is_an_error_of_one_line(journal, tmp_path):
     )
     assert watch(tmp_path, "--every", "0").returncode == 2
     assert "--compare has an effect with --html" in watch(tmp_path, "--compare", tmp_path).stderr
-    assert "the directory that a run saves to is missing" in watch().stderr
+    assert "missing argument: the --save directory of a run" in watch().stderr
 
 
 def test_a_run_that_failed_before_it_had_a_journal_is_shown(tmp_path):

@@ -6,7 +6,7 @@
 #
 # Words are the blend, the size, the global batch size, the learning rate and the directory of the
 # pretrained Retro. A blend is open_inst, or a value of --data-path in quotes. Each variable below
-# replaces the value behind it. More variables: examples/launch.sh.
+# replaces the value after it. More variables: examples/launch.sh.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../../examples/launch.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Answer a file of questions with a finetuned Retro or GPT (InstructRetro).
 
-A prompt has the first contexts of its question; the encoder of a Retro reads those behind them, or
+A prompt has the first contexts of its question; the encoder of a Retro reads the next contexts, or
 with --reuse-top the same. The output has one answer a line. The name of the question set, which
 decides the form of a prompt, is that of the file: nq of nq_QA_dev.json.
 """

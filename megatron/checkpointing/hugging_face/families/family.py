@@ -73,7 +73,7 @@ class Family:
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
         computes: the network that transformers computes with these weights, where it differs.
-        has_prediction_layer: whether files may hold a layer behind the last one, which predicts a
+        has_prediction_layer: whether files may hold a layer after the last one, which predicts a
             later token and is left out.
         script_of: the script that trains such a network; "" for that of the objective.
         values_for: settings that depend on the length of samples.

@@ -61,7 +61,7 @@ def _require_files(loader: SDLoaderBase) -> None:
 
 
 def log_failed_script_copies(engine: Any) -> None:
-    """Warn where `zero_to_fp32.py` cannot be copied beside a checkpoint (`_copy_recovery_script`).
+    """Warn where `zero_to_fp32.py` cannot be copied into a checkpoint (`_copy_recovery_script`).
 
     Only rank 0 copies it, while the other ranks wait: a full disk must not end that rank alone.
     """

@@ -1,4 +1,4 @@
-"""Fingerprints of documents (MinHash), and the texts behind them by file and offset."""
+"""Fingerprints of documents (MinHash), and their texts by file and offset."""
 
 import itertools
 import json
@@ -208,7 +208,7 @@ _LINE_BYTES = 1 << 16  # of one request to a URL for a line
 
 
 class Texts:
-    """The documents behind fingerprints, read from their files on access.
+    """The documents of fingerprints, read from their files on access.
 
     A context manager, since the files stay open.
     """

@@ -226,7 +226,7 @@ def new_files(*paths: str | Path, inputs: Sequence[str] = ()) -> Iterator[list[O
 
 
 def _beside(path: str | Path) -> Path:
-    """Return the path of this machine beside which a file is written first."""
+    """Return the local path next to which a file is written first."""
     return Path(gettempdir(), str(path).rpartition("/")[2]) if is_url(path) else Path(path)
 
 

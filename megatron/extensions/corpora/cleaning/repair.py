@@ -1,4 +1,4 @@
-"""Text repair: each text is kept, mended or dropped."""
+"""Text repair: each text is kept, repaired or dropped."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -40,8 +40,8 @@ _SPACES = re.compile(r"  +|\b\n+ *")
 
 
 def fix_text(text: str) -> str:
-    """Return `text` with its mangled encodings and entities mended."""
-    with needed_for("mending of encodings", "ftfy"):
+    """Return `text` with its broken encodings and entities repaired."""
+    with needed_for("repair of encodings", "ftfy"):
         import ftfy
     return ftfy.fix_text(text)
 
@@ -108,7 +108,7 @@ class RunTasks:
 
 @dataclass(frozen=True)
 class CleanDocuments:
-    """Mends the text, and drops what is not English or too short.
+    """Repairs the text, and drops what is not English or too short.
 
     Args:
         make_counter: returns what counts the tokens of a text; called once in every process.

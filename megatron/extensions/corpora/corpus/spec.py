@@ -31,7 +31,7 @@ class CorpusSpec:
         inputs: files or globs of JSON lines, plain or compressed, or Parquet.
         folder: for the files of all tasks.
         tasks: of each step.
-        filters: what keeps, mends or drops documents, by name and in this order.
+        filters: what keeps, repairs or drops documents, by name and in this order.
         similarity: a document that shares more than this part of its shingles with an earlier one
             is dropped; None keeps duplicates.
         bands: pieces of a fingerprint, one of which must agree for a pair to be compared.

@@ -145,7 +145,7 @@ def toxicity_report(scores_path: str, prompt_path: str, per_prompt: int) -> Iter
     """Yield the lines of the report of scored continuations: for all prompts, and by their toxicity.
 
     Args:
-        per_prompt: number of continuations of each prompt, which stand behind each other.
+        per_prompt: number of continuations of each prompt, which are consecutive.
 
     Raises:
         DataError: a line was not scored, or the continuations are not those of the prompts.

@@ -27,7 +27,7 @@ class ChunkDatabase:
             the token files in data/.
         chunk_length: most tokens of a chunk.
         num_chunks: chunks of a neighbor: itself and those that follow it in its document.
-        pad: the token behind its last one.
+        pad: the token after its last one.
 
     Raises:
         DataError: files are missing or damaged.

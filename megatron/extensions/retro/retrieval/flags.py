@@ -143,12 +143,12 @@ class RetroPreprocessingConfig:
     retro_index_delete_training_embeddings: bool = setting(
         True, older=("--retro-index-no-delete-training-embeddings",)
     )
-    """Delete the embeddings of the sample once the index is trained."""
+    """Keep the embeddings of the sample after the index is trained."""
 
     retro_index_delete_added_codes: bool = setting(
         True, older=("--retro-index-no-delete-added-codes",)
     )
-    """Delete the blocks of codes once they are in the index."""
+    """Keep the blocks of codes after they are added to the index."""
 
     retro_query_ef_search: int = setting(256, at_least=1)
     """Candidates that the search in an HNSW graph keeps, for indices with one."""

@@ -153,14 +153,14 @@ def validate_training(
 def validate_adding(
     project: Project, make_embedder: MakeEmbedder, ranks: Ranks, *, fraction: float
 ) -> str:
-    """Compute a fraction of the codes again; return a line about them.
+    """Recompute a sample of the codes and compare; return a one-line summary.
 
     Raises:
         DataError: a block has other content.
     """
     blocks, compute, _, _ = _codes(project, make_embedder, ranks)
     if not blocks.folder.exists():
-        return f"{blocks.folder} is not there: --no-retro-index-delete-added-codes keeps it"
+        return f"{blocks.folder} does not exist: --no-retro-index-delete-added-codes keeps it"
     return blocks.validate(compute, ranks, fraction=fraction)
 
 

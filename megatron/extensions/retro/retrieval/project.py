@@ -210,7 +210,7 @@ def _tokenizer_files(config: RetroPreprocessingConfig) -> dict[str, str]:
 def _require_blend(words: Sequence[str]) -> None:
     flag = f"--retro-gpt-data-path {' '.join(words)}"
     if len(words) > 1 and len(words) % 2:
-        raise ConfigError(f"{flag}: give one prefix, or weights and prefixes by turns")
+        raise ConfigError(f"{flag}: give one prefix, or alternating weights and prefixes")
     weights = [finite_or_none(word) for word in words[::2]] if len(words) > 1 else [1.0]
     if any(weight is None or weight < 0 for weight in weights) or not any(weights):
         raise ConfigError(f"{flag}: weights are numbers, 0 or more, and one is above 0")
@@ -266,7 +266,7 @@ def _make(config: RetroPreprocessingConfig, directory: Path) -> None:
 
 
 def _files_of(prefix: str) -> tuple[Path, ...]:
-    """Return the paths of token files, and of what may be beside them."""
+    """Return the paths of token files, and of files that may be next to them."""
     pair = pair_of(prefix)
     return (*pair, record_path(prefix), digests_path(pair[0]))
 

@@ -79,7 +79,7 @@ def read_column_sentences(
 ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Yield the line of the first word, and each word and label, of the sentences of a file.
 
-    Empty lines end sentences. Lines that begin with "# " in front of a sentence are comments, unless
+    Empty lines end sentences. Lines that begin with "# " before a sentence are comments, unless
     they have the columns and a label of the other lines.
 
     Args:
@@ -178,7 +178,7 @@ def _split_line(line: tuple[int, str], separator: str) -> ColumnLine:
 
 
 def _without_comments(path: Path, sentences: list[list[ColumnLine]]) -> list[list[ColumnLine]]:
-    """Return the sentences without the comments in front of them."""
+    """Return the sentences without the comments before them."""
     words = [line.fields for s in sentences for line in s if not line.fields[0].startswith("#")]
     widths, labels = {*map(len, words)}, {fields[-1] for fields in words}
     count = 0

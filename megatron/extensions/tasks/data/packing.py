@@ -97,7 +97,7 @@ class DecoderPacker:
 
     Args:
         length: tokens of a row.
-        front: ids in front of the first text.
+        front: ids before the first text.
         eod: id that ends documents.
     """
 

@@ -24,7 +24,7 @@ def read_race(folder: Path) -> Examples:
     Raises:
         WrongDataError: there is no such file, a line is malformed, or there is no question.
     """
-    # macOS writes a ._1.txt of metadata beside each 1.txt on other file systems.
+    # macOS writes a ._1.txt of metadata next to each 1.txt on other file systems.
     files = sorted(path for path in folder.glob("*.txt") if not path.name.startswith("."))
     if not files:
         hint = "" if folder.is_dir() else f"{near(folder)}; it must be a folder"

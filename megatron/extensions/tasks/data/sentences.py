@@ -283,7 +283,7 @@ def _rows(path: Path, layout: Layout) -> list[_Row]:
         if not sentence or not label.strip():
             text = "\t".join(fields)[:EXCERPT]
             raise wrong_line(
-                path, line, f"{text!r} is no sentence with a tab and a label behind it"
+                path, line, f"{text!r} is not a sentence followed by a tab and a label"
             )
         found.append(_Row(sentence, label.strip(), line))
     return found

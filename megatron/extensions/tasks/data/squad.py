@@ -267,7 +267,7 @@ class SquadDataset:
     in its window, and 0 and 0, those of [CLS], otherwise.
 
     Raises:
-        ConfigError: no token of a context has room beside a question.
+        ConfigError: a question leaves no room for tokens of a context.
         DataError: the tokenizer has no [CLS], [SEP] or [PAD].
         WrongDataError: an answer has no tokens.
 

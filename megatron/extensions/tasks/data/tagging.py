@@ -34,7 +34,7 @@ class TaggedSentence:
 
 
 def labels_file_of(path: Path) -> Path | None:
-    """Return the file of labels beside text_NAME.txt; None for a file of another name."""
+    """Return the file of labels next to text_NAME.txt; None for a file of another name."""
     if path.name.startswith("text_") and path.suffix == ".txt":
         return path.with_name("labels_" + path.name.removeprefix("text_"))
     return None
@@ -46,8 +46,8 @@ def read_sentences(
     """Read sentences with a label for each word.
 
     text_NAME.txt has a sentence on each line, words with spaces between them, and labels_NAME.txt
-    beside it their labels. Any other file has a word on each line, in the first column, its label
-    in the last (IOB, CoNLL), and an empty line behind each sentence.
+    next to it their labels. Any other file has a word on each line, in the first column, its label
+    in the last (IOB, CoNLL), and an empty line after each sentence.
 
     Args:
         labelled: whether labels are needed.

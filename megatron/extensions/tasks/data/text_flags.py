@@ -29,8 +29,7 @@ class TextTaskConfig:
     if they are numbers)."""
 
     num_labels: int | None = setting(None, at_least=2)
-    """How many labels there are (text-classification; default: those of --labels, or of
-    --train-data)."""
+    """Number of labels (text-classification; default: those of --labels, or of --train-data)."""
 
     negative_label: str | None = None
     """Label of sentences without a relation. The score is then the micro-averaged F1 of all other
@@ -70,7 +69,7 @@ class TextTaskConfig:
     (default: BERT's pooler and one layer)."""
 
     head_dropout: float | None = setting(None, at_least=0, below=1, in_weights=False)
-    """Dropout in front of these layers (default: 0.5 of token-classification, 0 of
+    """Dropout before these layers (default: 0.5 of token-classification, 0 of
     question-answering, 0.1 of text-classification)."""
 
     ignore_extra_tokens: bool = False
@@ -241,8 +240,8 @@ def text_task_problems(
             )
     if task == "text-classification" and config.head_dropout is not None and not config.head_layers:
         yield (
-            f"--head-dropout {config.head_dropout} is in front of the layers of --head-layers, which is "
-            "missing; dropout behind BERT's pooler is --hidden-dropout"
+            f"--head-dropout {config.head_dropout} is for the layers of --head-layers, which is "
+            "missing; dropout after BERT's pooler is --hidden-dropout"
         )
     yield from range_problems(config)
     if task == "question-answering" and config.max_query_length + 4 > seq_length:

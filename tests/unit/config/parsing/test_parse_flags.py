@@ -33,7 +33,7 @@ class Options:
     """Go fast."""
 
     safe: bool = True
-    """Be safe."""
+    """Do not be safe."""
 
     style: Literal["round", "square"] = "round"
     """A style."""
@@ -42,7 +42,7 @@ class Options:
     """A colour."""
 
     two_words: bool = setting(True, flag="--without-two-words")
-    """Two words."""
+    """No two words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def test_the_last_word_wins():
         ("--num-things 3 --fast off", "--fast takes no value, not off; leave --fast out$"),
         ("--num-things 3 --rat 4", r"unknown flag --rat; did you mean --rate\?"),
         ("--num-things 3 --xyz=4", "unknown flag --xyz; --help lists all flags"),
-        ("--num-things 3 stray", "stray is a value without a flag"),
+        ("--num-things 3 stray", "unexpected argument stray; write it as --NAME VALUE"),
         ("--things 3 --num-things 3", "^--things: write --num-things instead$"),
     ],
 )
@@ -208,7 +208,7 @@ def test_help_shows_every_flag_with_its_sentence(capsys):
         parse("--help", description="What this does.")
     assert left.value.code == 0
     text = capsys.readouterr().out
-    for words in ("What this does.", "at most 100%", "Turn off: Be safe."):
+    for words in ("What this does.", "at most 100%", "Do not be safe."):
         assert words in text
     with pytest.raises(SystemExit):
         parse("--help-legacy")

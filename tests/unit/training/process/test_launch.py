@@ -164,7 +164,7 @@ def test_the_rank_with_the_cause_speaks_first(action, waits):
     [
         ("raise ConfigError('first', 'second')", "error: first\n  second"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("return 75", "stopped on request before its end: the same command goes on"),
+        ("return 75", "stopped on request before its end: the same command resumes it"),
         ("pass", None),
         ("raise KeyboardInterrupt", None),
     ],
