@@ -111,6 +111,19 @@ def test_every_field_is_read():
     readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING | KEPT_FOR_TRAINING
     read |= {(section.__name__, flag.name) for _, section, flag in all_settings_copied()}
+    # `given_keys` and `plan_storage` read those that own a key of DeepSpeed's JSON.
+    keys = {
+        (each.__name__, f.name)
+        for each in SECTIONS.values()
+        for f in flags_of(each)
+        if f.setting.ds_key
+    }
+    assert {section for section, _ in keys} == {
+        "DeepSpeedConfig",
+        "PrecisionConfig",
+        "RecomputeConfig",
+    }
+    read |= keys
     unread = [
         (section.__name__, field.name)
         for section in ALL_SECTIONS
