@@ -3,22 +3,22 @@
 from collections.abc import Iterator
 
 from megatron.config.checks.start import Start
+from megatron.config.config import Config
 from megatron.config.network.experts import (
     ExpertConfig,
     balancing_of,
     drops_tokens,
-    expert_ranks,
     experts_per_token,
 )
 from megatron.config.network.layer_pattern import experts_of_layers
-from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
+from megatron.config.parallelism.layout import sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
 
 
 def expert_problems(start: Start) -> Iterator[str]:
     """Yield what does not fit together, and what DeepSpeed refuses or gets wrong."""
-    experts, parallel = start.config.experts, start.config.parallel
+    experts = start.config.experts
     wrong = [*_number_problems(experts)]
     try:
         counts = {*experts_of_layers(experts, start.config.model.num_layers)} - {1}
@@ -35,8 +35,8 @@ def expert_problems(start: Start) -> Iterator[str]:
             )
         return
     yield from _routing_problems(experts, min(counts))
-    yield from _layout_problems(experts, parallel, sorted(counts), data=start.replicas)
-    if expert_ranks(experts, tensor=parallel.tensor_model_parallel_size) > 1:
+    yield from _layout_problems(start.config, sorted(counts), data=start.replicas)
+    if start.config.expert_parallel_size > 1:
         yield from _divided_problems(start)
     has_biases = start.config.model.add_bias_linear
     if start.config.optimizer.bitfit and not has_biases and start.zero.stage:
@@ -122,10 +122,8 @@ def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
         )
 
 
-def _layout_problems(
-    experts: ExpertConfig, parallel: ParallelConfig, counts: list[int], *, data: int
-) -> Iterator[str]:
-    size = expert_ranks(experts, tensor=parallel.tensor_model_parallel_size)
+def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterator[str]:
+    experts, parallel, size = config.experts, config.parallel, config.expert_parallel_size
     for count in counts:
         if count % size:
             yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
