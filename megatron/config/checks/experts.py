@@ -124,15 +124,18 @@ def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
 
 def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterator[str]:
     experts, parallel, size = config.experts, config.parallel, config.expert_parallel_size
+    flag = f"--moe-expert-parallel-size {experts.moe_expert_parallel_size}"
+    if experts.moe_expert_parallel_size != size:
+        flag += f" ({size} by --expert-tensor-parallel-size {experts.expert_tensor_parallel_size})"
     for count in counts:
         if count % size:
-            yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
+            yield f"--num-experts {count} is not a multiple of {flag}"
     sequence = sequence_size(parallel)
     if data * sequence % size:
         of_each = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
-            f"--moe-expert-parallel-size {size} does not divide the {data} replicas{of_each}: experts "
-            "are shared by groups of that size; write a size that divides them"
+            f"{flag} does not divide the {data} replicas{of_each}: experts are shared by groups of "
+            "that size; write a size that divides them"
         )
     if uses_ring(parallel):
         yield (
