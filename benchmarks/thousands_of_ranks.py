@@ -371,19 +371,19 @@ def watch(world: World) -> Callable[[], None]:
 
     def act() -> None:
         now = [0.0]
-        looks = Watchdog(FailureFile(str(world.folder)), rank=world.rank)
+        polling = Watchdog(FailureFile(str(world.folder)), rank=world.rank)
         world.counts.clear()
-        looks.follows_peers = True
+        polling.follows_peers = True
         with patch.object(watchdog.time, "monotonic", lambda: now[0]):
-            looks.arm(Hangs(600.0, world.folder / "hang", world.size))
+            polling.arm(Hangs(600.0, world.folder / "hang", world.size))
 
             def pass_time(seconds: float) -> None:
                 now[0] += seconds
                 if now[0] > 3600:
-                    looks._ended.set()
+                    polling._ended.set()
 
-            with patch.object(looks, "_receive", pass_time):
-                looks._look()
+            with patch.object(polling, "_receive", pass_time):
+                polling._poll()
         world.counts["files"] = math.ceil(world.counts["files"] / 60)
 
     return act
@@ -399,8 +399,8 @@ def stop(world: World) -> Callable[[], None]:
 
     def act() -> None:
         any_rank([False] * 4)
-        looks = Watchdog(FailureFile(str(world.folder)), rank=world.rank)
-        with patch.object(watchdog, "_LOOK_S", 0.01):
+        polling = Watchdog(FailureFile(str(world.folder)), rank=world.rank)
+        with patch.object(watchdog, "_POLL_S", 0.01):
             (line,) = looks._groups_of_ranks(Hangs(1.0, folder, world.size))
         assert line.startswith(f"{world.size} ranks")
 

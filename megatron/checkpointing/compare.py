@@ -185,7 +185,7 @@ def _sample_order_problems(
 def _schedule_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     skip: tuple[str, ...] = ("on_resume",)
     if then["schedule"]["style"] == now["schedule"]["style"] == "constant":
-        skip += ("decay", "floor")
+        skip += ("decay", "floor", "embedding_floor")
     return [*_differences(then, now, "schedule", skip=skip)]
 
 

@@ -24,7 +24,7 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
-from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.experts import ExpertConfig, expert_ranks
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
@@ -87,6 +87,11 @@ class Config:
     plugins: PluginConfig = field(default_factory=PluginConfig)
     extensions: dict[str, Any] = field(default_factory=dict)
     """The sections of extensions by name, and of plugins by the name of their class."""
+
+    @property
+    def expert_parallel_size(self) -> int:
+        """Ranks of data and sequence parallelism that share a layer's experts, in this layout."""
+        return expert_ranks(self.experts, tensor=self.parallel.tensor_model_parallel_size)
 
     def section(self, kind: type[Section]) -> Section:
         """Return the section of an extension; its defaults for a run without that extension."""

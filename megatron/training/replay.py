@@ -104,7 +104,7 @@ def replay(
         )
     lines = list(comparison(read_step(record).step, last.step))
     log.info("step %d of attempt %d, repeated:\n%s", number, record["attempt"], "\n".join(lines))
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and not plan.data.is_random:  # random tokens are of no document
         log.info("%s", "\n".join(_samples(record, plan, samples, tokenizer)))
     if any(line.endswith(_DIFFERENT) for line in lines):
         raise TrainingError(

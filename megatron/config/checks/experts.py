@@ -3,22 +3,22 @@
 from collections.abc import Iterator
 
 from megatron.config.checks.start import Start
+from megatron.config.config import Config
 from megatron.config.network.experts import (
     ExpertConfig,
     balancing_of,
     drops_tokens,
-    expert_ranks,
     experts_per_token,
 )
 from megatron.config.network.layer_pattern import experts_of_layers
-from megatron.config.parallelism.layout import ParallelConfig, sequence_size, uses_ring
+from megatron.config.parallelism.layout import sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
 
 
 def expert_problems(start: Start) -> Iterator[str]:
     """Yield what does not fit together, and what DeepSpeed refuses or gets wrong."""
-    experts, parallel = start.config.experts, start.config.parallel
+    experts = start.config.experts
     wrong = [*_number_problems(experts)]
     try:
         counts = {*experts_of_layers(experts, start.config.model.num_layers)} - {1}
@@ -35,8 +35,8 @@ def expert_problems(start: Start) -> Iterator[str]:
             )
         return
     yield from _routing_problems(experts, min(counts))
-    yield from _layout_problems(experts, parallel, sorted(counts), data=start.replicas)
-    if expert_ranks(experts, tensor=parallel.tensor_model_parallel_size) > 1:
+    yield from _layout_problems(start.config, sorted(counts), data=start.replicas)
+    if start.config.expert_parallel_size > 1:
         yield from _divided_problems(start)
     has_biases = start.config.model.add_bias_linear
     if start.config.optimizer.bitfit and not has_biases and start.zero.stage:
@@ -122,19 +122,20 @@ def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
         )
 
 
-def _layout_problems(
-    experts: ExpertConfig, parallel: ParallelConfig, counts: list[int], *, data: int
-) -> Iterator[str]:
-    size = expert_ranks(experts, tensor=parallel.tensor_model_parallel_size)
+def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterator[str]:
+    experts, parallel, size = config.experts, config.parallel, config.expert_parallel_size
+    flag = f"--moe-expert-parallel-size {experts.moe_expert_parallel_size}"
+    if experts.moe_expert_parallel_size != size:
+        flag += f" ({size} by --expert-tensor-parallel-size {experts.expert_tensor_parallel_size})"
     for count in counts:
         if count % size:
-            yield f"--num-experts {count} is not a multiple of --moe-expert-parallel-size {size}"
+            yield f"--num-experts {count} is not a multiple of {flag}"
     sequence = sequence_size(parallel)
     if data * sequence % size:
         of_each = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
-            f"--moe-expert-parallel-size {size} does not divide the {data} replicas{of_each}: experts "
-            "are shared by groups of that size; write a size that divides them"
+            f"{flag} does not divide the {data} replicas{of_each}: experts are shared by groups of "
+            "that size; write a size that divides them"
         )
     if uses_ring(parallel):
         yield (

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from megatron.config.checks.start import Start
-from megatron.config.network.experts import expert_ranks
 from megatron.config.parallelism.layout import replica_size, replicas_with_all_experts
 from megatron.config.plugins import hooks_of_sections
 from megatron.config.run.checkpoint import checkpoint_problems
@@ -39,9 +38,7 @@ def _slow_rank_problems(start: Start) -> Iterator[str]:
     if start.config.logging.slow_rank_factor is None:
         return
     replicas = start.world_size // replica_size(parallel)
-    expert = expert_ranks(
-        start.config.experts, tensor=start.config.parallel.tensor_model_parallel_size
-    )
+    expert = start.config.expert_parallel_size
     if start.zero.given_stage == 3:
         yield (
             "--slow-rank-factor cannot find slow ranks at ZeRO stage 3, where each layer waits "

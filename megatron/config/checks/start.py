@@ -7,7 +7,6 @@ from typing import Any
 from megatron.common.registry import OPTIMIZERS, SCHEDULES
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.network.experts import expert_ranks
 from megatron.config.network_contract import Network, network_in
 from megatron.config.objectives import Declaration, declaration_of
 from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
@@ -76,9 +75,7 @@ class Start:
     def replicas(self) -> int:
         """Replicas; of a wrong number of processes the least that is possible."""
         replicas, left_over = divmod(self.world_size, replica_size(self.config.parallel))
-        expert = expert_ranks(
-            self.config.experts, tensor=self.config.parallel.tensor_model_parallel_size
-        )
+        expert = self.config.expert_parallel_size
         least = replicas_with_all_experts(self.config.parallel, expert) if left_over else replicas
         return max(1, least)
 

@@ -96,9 +96,16 @@ SHARDING_FLAGS = (
         gtp-remat-opt-in-modules gtp-remat-reduce-scatter-with-fp32-accumulation""",
     ),
     *read_as(
-        "megatron-fsdp-main-params-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-grad-comm-dtype",
-        "master weights and sums of gradients have 32 bits; leave this flag out",
+        "megatron-fsdp-main-params-dtype",
+        "master weights have 32 bits; leave this flag out",
         fp32="",
+        auto="",
+    ),
+    *read_as(
+        "megatron-fsdp-main-grads-dtype megatron-fsdp-grad-comm-dtype",
+        "gradients are added up and reduced in 32 bits, in fp16 too where this is fp32; write fp32, "
+        "or leave this flag out",
+        fp32="--accumulate-allreduce-grads-in-fp32",
         auto="",
     ),
 )

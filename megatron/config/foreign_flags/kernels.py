@@ -55,8 +55,12 @@ PRECISION_FLAGS = (
         "the optimizer keeps 32 bits unless a flag of its states says otherwise",
         "use-precision-aware-optimizer",
     ),
+    *read_as("main-params-dtype exp-avg-dtype exp-avg-sq-dtype", _32_BITS, fp32=""),
     *read_as(
-        "main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype", _32_BITS, fp32=""
+        "main-grads-dtype",
+        "gradients are added up in 32 bits, in fp16 too where this is fp32; write fp32, or leave this "
+        "flag out",
+        fp32="--accumulate-allreduce-grads-in-fp32",
     ),
     *read_as(
         "output-logit-dtype",

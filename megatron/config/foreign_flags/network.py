@@ -116,7 +116,9 @@ EXPERT_LEGACY = (
     Legacy("--moe-shared-expert-overlap", "shared experts are computed after the others"),
     Legacy("--moe-per-layer-logging", "the log has the sums of all layers, and of loads the worst"),
     Legacy("--use-tutel", _GROUPED),
-    Legacy("--moe-router-dtype", "the router computes in 32 bits in every run", takes=1),
+    Legacy(
+        "--moe-router-dtype", "the router computes in 32 bits, also where this is fp64", takes=1
+    ),
     Legacy(
         "--moe-pad-expert-input-to-capacity",
         "the inputs of experts are as long as the tokens that they get; padding changes no result",

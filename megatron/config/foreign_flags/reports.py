@@ -59,6 +59,11 @@ REPORT_FLAGS = (
 )
 
 INFERENCE_FLAGS = (
+    *refused(
+        "kernels whose results for a token do not depend on the batch around it are not built; leave "
+        "this flag out: a run repeats bit for bit with the same command and layout",
+        "batch-invariant-mode batch-invariant-backend",
+    ),
     *accepted(
         "it steers Megatron-LM's inference engine, and training has none; generation has the flags "
         "of tools/run_text_generation_server.py",
@@ -86,7 +91,7 @@ INFERENCE_FLAGS = (
         inference-coordinator-port mamba-inference-conv-states-dtype
         mamba-inference-ssm-states-dtype inference-use-synchronous-zmq-collectives
         inference-disable-ep-consensus inference-shards inference-cuda-graph-scope flash-decode
-        batch-invariant-mode batch-invariant-backend symmetric-ar-type
+        symmetric-ar-type
         nccl-all-reduce-for-prefill inference-fuse-tp-communication
         inference-disable-triton-nvls-kernels inference-grouped-gemm-backend
         inference-moe-disable-fused-quant-kernels inference-moe-token-dispatcher-type

@@ -24,11 +24,11 @@ class ScheduleConfig:
     min_lr: float = setting(0.0, plan="schedule.floor")
     """Minimum learning rate after the warm-up."""
 
-    decoupled_lr: float | None = setting(None, above=0)
+    decoupled_lr: float | None = setting(None, above=0, plan="schedule.embedding_peak")
     """Peak learning rate of the token embedding and the output layer alone; warm-up and decay are those
     of --lr (default: --lr)."""
 
-    decoupled_min_lr: float | None = setting(None, at_least=0)
+    decoupled_min_lr: float | None = setting(None, at_least=0, plan="schedule.embedding_floor")
     """With --decoupled-lr: its least learning rate after the warm-up (default: --min-lr)."""
 
     lr_decay_style: str = setting("linear", names=SCHEDULES, plan="schedule.style")

@@ -52,7 +52,7 @@ class OptimizerConfig:
     """Schedule of the weight decay from --start-weight-decay to --end-weight-decay."""
 
     apply_wd_to_qk_layernorm: bool = setting(False, plan="optimizer.decays_qk_norms")
-    """Decay the weights of the norms of queries and keys (--qk-layernorm) too."""
+    """Decay the weights and biases of the norms of queries and keys (--qk-layernorm) too."""
 
     clip_grad: float = setting(1.0, at_least=0)
     """Gradient clipping: maximum global norm; 0 turns clipping off."""

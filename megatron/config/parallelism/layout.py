@@ -302,8 +302,12 @@ _BOTH = "a2a+p2p"
 
 def _communication(parallel: ParallelConfig) -> str:
     """Return what all layers have of --cp-comm-type, which may name the type of each."""
-    first = (parallel.cp_comm_type or [RING])[0]
-    return RING if first == _BOTH else first
+    return _same_attention((parallel.cp_comm_type or [RING])[0])
+
+
+def _same_attention(kind: str) -> str:
+    """Return the type that is run for one of Megatron-LM's."""
+    return RING if kind == _BOTH else kind
 
 
 def context_problems(parallel: ParallelConfig) -> Iterator[str]:
@@ -318,7 +322,7 @@ def context_problems(parallel: ParallelConfig) -> Iterator[str]:
         }
         why = f" ({reasons[others[0]]})" if others[0] in reasons else ""
         yield f"{words}: {others[0]} is not supported{why}; write {RING} or {ULYSSES}"
-    elif len({*types}) > 1:
+    elif len({*map(_same_attention, types)}) > 1:
         yield f"{words}: all layers communicate alike; write {RING} or {ULYSSES}"
     if parallel.context_parallel_size > 1 and parallel.ds_sequence_parallel_size > 1:
         yield (

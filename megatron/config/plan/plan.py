@@ -12,7 +12,7 @@ from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.data.tokenizer import vocab_problems
 from megatron.config.model_plan import plan_model
-from megatron.config.network.experts import ExpertPlan, expert_ranks, plan_experts
+from megatron.config.network.experts import ExpertPlan, plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec, flat
@@ -116,7 +116,7 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         world_size=start.world_size,
         zero_stage=start.zero.stage,
         num_layers=start.num_layers,
-        expert=expert_ranks(config.experts, tensor=config.parallel.tensor_model_parallel_size),
+        expert=config.expert_parallel_size,
     )
     evaluation = plan_evaluation(config.evaluation)
     model = plan_model(

@@ -13,7 +13,6 @@ from megatron.config.data.corpora import DataPlan, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
-from megatron.config.network.experts import expert_ranks
 from megatron.config.objectives import declaration_of, objective_problems, plan_objective
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.training import TrainingPlan
@@ -25,8 +24,7 @@ from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, 
 def fewest_processes(config: Config) -> int:
     """Return the least number of processes in which every flag of `config` has a meaning."""
     compared = 2 if config.logging.slow_rank_factor else 1
-    expert = expert_ranks(config.experts, tensor=config.parallel.tensor_model_parallel_size)
-    replicas = replicas_with_all_experts(config.parallel, expert)
+    replicas = replicas_with_all_experts(config.parallel, config.expert_parallel_size)
     return replica_size(config.parallel) * replicas * compared
 
 

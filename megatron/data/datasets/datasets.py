@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megatron.common.errors import DataError
+from megatron.common.errors import ConfigError, DataError
 from megatron.common.registry import DATASETS, KINDS, imported
 from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan, suffixes_of
 from megatron.config.data.masks import MaskPlan
@@ -40,9 +40,14 @@ def build_datasets(
         view: put over each data set; default: none.
 
     Raises:
+        ConfigError: the samples of the run are random tokens.
         DataError: files are missing or damaged, have less than one sample in a range for training
             that is not empty, or hold nothing to train on.
     """
+    if plan.is_random:
+        raise ConfigError(
+            "the samples of this run are random tokens (--mock-data): there are no documents to read"
+        )
     builder = _Builder(plan, seq_length=seq_length, seed=seed, view=view)
     train = builder.build(plan.train, "train")
     if train is None:

@@ -113,10 +113,11 @@ OBJECTIVES.declare(
         script="pretrain_retro.py",
         network="retro",
         view="megatron.extensions.retro.data.view_of_neighbors",
+        weighs_tokens=True,
         baseline="gpt",
     ),
 )
-_INSTRUCT = InstructDeclaration(script="tools/retro/sft/sft_retro.py")
+_INSTRUCT = InstructDeclaration(script="tools/retro/sft/sft_retro.py", weighs_tokens=True)
 OBJECTIVES.declare("instruct", "megatron.extensions.retro.objective_instruct", _INSTRUCT)
 OBJECTIVES.declare(
     "instruct-retro",

@@ -7,11 +7,11 @@ import pytest
 import torch
 from plain_retro import PlainRetro
 from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
-from tiny import tiny_spec, with_changes
+from tiny import tiny_plan, tiny_spec, with_changes
 from torch.testing import assert_close
 
 from megatron.extensions.retro.layers import retro_layers
-from megatron.extensions.retro.objective import RETRO_FIELDS
+from megatron.extensions.retro.objective import RETRO_FIELDS, Retro
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
@@ -162,6 +162,22 @@ def test_logits_and_loss_are_the_golden_ones(form, group):
     found = torch.stack([got[0, 0, :4], got[0, 3, :4], got[1, 15, :4]])
     assert_close(found, torch.tensor(logits, dtype=torch.float64), rtol=0, atol=1e-6)
     assert loss_of(got, batch).item() == pytest.approx(loss, abs=1e-8)
+
+
+def test_a_token_weighs_the_same_in_each_micro_batch(group):
+    model, batch = golden_model(SPEC, group), golden_batch()
+    mask = torch.ones(batch["labels"].shape)
+    mask[1, 3:] = 0
+    batch["loss_mask"] = mask
+    loss = Retro().loss(
+        tiny_plan("--num-layers", "9", "--retro-chunk-length", "3", objective="retro").objective
+    )(group, mean_count=lambda: mask.sum() / 2)
+    halves = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(2)]
+    found = sum(loss(model(half), half) for half in halves) / 2
+    of_token = torch.nn.functional.cross_entropy(
+        model(batch).transpose(1, 2), batch["labels"], reduction="none"
+    )
+    assert found.item() == pytest.approx(((of_token * mask).sum() / mask.sum()).item())
 
 
 def test_gradients_are_the_golden_ones(group):

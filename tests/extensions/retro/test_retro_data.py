@@ -255,7 +255,7 @@ def test_without_h5py_the_message_names_the_package(tmp_path, monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(hdf5_files, "import_module", missing)
-    with pytest.raises(DataError, match="need the package h5py"):
+    with pytest.raises(ConfigError, match="pip install h5py"):
         hdf5_files.read_array(tmp_path / "file.hdf5", "chunks")
 
 

@@ -136,3 +136,16 @@ def test_another_project_is_reported_by_its_fields():
     now["objective"]["own"]["project_dir"] = "b"
     (found,) = other_changes(then, now)
     assert (found.name, found.then, found.now) == ("--retro-project-dir", "", "b")
+
+
+@pytest.mark.parametrize(
+    ("objective", "flags"),
+    [
+        ("retro", LAYERS),
+        ("instruct", ("--data-folder", "questions")),
+        ("instruct-retro", ("--data-folder", "questions", "--num-layers", "6")),
+    ],
+)
+def test_tokens_may_weigh_the_same_in_a_global_batch(objective, flags):
+    plan = tiny_plan(*flags, "--calculate-per-token-loss", objective=objective)
+    assert plan.masks.per_token_loss

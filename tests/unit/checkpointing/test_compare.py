@@ -78,6 +78,19 @@ def test_a_longer_run_has_another_learning_rate_unless_it_is_constant():
     require_same(saved(*constant), saved(*constant, *longer), "f", with_schedule=True)
 
 
+def test_another_rate_of_embeddings_is_named_by_its_flags():
+    constant = ["--lr-decay-style", "constant", "--decoupled-lr", "0.2"]
+    lower = ["--min-lr", "0.01"]
+    require_same(saved(*constant), saved(*constant, *lower), "f", with_schedule=True)
+    rates = ["--decoupled-lr", "0.3", "--decoupled-min-lr", "0.1"]
+    with pytest.raises(CheckpointError) as caught:
+        require_same(saved(), saved(*rates), "f", with_schedule=True)
+    assert [line.split() for line in str(caught.value).splitlines()[2:]] == [
+        ["--decoupled-min-lr", "0.0", "0.1"],
+        ["--decoupled-lr", "0.0", "0.3"],
+    ]
+
+
 CORE = ("--sample-order", "megatron-core")
 
 

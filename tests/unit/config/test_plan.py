@@ -285,3 +285,31 @@ def test_tokenizer_arguments():
     files = {"vocab_file": "v", "merge_file": "m", "tokenizer_name_or_path": None}
     assert tokenizer_arguments(printed) == {"tokenizer_type": None, **files}
     assert gpt_tokenizer_arguments(printed) == {"tokenizer_type": "GPT2BPETokenizer", **files}
+
+
+@pytest.mark.parametrize(
+    ("line", "world_size", "notice"),
+    [
+        (
+            "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1 --num-experts 4 "
+            "--expert-model-parallel-size 4 --global-batch-size 8",
+            8,
+            "--expert-tensor-parallel-size 1: experts are divided over all 2 tensor-parallel ranks; "
+            "--moe-expert-parallel-size 4 is read as 2",
+        ),
+        (
+            "--decoupled-lr 0.1 --lora-rank 2",
+            1,
+            "--decoupled-lr has no effect with --lora-rank: no embedding is trained",
+        ),
+        (
+            "--apply-wd-to-qk-layernorm",
+            1,
+            "--apply-wd-to-qk-layernorm has no effect without --qk-layernorm",
+        ),
+    ],
+)
+def test_what_a_flag_does_not_do_beside_others_is_a_notice(line, world_size, notice):
+    assert notice in tiny_plan(*line.split(), world_size=world_size).notices
+    more = ("--qk-layernorm", "--expert-tensor-parallel-size", "2", "--lora-rank", "0")
+    assert notice not in tiny_plan(*line.split(), *more, world_size=world_size).notices

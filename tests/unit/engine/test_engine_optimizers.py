@@ -54,3 +54,11 @@ def test_one_that_cannot_be_compiled_names_the_other(monkeypatch):
     plan = tiny_plan("--cpu-optimizer").optimizer
     with pytest.raises(ConfigError, match=r"\(no compiler\); write --optimizer-impl torch, or"):
         engine_optimizer(nn.Linear(3, 2), plan, 0.3, tensor_group=None)
+
+
+def test_the_embedding_alone_takes_its_learning_rate(build):
+    engine = build("--decoupled-lr", "0.5")
+    engine.set_lr(0.1)
+    engine.set_embedding_lr(0.3)
+    rates = {bool(g.get("embedding")): g["lr"] for g in engine._engine.optimizer.param_groups}
+    assert rates == {False: 0.1, True: 0.3}

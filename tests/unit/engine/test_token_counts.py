@@ -52,11 +52,3 @@ def test_no_more_is_read_than_a_step_takes(alone, uneven):
 def test_tokens_are_counted_before_the_loss_is_computed(alone):
     with pytest.raises(ValueError, match="while its batches are read"):
         TokenCounts(alone.data_and_sequence).mean()
-
-
-def test_the_embedding_alone_takes_its_learning_rate(build):
-    engine = build("--decoupled-lr", "0.5")
-    engine.set_lr(0.1)
-    engine.set_embedding_lr(0.3)
-    rates = {bool(g.get("embedding")): g["lr"] for g in engine._engine.optimizer.param_groups}
-    assert rates == {False: 0.1, True: 0.3}

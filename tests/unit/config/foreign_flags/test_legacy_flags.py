@@ -101,3 +101,12 @@ def test_the_last_of_two_flags_counts_whichever_system_it_is_of():
     assert later.kernels.attention_impl == "sdpa"
     later, _ = parse_config(tiny_argv("--attention-impl", "sdpa", "--attention-backend", "flash"))
     assert later.kernels.attention_impl == "flash"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--main-grads-dtype", "--megatron-fsdp-main-grads-dtype", "--megatron-fsdp-grad-comm-dtype"],
+)
+def test_gradients_in_32_bits_are_so_in_fp16(flag):
+    precision = parse_config(tiny_argv("--fp16", flag, "fp32"))[0].precision
+    assert precision.accumulate_allreduce_grads_in_fp32

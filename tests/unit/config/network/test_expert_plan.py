@@ -90,6 +90,12 @@ def test_flags_of_both_systems_mean_the_same():
         ("--num-experts 4 --topk 2 --noisy-gate-policy RSample", "write Jitter, or --topk 1"),
         ("--num-experts 3 --moe-expert-parallel-size 2", "3 is not a multiple of"),
         ("--num-experts 6 --moe-expert-parallel-size 3", "3 does not divide the 2 replicas"),
+        (
+            "--num-experts 3 --expert-model-parallel-size 4 --tensor-model-parallel-size 2 "
+            "--expert-tensor-parallel-size 1",
+            "3 is not a multiple of --moe-expert-parallel-size 4 (2 by "
+            "--expert-tensor-parallel-size 1)",
+        ),
         ("--moe-expert-parallel-size 2", "needs layers with experts: give --num-experts"),
         (
             "--num-experts 4 --moe-expert-parallel-size 2 --zero-stage 3",

@@ -48,6 +48,11 @@ def test_context_parallelism_is_a_ring_or_ulysses():
     assert not other.ring
 
 
+@pytest.mark.parametrize("types", ["p2p a2a+p2p", "a2a+p2p p2p", "a2a+p2p a2a+p2p"])
+def test_layers_that_mix_both_forms_of_a_ring_communicate_alike(types):
+    assert plan_of(f"{CONTEXT} --cp-comm-type {types}", 4).parallel.ring
+
+
 def test_samples_are_padded_with_a_notice():
     (notice,) = (n for n in plan_of(CONTEXT, 2).notices if "padded" in n)
     assert "--seq-length 6 are padded to 8 positions" in notice

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import tiny_plan
 
-from megatron.common.errors import DataError
+from megatron.common.errors import ConfigError, DataError
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
@@ -197,3 +197,9 @@ def test_the_older_format_gives_the_same_samples(tmp_path):
         assert found.origin(3).pieces == complete.origin(3).pieces
     with pytest.raises(DataError, match="is not an index of --dataset-impl mmap"):
         build("--data-path", older, "--data-impl", "mmap")
+
+
+def test_random_tokens_are_of_no_document():
+    plan = tiny_plan("--mock-data", without=("--data-path",))
+    with pytest.raises(ConfigError, match=r"random tokens \(--mock-data\): there are no documents"):
+        build_datasets(plan.data, seq_length=6, seed=1)

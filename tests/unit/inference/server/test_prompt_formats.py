@@ -1,6 +1,5 @@
 """Where the server and the harness find chat templates, and the tokens of fill-in-the-middle."""
 
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -13,18 +12,18 @@ from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.tokenizer import Vocabulary
 
 
-def source_of(*flags, data=None):
-    config = tiny_config(*flags)
-    objective = asdict(tiny_objective("gpt", *flags))
-    manifest = SimpleNamespace(plan={"objective": objective, "data": data or {}})
-    return SimpleNamespace(config=config, manifest=manifest)
+def source_of(*flags, template=""):
+    objective = tiny_objective("gpt", *flags)
+    data = SimpleNamespace(chat_template=template)
+    manifest = SimpleNamespace(objective=objective, data=data)
+    return SimpleNamespace(config=tiny_config(*flags), manifest=manifest)
 
 
 def test_a_template_is_the_files_then_the_checkpoints_then_the_tokenizers(tmp_path):
     folder = write_tokenizer(tmp_path)
     tokenizer = PretrainedFromHF(folder)
     flags = ["--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", str(folder)]
-    recorded = {"chat_template": "recorded {{ messages[0].content }} {{ eos_token }}"}
+    recorded = "recorded {{ messages[0].content }} {{ eos_token }}"
     file = tmp_path / "own.jinja"
     file.write_text("own {{ messages[0].content }}")
     request = [{"role": "user", "content": "a"}]
@@ -32,9 +31,9 @@ def test_a_template_is_the_files_then_the_checkpoints_then_the_tokenizers(tmp_pa
     assert of_tokenizer.source == TEMPLATE
     megatrons = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
     assert chat_prompts_of(source_of(*megatrons), tokenizer, None).source == TEMPLATE
-    of_checkpoint = chat_prompts_of(source_of(*flags, data=recorded), tokenizer, None)
+    of_checkpoint = chat_prompts_of(source_of(*flags, template=recorded), tokenizer, None)
     assert of_checkpoint.text(request) == "recorded a <|endoftext|>"
-    of_file = chat_prompts_of(source_of(*flags, data=recorded), tokenizer, str(file))
+    of_file = chat_prompts_of(source_of(*flags, template=recorded), tokenizer, str(file))
     assert of_file.text(request) == "own a"
     assert chat_prompts_of(source_of(), Bytes(), None) is None
 
