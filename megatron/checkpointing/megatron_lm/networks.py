@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from megatron.checkpointing.megatron_lm.distributed_files import Weight
 from megatron.common.registry import NETWORKS, imported
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.architecture import network_named
@@ -28,7 +27,7 @@ class Form:
         return False
 
     def values(
-        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+        self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
         """Return its settings beside those of a GPT.
 
