@@ -54,6 +54,7 @@ class Conversion:
         heads: attention heads, if given by the user.
         architecture: that the user expects of the network; None for any.
         task: of its head, where the files do not name it.
+        distributed: whether Megatron-LM's files are those of torch_dist.
     """
 
     source: Path
@@ -66,6 +67,7 @@ class Conversion:
     heads: int | None = None
     architecture: str | None = "gpt"
     task: str | None = None
+    distributed: bool = False
 
 
 def find(
@@ -142,7 +144,11 @@ def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterat
             pipeline=conversion.pipeline,
             flags=conversion.flags,
             for_release=False,
+            distributed=conversion.distributed,
         )
+        if conversion.distributed:
+            yield f"{written} holds the weights of {conversion.source} for any ranks (torch_dist)"
+            return
         yield f"{written} holds the weights of {conversion.source} for {conversion.tensor} x {conversion.pipeline} ranks"
         return
     if (conversion.tensor, conversion.pipeline) != (1, 1):

@@ -136,6 +136,10 @@ class ConversionConfig:
     saver: Literal["own", "megatron"] | None = None
     """Format to write (default: megatron for mp_rank files of Megatron-LM, else own)."""
 
+    ckpt_format: Literal["torch", "torch_dist"] = "torch"
+    """Format of Megatron-LM's files: mp_rank files for given ranks (torch), or distributed ones that
+    any ranks load (torch_dist), of a GPT without experts."""
+
     target_tensor_parallel_size: int | None = None
     """Tensor-parallel ranks that Megatron-LM's files are written for (default: 1). Our own files
     are written for any."""

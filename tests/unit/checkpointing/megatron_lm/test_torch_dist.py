@@ -18,10 +18,12 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import find
+from megatron.checkpointing.megatron_lm.distributed_files import read_stored
 from megatron.checkpointing.parameter_names import ParameterNames
+from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
-from megatron.common.errors import CheckpointError
+from megatron.common.errors import CheckpointError, ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FILES = REPOSITORY / "tests/foreign"
@@ -295,3 +297,41 @@ def test_other_formats_are_refused_with_what_to_do(folder, text):
     kind = "zarr" if text and "zarr" in text else "unknown"
     with pytest.raises(CheckpointError, match=f"is {kind} .*save it with --ckpt-format torch_dist"):
         find(folder, None)
+
+
+@pytest.mark.parametrize("network", ["gpt", "llama"])
+def test_written_files_hold_what_megatron_core_wrote(network, group, tmp_path):
+    source = unpack(network, tmp_path)
+    size = ["--true-vocab-size", VOCAB]
+    own = convert(network, source, tmp_path / "own", *size)
+    words = ["--saver", "megatron", "--ckpt-format", "torch_dist"]
+    written = convert(network, own, tmp_path / "written", *words) / "iter_0000007"
+    before, after = read_stored(source / "iter_0000007"), read_stored(written)
+    assert set(after.tensors) == set(before.tensors)
+    for name, tensor in before.tensors.items():
+        found, wanted = after.tensors[name].load(), tensor.load()
+        if "word_embeddings" in name or "output_layer" in name:
+            found, wanted = found[:VOCAB], wanted[:VOCAB]  # the padding is written anew
+        assert torch.equal(found, wanted), name
+    assert set(after.objects) == {*before.objects, "common_state/shard_0_1"}
+    for name, piece in before.objects.items():
+        assert after.objects[name].read() == piece.read() == [None]
+    for name in ("metadata.json", "common.pt"):
+        assert (written / name).is_file()
+    again = convert(network, tmp_path / "written", tmp_path / "again", *size)
+    assert digest(again / "global_step7") == digest(own / "global_step7")
+    (written / "common.pt").unlink()
+    assert find(written, None).state["iteration"] == 7
+
+
+def digest(folder):
+    whole = read_checkpoint(folder, read_manifest(folder), optimizer=False)
+    return digest_of(digests(whole, VOCAB))
+
+
+def test_networks_without_a_form_in_distributed_files_are_refused(group, tmp_path):
+    own = convert("t5", unpack("t5", tmp_path), tmp_path / "own", "--true-vocab-size", VOCAB)
+    words = ["--saver", "megatron", "--ckpt-format", "torch_dist"]
+    with pytest.raises(ConfigError, match="t5 is not written .*: write --ckpt-format torch"):
+        convert("t5", own, tmp_path / "written", *words)
+    assert not (tmp_path / "written").exists()
