@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -22,6 +24,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from megatron.checkpointing.megatron_lm.torch_dist import COMMON, COMMON_OBJECT, KIND
 from megatron.checkpointing.writer import write_state
@@ -64,19 +67,19 @@ def write_distributed(folder: Path, common: Mapping[str, Any], tensors: Iterable
     """
     write_state(dict(common), folder / COMMON)
     try:
-        torch_checkpoint.save(
+        save(
             {},
-            storage_writer=torch_checkpoint.FileSystemWriter(folder),
+            storage_writer=FileSystemWriter(folder),
             planner=_Planner(common, [*tensors]),
             no_dist=True,
         )
-    except torch_checkpoint.CheckpointException as error:
+    except CheckpointException as error:
         cause = next((each for each, _ in error.failures.values()), error)
         raise CheckpointError(f"{folder} cannot be written: {cause}") from error
     replace_text(folder / KIND, json.dumps(_VERSIONS), has_one_writer=True)
 
 
-class _Planner(torch_checkpoint.DefaultSavePlanner):
+class _Planner(DefaultSavePlanner):
     """Plan of chunks whose tensors are loaded when they are written."""
 
     def __init__(self, common: Mapping[str, Any], tensors: Sequence[Written]):
