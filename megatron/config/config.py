@@ -234,11 +234,13 @@ def _parsed(
     description: str = "",
     legacy: Sequence[Legacy] = (),
 ) -> Parsed:
+    tool = sections.get("own")  # whose flags take precedence over those of other systems
+    own = {option for flag in (flags_of(tool) if tool else ()) for option in flag.options}
     return parse_sections(
         words,
         sections,
         description=description,
-        legacy=[*LEGACY, *legacy],
+        legacy=[each for each in (*LEGACY, *legacy) if each.option not in own],
         answers=TRAINER_NAMES,
         defaults=defaults,
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
-from megatron.checkpointing.megatron_lm.detect import TORCH_DIST, system_of, title_of
+from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
@@ -28,7 +28,6 @@ from megatron.extensions.tasks.network import Classifier
 
 _COMMANDS = {
     "hugging_face": ("tools/convert_checkpoint/from_hf.py --load {path} --save NEW",),
-    "torch_dist": (f"not read yet: {TORCH_DIST}",),
     "universal": ("no command: load it with the program that wrote it, and save it with layers",),
     "deepspeed": ("no command: only runs with a pipeline of stages leave files for each layer",),
 }

@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
             pipeline=own.target_pipeline_parallel_size or 1,
             flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
             heads=parsed.config.model.num_attention_heads or None,
+            distributed=own.ckpt_format == "torch_dist",
             architecture=architectures()[own.model_type],
         )
         for line in convert(conversion, lambda found: parse(found).config):

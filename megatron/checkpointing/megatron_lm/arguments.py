@@ -30,13 +30,30 @@ _TOKENIZERS = {
     "BertWordPieceCase": ("vocab_file",),
 }
 _TOKENIZER_ARGUMENTS = {name for names in _TOKENIZERS.values() for name in names}
+_OF_EXPERTS = {
+    **{
+        name: name
+        for name in (
+            *("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
+            *("moe_shared_expert_gate", "moe_router_score_function", "moe_router_pre_softmax"),
+            *("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk"),
+            *("moe_router_enable_expert_bias", "moe_router_bias_update_rate"),
+            *("moe_expert_capacity_factor", "moe_z_loss_coeff", "moe_input_jitter_eps"),
+        )
+    },
+    "moe_router_topk": "topk",
+    "moe_aux_loss_coeff": "moe_loss_coeff",
+}
+"""Our settings of experts by the argument."""
+_BALANCING = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
 
 
-def values_of(saved: Any) -> Values:
+def values_of(saved: Any, *, holds_experts: bool = False) -> Values:
     """Return our settings of the network and the tokenizer of `saved`.
 
     Args:
         saved: the argument namespace; None in files without one.
+        holds_experts: whether layers with experts are read from its files.
 
     Raises:
         CheckpointError: no flag expresses a part of the network.
@@ -44,9 +61,24 @@ def values_of(saved: Any) -> Values:
     if saved is None:
         return {}
     arguments = vars(saved)
-    if problems := list(_unknown_parts(arguments)):
+    if problems := list(_unknown_parts(arguments, holds_experts=holds_experts)):
         raise CheckpointError("; ".join(problems))
-    return dict(_values(arguments))
+    experts = _expert_values(arguments) if holds_experts and arguments.get("num_experts") else ()
+    return dict([*_values(arguments), *experts])
+
+
+def _expert_values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of layers with experts."""
+    yield "num_experts", [int(arguments["num_experts"])]
+    yield "moe_layer_freq", str(arguments.get("moe_layer_freq", 1)).replace(" ", "")
+    yield "moe_grouped_gemm", True  # the defaults of Megatron-LM
+    for theirs, own in _OF_EXPERTS.items():
+        if (value := arguments.get(theirs)) is not None:
+            yield own, value
+    balancing = arguments.get("moe_router_load_balancing_type", "aux_loss")
+    if balancing not in _BALANCING:
+        raise CheckpointError(f"no flag expresses moe_router_load_balancing_type {balancing}")
+    yield "moe_router_load_balancing_type", balancing
 
 
 def _values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -109,8 +141,9 @@ def _tokenizer(arguments: dict[str, Any]) -> str:
     return kind
 
 
-def _unknown_parts(arguments: dict[str, Any]) -> Iterator[str]:
-    for name in ("rotary_interleaved", "num_experts", "multi_latent_attention", "mlp_type"):
+def _unknown_parts(arguments: dict[str, Any], *, holds_experts: bool) -> Iterator[str]:
+    of_experts = () if holds_experts else ("num_experts",)
+    for name in ("rotary_interleaved", *of_experts, "multi_latent_attention", "mlp_type"):
         value = arguments.get(name)
         if value not in (None, False, [1], "standard"):
             yield f"no flag expresses {name} {value} of its arguments"

@@ -8,8 +8,8 @@ from pathlib import Path
 from megatron.checkpointing.conversion.network import manifest_of_import, parameters_of
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, parse_fields, read_manifest
-from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
-from megatron.checkpointing.megatron_lm.detect import SYSTEMS, TORCH_DIST, system_of, title_of
+from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron, torch_dist
+from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
 from megatron.checkpointing.resharding.sharded_tensor import (
@@ -54,6 +54,7 @@ class Conversion:
         heads: attention heads, if given by the user.
         architecture: that the user expects of the network; None for any.
         task: of its head, where the files do not name it.
+        distributed: whether Megatron-LM's files are those of torch_dist.
     """
 
     source: Path
@@ -66,6 +67,7 @@ class Conversion:
     heads: int | None = None
     architecture: str | None = "gpt"
     task: str | None = None
+    distributed: bool = False
 
 
 def find(
@@ -76,14 +78,11 @@ def find(
     Raises:
         WrongCheckpointError: there is none, or its format is not supported.
     """
-    found = system_of(source)
-    if found == "torch_dist":  # whose folders have the names of Megatron-LM's other format
-        raise WrongCheckpointError(
-            f"{source} is {SYSTEMS[found]}, which is not read yet: {TORCH_DIST}"
-        )
-    match loader or found:
+    match _format_of(source, loader):
         case "megatron":
             return megatron.find(source, heads=heads)
+        case "torch_dist":
+            return torch_dist.find(source, heads=heads)
         case "bigscience":
             return bigscience.find(source)
         case "llama_meta":
@@ -115,7 +114,7 @@ def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterat
         ConfigError: flags are missing or contradict the files.
         CheckpointError: a file is missing, damaged, or of another kind.
     """
-    loader = conversion.loader or system_of(conversion.source)
+    loader = _format_of(conversion.source, conversion.loader)
     loader = "hugging_face" if loader == "llama2_hf" else loader
     saver = conversion.saver or ("megatron" if loader == "megatron" else "own")
     if loader == "hugging_face":
@@ -145,7 +144,11 @@ def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterat
             pipeline=conversion.pipeline,
             flags=conversion.flags,
             for_release=False,
+            distributed=conversion.distributed,
         )
+        if conversion.distributed:
+            yield f"{written} holds the weights of {conversion.source} for any ranks (torch_dist)"
+            return
         yield f"{written} holds the weights of {conversion.source} for {conversion.tensor} x {conversion.pipeline} ranks"
         return
     if (conversion.tensor, conversion.pipeline) != (1, 1):
@@ -155,6 +158,12 @@ def convert(conversion: Conversion, parse: Callable[[Values], Config]) -> Iterat
         # Files of other programs do not contain our learning-rate schedule.
         how = "--no-load-rng" if loader == "own" else "--no-load-rng --override-opt_param-scheduler"
     yield from _next_steps(publish_full(conversion.output, manifest, checkpoint), conversion, how)
+
+
+def _format_of(source: Path, loader: str | None) -> str | None:
+    """Return the format of a checkpoint: both formats of Megatron-LM are its loader's."""
+    found = system_of(source)
+    return found if loader is None or (loader, found) == ("megatron", "torch_dist") else loader
 
 
 def _require_architecture(conversion: Conversion, found: str) -> None:

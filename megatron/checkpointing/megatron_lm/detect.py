@@ -64,20 +64,12 @@ def system_of(path: Path) -> str | None:
     return next((system for system, is_it in has.items() if is_it), None)
 
 
-TORCH_DIST = (
-    "load it with Megatron-LM, save it with --ckpt-format torch, and convert that with "
-    "tools/checkpoint/util.py"
-)
-"""What to do with a checkpoint in the format torch_dist."""
-
-
 def foreign_checkpoint_in(path: Path) -> str:
     """Return whose checkpoint is in the directory of a run, and how to import it; "" if none is there."""
     system = system_of(path)
     if system in (None, "own", "deepspeed", "universal"):
         return ""
     how = {
-        "torch_dist": f"which is not read yet: {TORCH_DIST}",
         "hugging_face": f"import it with tools/convert_checkpoint/from_hf.py --load {path} --save NEW, and "
         "write --load NEW --finetune",
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.parameter_names import is_of_experts
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.data.objective import ObjectiveName
@@ -42,15 +43,15 @@ class ForeignCheckpoint:
 COLUMN = (
     "self_attention.query_key_value.weight",
     "self_attention.query_key_value.bias",
-    "mlp.dense_h_to_4h.weight",
-    "mlp.dense_h_to_4h.bias",
+    "dense_h_to_4h.weight",
+    "dense_h_to_4h.bias",
     *("inter_attention.query.weight", "inter_attention.query.bias"),
     *("inter_attention.key_value.weight", "inter_attention.key_value.bias"),
     "word_embeddings.weight",
     ".output_bias",
 )
 """Suffixes of column-parallel parameters (sharded along rows of the weight)."""
-ROW = ("self_attention.dense.weight", "inter_attention.dense.weight", "mlp.dense_4h_to_h.weight")
+ROW = ("self_attention.dense.weight", "inter_attention.dense.weight", "dense_4h_to_h.weight")
 """Suffixes of row-parallel parameters (sharded along columns of the weight)."""
 
 
@@ -76,6 +77,9 @@ class Rows:
         Raises:
             ValueError: the shapes do not fit.
         """
+        if is_of_experts(name):
+            (experts,) = shards
+            return self._experts(name, experts)
         if name.endswith(ROW):
             return shards[0] if len(shards) == 1 else torch.cat(tuple(shards), 1)
         if not name.endswith(COLUMN):
@@ -87,6 +91,14 @@ class Rows:
         elif ".dense_h_to_4h." in name and self.gate is not None:
             shards = [self._in_pairs(shard) for shard in shards]
         return shards[0] if len(shards) == 1 else torch.cat(tuple(shards))
+
+    def _experts(self, name: str, weights: Tensor) -> Tensor:
+        """Return the weights of a layer's experts: [experts, ...]."""
+        if name.endswith(".dense_4h_to_h.weight"):
+            return weights.transpose(1, 2)
+        if ".dense_h_to_4h." in name and self.gate is not None:
+            return torch.stack([self._in_pairs(expert) for expert in weights])
+        return weights
 
     def _by_head(self, shard: Tensor, parts: int) -> Tensor:
         if self.version == 0:

@@ -1,7 +1,7 @@
 """Read Megatron-LM checkpoints of every version: `mp_rank_TT[_PPP]/model_optim_rng.pt`.
 
-Parameter names of its legacy layers or of megatron.core; distributed checkpoints (`.distcp`) are not
-supported.
+Parameter names of its legacy layers or of megatron.core. Distributed checkpoints are read by
+torch_dist.py, which shares names and settings.
 """
 
 import re
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.arguments import values_of
+from megatron.checkpointing.megatron_lm.distributed_files import StoredTensor, Weight
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     ForeignCheckpoint,
     Rows,
@@ -54,8 +54,10 @@ _RENAMED = (
     (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm."),
     (r"\.self_attention\.linear_qkv\.", ".self_attention.query_key_value."),
     (r"\.self_attention\.linear_proj\.", ".self_attention.dense."),
-    (r"\.mlp\.linear_fc1\.", ".mlp.dense_h_to_4h."),
-    (r"\.mlp\.linear_fc2\.", ".mlp.dense_4h_to_h."),
+    (r"\.mlp\.experts\.experts\.", ".mlp.experts."),
+    (r"\.mlp\.shared_experts\.gate_weight$", ".mlp.shared_expert_gate.weight"),
+    (r"\.mlp\.(shared_experts\.|experts\.|)linear_fc1\.", r".mlp.\1dense_h_to_4h."),
+    (r"\.mlp\.(shared_experts\.|experts\.|)linear_fc2\.", r".mlp.\1dense_4h_to_h."),
     (r"^(decoder\.)?final_norm\.", r"\1final_layernorm."),
 )
 """From parameter names of older versions and of megatron.core to those of version 3."""
@@ -75,10 +77,22 @@ def checkpoint_in(path: Path) -> Path:
     """
     if path.is_file() or any(_RANK.fullmatch(folder.name) for folder in path.glob("mp_rank_*")):
         return path
+    return tracked_in(path, instead="folder mp_rank_00")
+
+
+def tracked_in(path: Path, *, instead: str) -> Path:
+    """Return the folder named by the tracker in `path`.
+
+    Args:
+        instead: what a folder of one checkpoint would hold, for the message.
+
+    Raises:
+        CheckpointError: there is no such folder.
+    """
     try:
         name = (path / TRACKER).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise CheckpointError(f"{path} has no {TRACKER} and no folder mp_rank_00") from error
+        raise CheckpointError(f"{path} has no {TRACKER} and no {instead}") from error
     if name != "release" and not name.isdecimal():
         raise CheckpointError(
             f"{path / TRACKER} contains {name[:40]!r}, neither an iteration nor release"
@@ -101,12 +115,17 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
 
 
 def found_in(
-    folder: Path, stages: Sequence[Sequence[Mapping[str, Any]]], *, heads: int | None
+    folder: Path,
+    stages: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    heads: int | None,
+    holds_experts: bool = False,
 ) -> ForeignCheckpoint:
     """Return the checkpoint of all stages and ranks, whose files are read.
 
     Args:
         heads: attention heads, for files without arguments.
+        holds_experts: whether experts of a layer are one tensor in these files, and are read.
 
     Raises:
         CheckpointError: it is of no network that has a form in these files.
@@ -144,7 +163,10 @@ def found_in(
     return ForeignCheckpoint(
         folder=folder,
         values={
-            **(values_of(arguments) or _values_of_shapes(modules, layers[""], heads)),
+            **(
+                values_of(arguments, holds_experts=holds_experts)
+                or _values_of_shapes(modules, layers[""], heads)
+            ),
             **form.values(modules, names.num_decoder_layers, saved_args),
         },
         rows=sum(len(shard) for shard in table),
@@ -202,7 +224,7 @@ def _files(folder: Path) -> list[list[Path]]:
     return [[files[stage, rank] for rank in range(ranks)] for stage in range(stages)]
 
 
-def _parts(rank: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+def _parts(rank: Mapping[str, Any]) -> list[dict[str, Weight]]:
     """Return the parameters of a rank, one dictionary per virtual pipeline stage."""
     if "model" in rank:
         return [_flat(rank["model"])]
@@ -210,7 +232,7 @@ def _parts(rank: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     return [_flat(rank[name]) for name in names]
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, Weight]:
     return {
         re.sub(r"^(language_model|module)\.", "", name): tensor
         for name, tensor in _leaves(tree, "")
@@ -218,7 +240,7 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _rename(part: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
+def _rename(part: Mapping[str, Weight], form: Form) -> dict[str, Weight]:
     """Return the parameters by the names of version 3; the only stack's have no prefix."""
     found = {}
     for name, tensor in part.items():
@@ -228,22 +250,22 @@ def _rename(part: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
     return found
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Weight]]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
-        elif torch.is_tensor(value):
+        elif isinstance(value, Weight):
             yield f"{prefix}{key}", value
 
 
 def _modules(
-    stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]],
-) -> tuple[dict[str, list[Tensor]], dict[str, int]]:
+    stages: Sequence[Sequence[Sequence[Mapping[str, Weight]]]],
+) -> tuple[dict[str, list[Weight]], dict[str, int]]:
     """Return the shards of each module's parameter, and the number of layers of each stack.
 
     Stacks are "" and, behind an encoder, "decoder.". `stages` is [stage][rank][virtual stage].
     """
-    modules: dict[str, list[Tensor]] = {}
+    modules: dict[str, list[Weight]] = {}
     layers = {"": 0, "decoder.": 0}
     for part in range(len(stages[0][0])):
         for ranks in stages:
@@ -263,9 +285,10 @@ def _modules(
     return modules, layers
 
 
-def _load_parameter(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:
+def _load_parameter(rows: Rows, name: str, shards: Sequence[Weight]) -> ParameterState:
+    tensors = [shard.load() if isinstance(shard, StoredTensor) else shard for shard in shards]
     try:
-        return ParameterState(weight=unsharded(rows.join(name, shards)))
+        return ParameterState(weight=unsharded(rows.join(name, tensors)))
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 
@@ -282,7 +305,7 @@ def _vocab_size(first: Mapping[str, Any]) -> int | None:
     return int(name) if name else None
 
 
-def _values_of_shapes(modules: Mapping[str, Sequence[Tensor]], layers: int, heads: int) -> Values:
+def _values_of_shapes(modules: Mapping[str, Sequence[Weight]], layers: int, heads: int) -> Values:
     """Derive settings from shapes for files without arguments, such as GPT-2 345M's."""
     table = modules["embedding.word_embeddings.weight"][0]
     positions = modules["embedding.position_embeddings.weight"][0].shape[0]

@@ -4,6 +4,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.conversion.network import parameters_of
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
 from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK
+from megatron.checkpointing.megatron_lm.distributed_writer import Written, write_distributed
 from megatron.checkpointing.megatron_lm.networks import (
     Form,
     first_decoder_stage,
@@ -69,14 +72,16 @@ def write_megatron(
     pipeline: int,
     flags: tuple[str, str],
     for_release: bool,
+    distributed: bool = False,
 ) -> Path:
     """Write the weights of a checkpoint for `tensor` * `pipeline` ranks; return the folder.
 
-    Memory: one rank's weights.
+    Memory: one rank's weights; of distributed files one parameter.
 
     Args:
         flags: names of the flags for `tensor` and `pipeline`, for messages.
         for_release: whether to leave out the consumed samples.
+        distributed: whether to write the format torch_dist, for any ranks.
 
     Raises:
         ConfigError: the network cannot be sharded this way, or Megatron-LM cannot express it.
@@ -85,8 +90,12 @@ def write_megatron(
     Source: Megatron-LM's checkpoints of version 3.0.
     """
     spec, tokenizer = manifest.spec, manifest.tokenizer
-    _form_of(spec)
+    form = _form_of(spec)
     raise_if_any(_problems(spec, tensor, pipeline, flags))
+    if distributed and not form.distributed:
+        raise ConfigError(
+            f"a {spec.architecture} is not written in the format torch_dist: write --ckpt-format torch"
+        )
     rows = padded_vocab_size(
         spec.vocabulary.vocab_size,
         divisible_by=tokenizer.make_vocab_size_divisible_by,
@@ -109,7 +118,9 @@ def write_megatron(
     }
     try:
         with staged_folder(output / f"{STAGING}{folder.name}", folder) as staging:
-            for stage, rank in product(range(pipeline), range(tensor)):
+            if distributed:
+                write_distributed(staging, common, _full_tensors(manifest, checkpoint, rows))
+            for stage, rank in product(range(pipeline), range(0 if distributed else tensor)):
                 suffix = f"_{stage:03d}" if pipeline > 1 else ""
                 file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
                 parts = _shards(manifest, checkpoint, (stage, rank), (pipeline, tensor), rows)
@@ -131,6 +142,26 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
         write_state(content, file)
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"{file.parent}: {reason(error, file.parent)}") from error
+
+
+def _full_tensors(manifest: Manifest, checkpoint: FullCheckpoint, rows: int) -> Iterator[Written]:
+    """Yield the parameters by megatron.core's names, to be loaded one by one."""
+    names, form = ParameterNames.of(manifest.spec), _form_of(manifest.spec)
+
+    def load(name: str) -> Tensor:
+        return _shard(name, checkpoint.parameters[name], manifest, rows, 0, 1)
+
+    for name, parameter in parameters_of(manifest.spec).items():
+        module = names.module(name)
+        for pattern, other in form.distributed:
+            module = re.sub(pattern, other, module)
+        shape = tuple(parameter.shape)
+        yield Written(
+            name=module,
+            shape=(rows, *shape[1:]) if is_of_vocabulary(name) else shape,
+            dtype=TORCH_DTYPES[manifest.precision.dtype],
+            load=partial(load, name),
+        )
 
 
 def _shards(

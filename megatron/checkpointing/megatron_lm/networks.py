@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from megatron.checkpointing.megatron_lm.distributed_files import Weight
 from megatron.common.registry import NETWORKS, imported
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.architecture import network_named
@@ -13,12 +12,25 @@ from megatron.config.parsing.files import Values
 Renamed = tuple[tuple[str, str], ...]
 """Patterns of names of parameters, and what each becomes."""
 
+OF_LAYERS: Renamed = (
+    (r"\.input_layernorm\.", ".self_attention.linear_qkv.layer_norm_"),
+    (r"\.post_attention_layernorm\.", ".mlp.linear_fc1.layer_norm_"),
+    (r"\.self_attention\.query_key_value\.", ".self_attention.linear_qkv."),
+    (r"\.self_attention\.dense\.", ".self_attention.linear_proj."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
+)
+"""From module names of a layer to megatron.core's in distributed files."""
+
 
 class Form:
     """The form of a network in Megatron-LM's files: that of a GPT, unless a subclass says otherwise."""
 
     renamed: ClassVar[Renamed] = ((r"^(encoder|transformer|decoder)\.", ""),)
     """From prefixes of parameter names there to those of version 3, in which an only stack has none."""
+
+    distributed: ClassVar[Renamed] = ()
+    """From module names to those of megatron.core's distributed files; () if none are written."""
 
     expresses: ClassVar[tuple[str, ...]] = ()
     """Fields of ModelSpec that its files express beside those of a GPT."""
@@ -28,7 +40,7 @@ class Form:
         return False
 
     def values(
-        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+        self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
         """Return its settings beside those of a GPT.
 
@@ -66,6 +78,8 @@ class Form:
 
 class GPTForm(Form):
     """GPT, and what no other form recognises."""
+
+    distributed: ClassVar[Renamed] = ((r"^(layers|final_layernorm)\.", r"decoder.\1."), *OF_LAYERS)
 
 
 def form_of(network: str) -> Form | None:

@@ -1,11 +1,12 @@
-"""Load torch files (`torch.load`, weights_only) without running code from them."""
+"""Load torch files and metadata of distributed checkpoints without running code from them."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, IntEnum
+from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
+from pickle import Unpickler, UnpicklingError
 from pkgutil import resolve_name
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile, is_zipfile
@@ -56,9 +57,11 @@ class Opaque:
         self.parts = parts
 
     def __setstate__(self, state: Any) -> None:
-        """Keep named attributes."""
+        """Keep named attributes, or those of a tuple as `parts`."""
         if isinstance(state, dict):
             vars(self).update(state)
+        elif isinstance(state, tuple):
+            self.parts = state
 
 
 def _member(owner: Any, name: str) -> Any:
@@ -124,6 +127,10 @@ _LEGACY_GLOBALS = (
 )
 """Objects allowed in files of torch before 1.6, which do not list their globals."""
 
+_RECORD_PACKAGES = ("torch.distributed.checkpoint.", "pathlib")
+_RECORD_PARTS = (("torch.serialization", "_get_layout"), ("builtins", "getattr"))
+"""What the metadata of a distributed checkpoint refers to besides sizes and dtypes."""
+
 
 def read_tensors(file: Path) -> Any:
     """Load `file` with memory-mapped tensors.
@@ -155,15 +162,59 @@ def read_foreign(file: Path) -> Any:
     Raises:
         CheckpointError: the file is missing, damaged, or has objects of other packages.
     """
-    known = {name for _, name in _STAND_INS}  # type: ignore[misc]
     with _checkpoint_errors(file):
         names = get_unsafe_globals_in_checkpoint(file) if _is_zip(file) else _LEGACY_GLOBALS
+    return _read_mapped(file, _with_stand_ins(names))
+
+
+def read_foreign_bytes(content: bytes, where: str) -> Any:
+    """Load what torch saved as a part of a file of another program, as `read_foreign` does.
+
+    Args:
+        where: names the part in messages.
+
+    Raises:
+        CheckpointError: it is damaged, or has objects of other packages.
+    """
+    with _checkpoint_errors(where):
+        allowed = _with_stand_ins(get_unsafe_globals_in_checkpoint(BytesIO(content)))
+        with safe_globals([*allowed, *_MEMBER]):
+            return torch.load(BytesIO(content), weights_only=True, map_location="cpu")
+
+
+def read_records(file: Path) -> Any:
+    """Load the metadata of a distributed checkpoint of torch: records become Opaque, sizes tuples.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or has other objects.
+    """
+    with _checkpoint_errors(file), file.open("rb") as content:
+        return _RecordUnpickler(content).load()
+
+
+class _RecordUnpickler(Unpickler):
+    """Unpickler of inert records: it imports nothing and has no function to call."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in for a class of the format; refuse all others."""
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        if module.startswith(_RECORD_PACKAGES) or (module, name) in _RECORD_PARTS:
+            return Opaque
+        raise UnpicklingError(f"GLOBAL {module}.{name}")
+
+
+def _with_stand_ins(names: Iterable[str]) -> Allowed:
+    """Return what is allowed in a file of another program that refers to `names`."""
+    known = {name for _, name in _STAND_INS}  # type: ignore[misc]
     others: Allowed = [
         (Opaque, name)
         for name in names
         if name.split(".")[0] in _FOREIGN_PACKAGES and name not in known or name in _TYPES_OF_FIELDS
     ]
-    return _read_mapped(file, [*_STAND_INS, *others])
+    return [*_STAND_INS, *others]
 
 
 def _read_mapped(file: Path, allowed: Allowed) -> Any:
@@ -196,7 +247,7 @@ def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
 
 
 @contextmanager
-def _checkpoint_errors(file: Path) -> Iterator[None]:
+def _checkpoint_errors(file: object) -> Iterator[None]:
     try:
         yield
     except CheckpointError:

@@ -118,14 +118,27 @@ class ConversionConfig:
     """Directory to write."""
 
     loader: (
-        Literal["own", "megatron", "bigscience", "llama_meta", "hugging_face", "llama2_hf"] | None
+        Literal[
+            "own",
+            "megatron",
+            "torch_dist",
+            "bigscience",
+            "llama_meta",
+            "hugging_face",
+            "llama2_hf",
+        ]
+        | None
     ) = None
     """Format of the files (default: recognised from them): this program's (own), Megatron-LM's
-    (megatron), that of DeepSpeed's forks of it (bigscience), Meta's of Llama (llama_meta), or that
+    (megatron, or torch_dist for its distributed checkpoints), that of DeepSpeed's forks of it (bigscience), Meta's of Llama (llama_meta), or that
     of transformers (hugging_face, llama2_hf)."""
 
     saver: Literal["own", "megatron"] | None = None
-    """Format to write (default: megatron for files of Megatron-LM, else own)."""
+    """Format to write (default: megatron for mp_rank files of Megatron-LM, else own)."""
+
+    ckpt_format: Literal["torch", "torch_dist"] = "torch"
+    """Format of Megatron-LM's files: mp_rank files for given ranks (torch), or distributed ones that
+    any ranks load (torch_dist), of a GPT without experts."""
 
     target_tensor_parallel_size: int | None = None
     """Tensor-parallel ranks that Megatron-LM's files are written for (default: 1). Our own files

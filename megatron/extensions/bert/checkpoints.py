@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
     Family,
@@ -15,6 +13,7 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_values,
 )
 from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
+from megatron.checkpointing.megatron_lm.distributed_files import Weight
 from megatron.checkpointing.megatron_lm.networks import Form
 from megatron.common.registry import FAMILIES
 from megatron.config.network.model_spec import ModelSpec, names_of
@@ -140,7 +139,7 @@ class BERTForm(Form):
         return any(name.startswith(("lm_head.dense.", "classification_head.")) for name in names)
 
     def values(
-        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+        self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
         """Return the settings of the heads."""
         heads = ("binary_head.", "classification_head.")

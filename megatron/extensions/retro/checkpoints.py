@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from megatron.checkpointing.megatron_lm.distributed_files import Weight
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.parsing.files import Values
@@ -67,7 +66,7 @@ class RetroForm(Form):
         return re.sub(r"^(layers|final_layernorm)\.", r"decoder.\1.", module)
 
     def values(
-        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+        self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
         """Return the settings of the encoder of neighbors and of its form."""
         of_encoder = {

@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from megatron.checkpointing.megatron_lm.distributed_files import Weight
 from megatron.checkpointing.megatron_lm.networks import Form, Renamed, first_decoder_stage
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.parsing.files import Values
@@ -25,7 +24,7 @@ class T5Form(Form):
         return any(_CROSS_ATTENTION.search(name) for name in names)
 
     def values(
-        self, modules: Mapping[str, Sequence[Tensor]], layers: int, arguments: Mapping[str, Any]
+        self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
         """Return the settings of the decoder."""
         length = arguments.get("decoder_seq_length") or arguments.get("seq_length")

@@ -1,0 +1,96 @@
+"""Read Megatron-LM's checkpoints in the format torch_dist, of megatron.core from version 0.16 on.
+
+Names are megatron.core's; equal layers are stacked in front of a tensor. The weights of a parameter
+are read when they are needed, whatever the ranks that wrote them.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpointing.megatron_lm.distributed_files import (
+    METADATA,
+    StoredFolder,
+    StoredTensor,
+    read_stored,
+)
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.megatron_lm.megatron import found_in, tracked_in
+from megatron.checkpointing.resharding.unpickle import read_foreign
+from megatron.common.errors import CheckpointError
+
+KIND, COMMON = "metadata.json", "common.pt"
+"""Files beside the tensors: the format, and what is no tensor (up to version 0.16)."""
+
+COMMON_OBJECT = "common_state/shard_0_1"
+"""Name of the object with what is no tensor, from version 0.17 on."""
+
+_STACKED = re.compile(r"((?:\w+\.)?layers)\.(?!\d)(.+)")
+_OPTIMIZER = "optimizer."
+
+
+def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
+    """Read the checkpoint in `path`; tensors are read on access.
+
+    Args:
+        heads: attention heads, for files without arguments.
+
+    Raises:
+        CheckpointError: it is damaged, or of no network that has a form in these files.
+    """
+    folder = path if (path / METADATA).is_file() else tracked_in(path, instead=METADATA)
+    _require_kind(folder)
+    stored = read_stored(folder)
+    content = {**_common(folder, stored), "model": dict(_parameters(stored))}
+    if any(name.startswith(_OPTIMIZER) for name in stored.tensors):
+        content["optimizer"] = {}
+    return found_in(folder, [[content]], heads=heads, holds_experts=True)
+
+
+def _require_kind(folder: Path) -> None:
+    """Refuse a folder of another format of Megatron-LM with the same names of files.
+
+    Raises:
+        CheckpointError: says how to save it.
+    """
+    try:
+        kind = json.loads((folder / KIND).read_text(encoding="utf-8"))["sharded_backend"]
+    except (OSError, ValueError, KeyError, TypeError):
+        kind = "unknown"
+    if kind != "torch_dist":
+        raise CheckpointError(
+            f"{folder}: its format is {kind} by {KIND}, and only torch_dist is read: load it with "
+            "Megatron-LM and save it with --ckpt-format torch_dist"
+        )
+
+
+def _common(folder: Path, stored: StoredFolder) -> Mapping[str, Any]:
+    """Return what is no tensor: arguments, iteration, version.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if (folder / COMMON).is_file():
+        found = read_foreign(folder / COMMON)
+    elif COMMON_OBJECT in stored.objects:
+        content = stored.objects[COMMON_OBJECT].read()
+        found = content[0] if isinstance(content, list) and content else content
+    else:
+        raise CheckpointError(f"{folder} has neither {COMMON} nor the object {COMMON_OBJECT}")
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{folder}: its arguments are not as Megatron-LM saves them")
+    return found
+
+
+def _parameters(stored: StoredFolder) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the parameters of every layer by megatron.core's names."""
+    for name, tensor in stored.tensors.items():
+        if name.startswith(_OPTIMIZER):
+            continue
+        if match := _STACKED.fullmatch(name):
+            for number in range(len(tensor)):
+                yield f"{match[1]}.{number}.{match[2]}", tensor.entry(number)
+        else:
+            yield name, tensor

@@ -1,0 +1,276 @@
+"""Write the checkpoints of `torch_dist/` with megatron-core 0.16.0, on a CPU.
+
+The package `megatron` of megatron-core has the name of this repository's, so it is installed apart
+and the script is run from there:
+
+    pip install --no-deps --target MCORE megatron-core==0.16.0
+    PYTHONPATH=MCORE python -P tests/foreign/make_torch_dist.py tests/foreign/torch_dist
+
+Every archive has a folder of a run, as Megatron-LM lays it out, and `expected.pt` with tokens and
+the logits of megatron-core's own network. Weights follow from names: see `values`.
+"""
+
+import sys
+import tarfile
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+SIZES = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 24}
+ROWS, VOCAB, LENGTH = 32, 30, 8
+LLAMA = {
+    "position_embedding_type": "rope",
+    "group_query_attention": True,
+    "num_query_groups": 2,
+    "swiglu": True,
+    "untie_embeddings_and_output_weights": True,
+    "normalization": "RMSNorm",
+    "add_bias_linear": False,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "moe_layer_freq": 1,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 12,
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.0,
+    "moe_grouped_gemm": False,
+}
+NETWORKS = {
+    "gpt": {},
+    "llama": {**LLAMA, "tensor_model_parallel_size": 2},
+    "experts": {**LLAMA, **EXPERTS},
+    "some_experts": {**LLAMA, **EXPERTS, "moe_layer_freq": [0, 1]},
+    "bert": {"bert_binary_head": True},
+    "t5": {"encoder_num_layers": 2, "decoder_num_layers": 2, "decoder_seq_length": LENGTH},
+}
+
+
+def values(name, shape):
+    """Return multiples of 1/64 between -0.5 and 0.5 that follow from the name; around 1 for norms."""
+    size = torch.Size(shape).numel()
+    start = crc32(name.encode()) % 1009
+    numbers = (torch.arange(size) * 37 + start * 11) % 1009 % 65
+    around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+    return ((numbers - 32) / 64 + around).view(shape).float()
+
+
+def arguments(network):
+    """Return the arguments that Megatron-LM saves, as far as they describe the network."""
+    from megatron.core.transformer.enums import AttnBackend
+
+    return Namespace(
+        **{
+            **{"position_embedding_type": "learned_absolute", "swiglu": False},
+            **{"group_query_attention": False, "num_query_groups": None},
+            **{"untie_embeddings_and_output_weights": False, "normalization": "LayerNorm"},
+            **{"add_bias_linear": True, "tensor_model_parallel_size": 1, "num_experts": None},
+            **{"seq_length": LENGTH, "max_position_embeddings": LENGTH, "kv_channels": 4},
+            **{"norm_epsilon": 1e-5, "bias_gelu_fusion": True, "rotary_base": 10000},
+            **{"padded_vocab_size": ROWS, "make_vocab_size_divisible_by": 8},
+            **{"bf16": False, "fp16": False, "params_dtype": torch.float32},
+            **{"tokenizer_type": "NullTokenizer", "vocab_size": VOCAB - 1},
+            **{"consumed_train_samples": 70, "consumed_valid_samples": 3},
+            **{"attention_backend": AttnBackend.auto, "openai_gelu": False},
+            **{"multi_latent_attention": False, "rotary_interleaved": False},
+        }
+        | SIZES
+        | NETWORKS[network]
+    )
+
+
+def stub_cuda():
+    """Let megatron-core do without a GPU."""
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
+
+    def ignore(*_, **__):
+        return None
+
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    for name in ("synchronize", "current_stream", "Stream", "Event"):
+        setattr(torch.cuda, name, ignore)
+    random._CUDA_RNG_STATE_TRACKER = Namespace(fork=lambda *_, **__: nullcontext())
+    random._CUDA_RNG_STATE_TRACKER.is_initialized = lambda: True
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    moe_utils.te_general_gemm = None  # which is not defined without Transformer Engine
+
+
+def build(network, args):
+    """Return the model of a network with weights that follow from their names."""
+    from megatron.core import parallel_state
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    same = (
+        *("num_query_groups", "add_bias_linear", "normalization", "tensor_model_parallel_size"),
+        *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_load_balancing_type"),
+        *("moe_layer_freq", "moe_grouped_gemm"),
+    )
+    given = {name: getattr(args, name) for name in same if getattr(args, name, None) is not None}
+    config = TransformerConfig(
+        **SIZES,
+        **given,
+        num_moe_experts=args.num_experts,
+        gated_linear_unit=args.swiglu,
+        activation_func=torch.nn.functional.silu if args.swiglu else gelu_tanh,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        moe_token_dispatcher_type="allgather",
+    )
+    model = model_of(network, args, config).eval()
+    rank, ranks = parallel_state.get_tensor_model_parallel_rank(), args.tensor_model_parallel_size
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            shape = list(parameter.shape)
+            is_sharded = getattr(parameter, "tensor_model_parallel", False) and ranks > 1
+            if is_sharded:
+                shape[parameter.partition_dim] *= ranks
+            full = values(name, shape)
+            if is_sharded and args.swiglu and "linear_fc1" in name:
+                full = torch.cat([half.chunk(ranks)[rank] for half in full.chunk(2)])
+            elif is_sharded:
+                full = full.chunk(ranks, parameter.partition_dim)[rank]
+            parameter.copy_(full)
+    return model
+
+
+def gelu_tanh(x):
+    """Return GELU as Megatron-LM's fused kernel computes it."""
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def model_of(network, args, config):
+    """Return megatron-core's model with its local layers."""
+    from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+    from megatron.core.models.bert.bert_model import BertModel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+    )
+    from megatron.core.models.T5 import t5_spec
+    from megatron.core.models.T5.t5_model import T5Model
+
+    common = {"vocab_size": ROWS, "max_sequence_length": LENGTH}
+    if network == "bert":
+        return BertModel(
+            config=config,
+            num_tokentypes=2,
+            transformer_layer_spec=bert_layer_local_spec,
+            add_binary_head=True,
+            share_embeddings_and_output_weights=True,
+            **common,
+        )
+    if network == "t5":
+        t5_spec.TENorm = t5_spec.LNImpl  # missing without Transformer Engine
+        return T5Model(
+            config=config,
+            encoder_config=config,
+            transformer_encoder_layer_spec=t5_spec.get_t5_encoder_with_local_block_spec(2),
+            transformer_decoder_layer_spec=t5_spec.get_t5_decoder_with_local_block_spec(2),
+            share_embeddings_and_output_weights=True,
+            **common,
+        )
+    if args.num_experts:
+        layers = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization=args.normalization
+        )
+    else:
+        layers = get_gpt_layer_local_spec(normalization=args.normalization)
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=layers,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        **common,
+    )
+
+
+def logits_of(network, model, tokens_bs):
+    """Return the logits of every position: [b, s, v]."""
+    length = tokens_bs.shape[1]
+    positions = torch.arange(length).expand_as(tokens_bs)
+    everything = torch.ones_like(tokens_bs)
+    causal = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
+    nothing = torch.zeros(len(tokens_bs), 1, length, length, dtype=torch.bool)
+    with torch.no_grad():
+        if network == "bert":
+            types = (positions > length // 2).long()
+            return model(tokens_bs, everything, tokentype_ids=types)[0]
+        if network == "t5":
+            return model(tokens_bs, tokens_bs.flip(1), nothing, causal, nothing)
+        return model(tokens_bs, positions, causal)
+
+
+def prepare(rank, ranks, address):
+    """Start the process group and the parallel state of megatron-core."""
+    import warnings
+
+    from megatron.core import parallel_state
+
+    warnings.filterwarnings("ignore")
+    stub_cuda()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=ranks)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
+
+
+def save(rank, network, folder, address):
+    """Save the checkpoint of a network from one of its ranks."""
+    from megatron.core import dist_checkpointing
+
+    args = arguments(network)
+    prepare(rank, args.tensor_model_parallel_size, address)
+    model = build(network, args)
+    iteration = folder / "iter_0000007"
+    iteration.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    state = {"args": args, "checkpoint_version": 3.0, "iteration": 7}
+    dist_checkpointing.save(
+        {**state, "model": model.sharded_state_dict()},
+        str(iteration),
+        validate_access_integrity=True,
+    )
+    (folder / "latest_checkpointed_iteration.txt").write_text("7")
+    dist.destroy_process_group()
+
+
+def compute(_, network, folder, address):
+    """Write the tokens and logits of a network on one rank."""
+    args = arguments(network)
+    args.tensor_model_parallel_size = 1
+    prepare(0, 1, address)
+    tokens_bs = torch.arange(2 * LENGTH).view(2, LENGTH) * 5 % VOCAB
+    logits = logits_of(network, build(network, args), tokens_bs)
+    torch.save({"tokens": tokens_bs, "logits": logits.contiguous()}, folder / "expected.pt")
+    dist.destroy_process_group()
+
+
+def main(output, *networks):
+    """Write one archive per network, or for the named ones, into the folder `output`."""
+    Path(output).mkdir(exist_ok=True)
+    for network in networks or NETWORKS:
+        settings = NETWORKS[network]
+        with TemporaryDirectory() as name:
+            folder = Path(name) / network
+            ranks = settings.get("tensor_model_parallel_size", 1)
+            processes.spawn(save, (network, folder, f"{name}/saved"), nprocs=ranks)
+            processes.spawn(compute, (network, folder, f"{name}/computed"), nprocs=1)
+            with tarfile.open(Path(output) / f"{network}.tar.xz", "w:xz") as archive:
+                archive.add(folder, network)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
