@@ -401,7 +401,7 @@ def stop(world: World) -> Callable[[], None]:
         any_rank([False] * 4)
         polling = Watchdog(FailureFile(str(world.folder)), rank=world.rank)
         with patch.object(watchdog, "_POLL_S", 0.01):
-            (line,) = looks._groups_of_ranks(Hangs(1.0, folder, world.size))
+            (line,) = polling._groups_of_ranks(Hangs(1.0, folder, world.size))
         assert line.startswith(f"{world.size} ranks")
 
     return act
