@@ -4,6 +4,7 @@ Flags and paths are checked here before torch, which takes seconds to import.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -45,6 +46,7 @@ from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folde
 if TYPE_CHECKING:
     from megatron.objectives.objective import Objective
 
+_FLAG = re.compile(r"--[\w-]+")
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
@@ -78,7 +80,19 @@ def train_from(
     start_through_launcher(config.training, argv, launcher)
     objective = config.plugins.objective or objective
     objective = declaration_of(objective).objective_to_train(config, objective)
-    return train(config, objective, notices=notices)
+    try:
+        return train(config, objective, notices=notices)
+    except ConfigError as error:
+        raise ConfigError(*error.problems, *_spellings_in(error.problems, notices)) from error
+
+
+def _spellings_in(problems: Sequence[str], notices: Sequence[str]) -> Iterator[str]:
+    """Yield the notices of flags that were read as ones which `problems` name."""
+    named = {flag for problem in problems for flag in _FLAG.findall(problem)}
+    for notice in notices:
+        _, is_read, ours = notice.partition(": read as ")
+        if is_read and named.intersection(_FLAG.findall(ours)):
+            yield notice
 
 
 def train(

@@ -187,6 +187,19 @@ def going_on(plan: Plan, chosen: Chosen) -> Plan:
     return replace(plan, schedule=schedule)
 
 
+def warn_of_ended_decay(plan: Plan) -> None:
+    """Warn that a run continues beyond the decay of its schedule to 0, where steps change nothing."""
+    schedule, samples = plan.schedule, plan.training.train_samples
+    last = samples * plan.model.seq_length if schedule.unit == "tokens" else samples
+    ends_at_0 = schedule.style != "constant" and not schedule.floor
+    if schedule.on_resume == "checkpoint" and ends_at_0 and schedule.decay < last:
+        log.warning(
+            "the learning rate of the checkpoint decays to 0 after %d %s, and this run trains for %d: "
+            "--override-opt_param-scheduler takes the schedule of the flags",
+            *(schedule.decay, schedule.unit, last),
+        )
+
+
 def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
     """Return `plan` with the softmax of the run that saved `manifest`.
 

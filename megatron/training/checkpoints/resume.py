@@ -34,6 +34,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
     log_changes,
     log_other_order,
     next_older,
+    warn_of_ended_decay,
     warn_passed_over,
 )
 from megatron.training.loop.collectives import found_on_ranks, from_rank_0
@@ -68,6 +69,7 @@ def resume(
     if uses is not None:
         log_other_order(plan, chosen, uses)
     plan = going_on(plan, chosen)
+    warn_of_ended_decay(plan)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:
         state.load(chosen.manifest.state)

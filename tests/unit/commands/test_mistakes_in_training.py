@@ -57,7 +57,7 @@ MISTAKES = [
     ("--config none.yaml", ["--config none.yaml", "No such file"]),
     ("--hidden-size 9", ["--hidden-size 9", "--num-attention-heads 2"]),
     ("--global-batch-size 5", ["--global-batch-size 5", "--micro-batch-size 2"]),
-    ("--tensor-model-parallel-size 2", ["1 process ", "--tensor-model-parallel-size 2"]),
+    ("--tensor-model-parallel-size 2", ["multiple of 2 processes, got 1", "--tensor-model-parallel-size 2"]),
     ("--world-size 4", ["--world-size 4", "1 process"]),
     ("--world-size -1", ["--world-size -1", "at least 1"]),
     ("--fp16", ["--fp16", "--bf16"]),
@@ -81,7 +81,7 @@ MISTAKES = [
     ("--num-layers", ["--num-layers", "expected one argument"]),
     ("--seed 1.5", ["--seed", "'1.5'"]),
     ("--lr-decay-style cosin", ["--lr-decay-style cosin", "did you mean cosine"]),
-    ("num-layers=2", ["num-layers=2", "flag"]),
+    ("num-layers=2", ["num-layers=2", "write it as --NAME VALUE"]),
     ("--save model", ["--save model is the folder of a model of Hugging Face", "from_hf.py"]),
     # Flags of another objective.
     (

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny import tiny_plan
+from tiny import tiny_argv, tiny_plan
 
 from megatron.checkpointing.manifest import MANIFEST, read_manifest, write_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags
@@ -203,6 +203,24 @@ def test_another_network_is_refused_before_anything_is_loaded(job):
     with pytest.raises(CheckpointError, match="--num-layers +2 +4"):
         job.resume("--num-layers", "4")
     assert job.engine.loaded == []
+
+
+def test_a_run_beyond_the_decay_of_the_checkpoint_is_warned(job, messages):
+    job.save(5)
+    job.resume("--train-iters", "5", "--use-checkpoint-opt_param-scheduler")
+    assert not [text for text in messages if "decays to 0" in text]
+    job.resume("--train-iters", "900", "--use-checkpoint-opt_param-scheduler")
+    assert [text for text in messages if "decays to 0 after" in text and "trains for 1800" in text]
+
+
+def test_a_refusal_has_the_spelling_that_was_read_as_the_flag_that_it_names():
+    words = ["--attention-backend", "flash", "--device", "cpu", "--seed", "1", "--mock-data"]
+    sized = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "11"]
+    with pytest.raises(ConfigError) as caught:
+        train_from(tiny_argv(*words, *sized, without=("--data-path",)), "gpt", description=None)
+    *problems, last = caught.value.problems
+    assert [each for each in problems if each.startswith("--attention-impl flash needs a GPU")]
+    assert last == "--attention-backend flash: read as --attention-impl flash"
 
 
 def test_the_embedding_has_a_rate_of_its_own_where_the_schedule_of_the_checkpoint_has_one(job):
