@@ -65,8 +65,8 @@ def test_labels_by_name_or_number(file):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\t0\nb\n", "line 2: 'b' is no sentence with a tab"),
-        ("a\t0\n\t1\n", "line 2: '\\t1' is no sentence"),
+        ("a\t0\nb\n", "line 2: 'b' is not a sentence followed by a tab"),
+        ("a\t0\n\t1\n", "line 2: '\\t1' is not a sentence"),
         ("a\t0\nb\t7\n", "line 2: unknown label '7'"),
         ("a\t0\nb\tgood\n", "line 2: unknown label 'good'"),
         ("sentence\tlabel\n", "has no sentence"),

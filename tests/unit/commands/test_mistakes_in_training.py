@@ -57,7 +57,10 @@ MISTAKES = [
     ("--config none.yaml", ["--config none.yaml", "No such file"]),
     ("--hidden-size 9", ["--hidden-size 9", "--num-attention-heads 2"]),
     ("--global-batch-size 5", ["--global-batch-size 5", "--micro-batch-size 2"]),
-    ("--tensor-model-parallel-size 2", ["multiple of 2 processes, got 1", "--tensor-model-parallel-size 2"]),
+    (
+        "--tensor-model-parallel-size 2",
+        ["multiple of 2 processes, got 1", "--tensor-model-parallel-size 2"],
+    ),
     ("--world-size 4", ["--world-size 4", "1 process"]),
     ("--world-size -1", ["--world-size -1", "at least 1"]),
     ("--fp16", ["--fp16", "--bf16"]),

@@ -62,7 +62,11 @@ def test_the_jsons_accumulation_decides_the_number_of_replicas(tmp_path):
     [
         ("", 2, "--elastic needs --global-batch-size"),
         ("--global-batch-size 4 --world-size 3", 2, "--world-size 3, but the launcher has started"),
-        ("--global-batch-size 4 --tensor-model-parallel-size 2", 1, "1 process cannot hold full"),
+        (
+            "--global-batch-size 4 --tensor-model-parallel-size 2",
+            1,
+            "a multiple of 2 processes, got 1",
+        ),
         ("--global-batch-size 5 --micro-batch-size 2", 2, "5 is not a multiple of --micro-batch-s"),
         (
             "--global-batch-size 4 --num-experts 2 --moe-expert-parallel-size 2",
