@@ -111,7 +111,10 @@ def test_weighted_data_need_not_be_there():
         (("--measured", "r.json", "--mfu", "0.4", "--gpu", "h200"), "leave one out"),
         (("--search", "0"), "--search 0 must be at least 1"),
         (("--search", "8", "--num-gpus", "4"), "leave --num-gpus or --world-size out"),
-        (("--num-gpus", "3", "--tensor-model-parallel-size", "2"), "3 processes cannot hold"),
+        (
+            ("--num-gpus", "3", "--tensor-model-parallel-size", "2"),
+            "a multiple of 2 processes, got 3",
+        ),
         (
             ("--search", "8", "--zero-stage", "1", "--sequence-parallel"),
             "--search decides --sequence-parallel, --zero-stage itself",
