@@ -154,7 +154,7 @@ def test_the_card_names_the_error_of_an_activation_that_differs_from_the_heads(g
     tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
     card = (tmp_path / "hf/README.md").read_text()
     exact, remains = card.split("One error remains")
-    assert "gelu_tanh in the MLP and gelu_erf in front" in remains
+    assert "gelu_tanh in the MLP and gelu_erf before" in remains
     errors = [float(part.split("differ by ")[1].split()[0]) for part in (exact, remains)]
     assert errors[0] < 1e-5 < errors[1]
 

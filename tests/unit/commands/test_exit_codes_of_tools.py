@@ -52,7 +52,7 @@ MISTAKES = [
     ("tools/run_text_generation_server.py", "--load none", "none"),
     ("tasks/main.py", "--task LAMBADA --valid-data none --load none", "none"),
     ("tasks/main.py", "--task RACE --valid-data none --load none", "--num-layers"),
-    ("tasks/main.py", "--train-data none --epochs 1", "--task is missing"),
+    ("tasks/main.py", "--train-data none --epochs 1", "--task is required"),
     ("tasks/token_classification.py", "model.optim.lrr=1", "did you mean model.optim.lr?"),
     ("tasks/text_classification.py", "do_training=false pretrained_model=none", "none"),
     ("tasks/question_answering.py", "model.validation_ds=none", "model.validation_ds.file=none"),
