@@ -234,13 +234,11 @@ def _parsed(
     description: str = "",
     legacy: Sequence[Legacy] = (),
 ) -> Parsed:
-    tool = sections.get("own")  # whose flags take precedence over those of other systems
-    own = {option for flag in (flags_of(tool) if tool else ()) for option in flag.options}
     return parse_sections(
         words,
         sections,
         description=description,
-        legacy=[each for each in (*LEGACY, *legacy) if each.option not in own],
+        legacy=[*LEGACY, *legacy],
         answers=TRAINER_NAMES,
         defaults=defaults,
     )
@@ -249,8 +247,9 @@ def _parsed(
 def _extensions_of_flags(words: Sequence[str], known: Mapping[str, type]) -> list[str]:
     """Return the extensions that have flags among `words` which no other section has."""
     given = {plain(word.partition("=")[0]) for word in words if word.startswith("--")}
-    others = {*HELP, "--help-legacy", *(plain(flag.option) for flag in LEGACY)}
-    unknown = given - _options(known.values()) - others
+    unknown = given - _options(known.values()) - {*HELP, "--help-legacy"}
+    if unknown:
+        unknown -= {plain(flag.option) for flag in LEGACY}
     if not unknown:
         return []
     found = (name for name, each in extension_sections().items() if unknown & _options([each]))

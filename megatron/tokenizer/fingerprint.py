@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -227,10 +228,8 @@ def _differing_tokens(stored: Sequence[str], current: Sequence[str]) -> Iterator
 
 def _probe(tokenizer: Tokenizer) -> list[int]:
     for text in (_PROBE, _NUMBERS):
-        try:
+        with suppress(DataError):  # of numbers only, or a small vocabulary that lacks some bytes
             return tokenizer.encode(text)
-        except DataError:
-            pass  # such as numbers only, or a small vocabulary that lacks some bytes
     return []
 
 

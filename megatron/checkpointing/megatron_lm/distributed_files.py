@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,6 @@ class StoredTensor:
     Args:
         shape: of the entry.
         index: of the entry in the first dimensions of the stored tensor.
-        states: optimizer states of the same shape, by name.
     """
 
     name: str
@@ -73,15 +72,13 @@ class StoredTensor:
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
     index: tuple[int, ...] = ()
-    states: Mapping[str, "StoredTensor"] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def entry(self, number: int) -> "StoredTensor":
         """Return an entry of the first dimension."""
-        states = {name: state.entry(number) for name, state in self.states.items()}
-        return replace(self, shape=self.shape[1:], index=(*self.index, number), states=states)
+        return replace(self, shape=self.shape[1:], index=(*self.index, number))
 
     def load(self) -> Tensor:
         """Join its chunks. Memory: the tensor and one chunk.

@@ -13,11 +13,6 @@ _NO_HISTORY = "the scale of an fp8 tensor is computed from the tensor itself, wi
 _DEAD = "it has no effect in the systems that have it, and none here"
 
 
-def _refused(reason: str, *options: str, takes: int = 0) -> list[Legacy]:
-    """Return flags that are refused for one reason."""
-    return [Legacy(option, reason, takes=takes, refused=True) for option in options]
-
-
 MODEL_LEGACY = (
     Legacy(
         "--sync-tp-duplicated-parameters",
@@ -63,32 +58,15 @@ MODEL_LEGACY = (
         "it only set in how many parts DeepSpeed recomputes a network; "
         "--checkpoint-activations decides",
     ),
-    *_refused(_SPANS, "--noise-density", "--mean-noise-span-length", takes=1),
-    *_refused(
+    *refused(_SPANS, "noise-density mean-noise-span-length"),
+    *refused(
         _RETRIEVAL,
-        "--biencoder-shared-query-context-model",
-        "--use-one-sent-docs",
-        "--retriever-score-scaling",
+        """biencoder-shared-query-context-model use-one-sent-docs retriever-score-scaling
+        faiss-use-gpu output-bert-embeddings bert-embedder-type retriever-report-topk-accuracies
+        ict-head-size ict-load bert-load biencoder-projection-dim titles-data-path
+        query-in-block-prob evidence-data-path block-data-path embedding-path
+        retriever-seq-length sample-rate indexer-batch-size indexer-log-interval""",
     ),
-    *_refused(
-        _RETRIEVAL,
-        "--ict-head-size",
-        "--ict-load",
-        "--bert-load",
-        "--biencoder-projection-dim",
-        "--titles-data-path",
-        "--query-in-block-prob",
-        "--evidence-data-path",
-        "--block-data-path",
-        "--embedding-path",
-        "--retriever-seq-length",
-        "--sample-rate",
-        "--indexer-batch-size",
-        "--indexer-log-interval",
-        takes=1,
-    ),
-    *refused(_RETRIEVAL, "faiss-use-gpu output-bert-embeddings bert-embedder-type"),
-    Legacy("--retriever-report-topk-accuracies", _RETRIEVAL, takes="*", refused=True),
     Legacy(
         "--retro-workdir", "older form of --retro-project-dir: write that", takes=1, refused=True
     ),

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,11 +196,9 @@ def to_dictionary(
 
 def from_dictionary(text: str) -> tuple[dict[str, int], list[str]] | None:
     """Return the n-grams and tasks that a file keeps, or None if it is of another kind."""
-    try:
+    with suppress(ValueError):
         match json.loads(text):
             case {"tasks": [*tasks], "ngrams": dict(ngrams)}:
                 is_right = all(isinstance(count, int) for count in ngrams.values())
                 return (ngrams, [str(task) for task in tasks]) if is_right else None
-    except ValueError:
-        pass
     return None
