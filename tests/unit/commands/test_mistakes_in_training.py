@@ -219,3 +219,20 @@ def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was
     assert caught.value.exit_code == ExitCode.MISUSED
     for part in ("--vocab-file gone.json", "runs/global_step5", "give --vocab-file"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["--help", "--no-such-flag"])
+def test_help_and_wrong_flags_import_no_numpy(word):
+    program = (
+        "import sys\n"
+        "from megatron.training.entry import train_from\n"
+        "from megatron.common.errors import ConfigError\n"
+        "try:\n"
+        "    train_from(sys.argv[1:], 'gpt', description='')\n"
+        "except (ConfigError, SystemExit):\n"
+        "    print('LOADED', sorted({'numpy', 'torch'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, word], capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert done.stdout.endswith("LOADED []\n"), done.stderr
