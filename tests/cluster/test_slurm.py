@@ -226,7 +226,7 @@ def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -
     jobs = (wrong, unwritable, nowhere, lost, empty)
     cluster.end(*jobs)
     for job, output in (
-        (wrong, "needs a multiple of 2 processes, got 3"),
+        (wrong, "error: --tensor-model-parallel-size 2 "),
         (unwritable, f"error: the nodes named above cannot write to {READ_ONLY}"),
         (nowhere, "error: set SAVE to the folder of the checkpoints"),
         (lost, "error: set REPOSITORY to the folder of this repository"),
