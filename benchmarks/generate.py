@@ -18,7 +18,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wrap_full_tensor
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.model_plan import plan_model
@@ -90,7 +90,9 @@ def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Inferenc
     theirs = model.state_dict()
     weights = {
         part.ours: ParameterState(
-            weight=unsharded(part.mapping.from_hugging_face([theirs[name] for name in part.theirs]))
+            weight=wrap_full_tensor(
+                part.mapping.from_hugging_face([theirs[name] for name in part.theirs])
+            )
         )
         for part in family_of(spec).parts(spec)
     }

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import torch
 
-from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wrap_full_tensor
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.inference.server import Limits
@@ -133,7 +133,7 @@ def engine(args: Namespace, *, rows: int) -> InferenceEngine:
     model = SequentialModel(gpt_layers(spec, parts))
     initialise(model, seed=1, std=0.02, num_layers=spec.num_layers)
     weights = {
-        name: ParameterState(weight=unsharded(tensor))
+        name: ParameterState(weight=wrap_full_tensor(tensor))
         for name, tensor in model.state_dict().items()
     }
     cpu = torch.device("cpu")

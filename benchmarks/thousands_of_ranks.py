@@ -54,10 +54,10 @@ from megatron.training.checkpoints.resume import damage_of
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.collectives import (
     any_rank,
-    found_on_ranks,
     from_rank_0,
+    gather_findings,
     post,
-    scattered,
+    scatter,
 )
 from megatron.training.process import watchdog
 from megatron.training.process.dead_ranks import Peer, Peers, by_host
@@ -205,7 +205,7 @@ def start(world: World) -> Callable[[], None]:
         ):
             meeting._check_in(world)  # type: ignore[arg-type]
         posted = post(Peer(rank, node, 1, "1", node))
-        (others,) = scattered(by_host(posted.all()) if rank == 0 else None)
+        (others,) = scatter(by_host(posted.all()) if rank == 0 else None)
         Peers(*others)
         posted.of(0)
         with patch.object(system_info, "gethostname", lambda: node):
@@ -233,10 +233,10 @@ def save(world: World) -> Callable[[], None]:
         written: Future[FileRecord] = Future()
         written.set_result(replace(one, name=f"of_rank_{world.rank:05d}"))
         checkpoints._pending = PendingSave(world.folder, MANIFEST, [written])
-        found_on_ranks([])
+        gather_findings([])
         for futures in checkpoints._publish(MANIFEST, [written]):
             assert all(future.done() for future in futures)
-            found_on_ranks([])
+            gather_findings([])
         assert damage(checkpoints._newest, checkpoints._unverified) == []
 
     return act

@@ -119,7 +119,7 @@ def measure_text(
         length=source.config.model.seq_length,
         stride=stride_of(source.config, options),
     )
-    found = perplexity(text, reported(evaluator.scores(windows), source, evaluator))
+    found = perplexity(text, log_progress(evaluator.scores(windows), source, evaluator))
     return (
         f"avg loss: {found.loss:.4E} | ppl: {found.by_token:.4E} | "
         f"adjusted ppl: {found.by_word:.4E} | token ratio: {found.token_ratio} |"
@@ -140,7 +140,7 @@ def measure_passages(
         texts, tokenizer, length=source.config.model.seq_length, strict=options.strict_lambada
     )
     correct = sum(
-        score.is_greedy for score in reported(evaluator.scores(windows), source, evaluator)
+        score.is_greedy for score in log_progress(evaluator.scores(windows), source, evaluator)
     )
     return (
         f"number correct: {correct:.4E} | total examples: {len(texts):.4E} | "
@@ -152,7 +152,7 @@ def _valid_file(source: ModelSource) -> Path:
     return Path((source.config.section(DownstreamConfig).valid_data or [""])[0])
 
 
-def reported(
+def log_progress(
     scores: "Iterable[Score]", source: ModelSource, evaluator: "DistributedEvaluator"
 ) -> "Iterator[Score]":
     """Yield the scores, and log their number every --log-interval batches."""

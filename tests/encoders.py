@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from megatron.checkpointing.conversion.network import parameters_of
-from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wrap_full_tensor
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.tensor_parallel.process_groups import Groups
@@ -26,7 +26,7 @@ def random_weights(spec: ModelSpec, *, std: float = 0.7) -> dict[str, ParameterS
     """Return the same large random weights on every rank."""
     torch.manual_seed(3)
     return {
-        name: ParameterState(weight=unsharded(std * torch.randn(parameter.shape)))
+        name: ParameterState(weight=wrap_full_tensor(std * torch.randn(parameter.shape)))
         for name, parameter in parameters_of(spec).items()
     }
 

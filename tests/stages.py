@@ -8,7 +8,7 @@ from networks import gpt_steps
 from tiny import batch_of
 from torch import nn
 
-from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wrap_full_tensor
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import Capture
@@ -36,7 +36,7 @@ def random_model(group: object, spec: ModelSpec) -> SequentialModel:
 def whole_weights(model: nn.Module) -> dict[str, ParameterState]:
     """Return the weights as those of a checkpoint."""
     return {
-        name: ParameterState(weight=unsharded(tensor))
+        name: ParameterState(weight=wrap_full_tensor(tensor))
         for name, tensor in model.state_dict().items()
     }
 

@@ -20,7 +20,7 @@ from megatron.config.parsing.parser import peek
 from megatron.config.plan.samples import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.sampling.provenance import described, reader
+from megatron.data.sampling.provenance import describe, reader
 from megatron.training.prepare import with_local_data
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"step {step}: samples {start} to {stop - 1}")
         for i in range(start, stop):
             print(
-                f"  sample {i} | {reader(resolved.batch, i - start)} | {described(train.origin(i))}"
+                f"  sample {i} | {reader(resolved.batch, i - start)} | {describe(train.origin(i))}"
             )
 
 

@@ -22,7 +22,7 @@ from megatron.extensions.detox.flags import (
 )
 from megatron.extensions.detox.toxicity.report import toxicity_report
 from megatron.extensions.detox.toxicity.scorers import ScorerFactory
-from megatron.extensions.detox.toxicity.scoring import evaluated, score_file
+from megatron.extensions.detox.toxicity.scoring import evaluation, score_file
 from megatron.training.process.environment import perspective_api_key
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"scores of {out_path}, which is there; remove it to score again", file=sys.stderr)
     else:
         factory = ScorerFactory(scorer, key)
-        score_file(config.data_path, out_path, factory, evaluated, workers=scorer.workers)
+        score_file(config.data_path, out_path, factory, evaluation, workers=scorer.workers)
     for line in toxicity_report(out_path, config.prompt_path, per_prompt):
         print(line)
 

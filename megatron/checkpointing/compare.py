@@ -6,7 +6,7 @@ from os.path import commonprefix
 from typing import Any
 
 from megatron.common.errors import WrongCheckpointError
-from megatron.common.extensions import declared_in
+from megatron.common.extensions import declarations_in
 from megatron.config.flag_names import flag_and_value, is_in_weights
 from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of
@@ -249,7 +249,7 @@ def task_in(plan: Mapping[str, Any]) -> str:
 def labels_in(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the outputs of a head, as in a manifest's plan; () without names."""
     task = task_in(plan)
-    known = (classes_of(task) for classes_of in declared_in("declarations", "classes_of"))
+    known = (classes_of(task) for classes_of in declarations_in("declarations", "classes_of"))
     return tuple(plan["model"].get("labels", ())) or next(filter(None, known), ())
 
 

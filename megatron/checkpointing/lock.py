@@ -38,7 +38,7 @@ class Owner:
 
 
 @contextmanager
-def locked(
+def hold_lock(
     directory: Path, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
 ) -> Iterator[None]:
     """Hold the lock of `directory` inside the `with` block.
@@ -167,16 +167,16 @@ def _owner_in(file: Path) -> Owner | None:
 
 def _is_touched(file: Path, silence_s: float) -> bool:
     """Whether the owner touches `file` within `silence_s`; False as soon as the file is gone."""
-    first = _touched_at(file)
+    first = _modified_ns(file)
     until = time.monotonic() + silence_s
     while time.monotonic() < until:
         time.sleep(min(1.0, silence_s / 10))
-        if (now := _touched_at(file)) != first:
+        if (now := _modified_ns(file)) != first:
             return now is not None
     return False
 
 
-def _touched_at(file: Path) -> int | None:
+def _modified_ns(file: Path) -> int | None:
     try:
         # Opening makes a network file system refresh its attributes.
         with open_regular(file) as stream:

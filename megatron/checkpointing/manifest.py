@@ -211,16 +211,18 @@ def parse_fields(kind: type[Part], saved: Mapping[str, Any]) -> Part:
         TypeError: a field without a default is missing.
     """
     hints = get_type_hints(kind)
-    return kind(**{name: _parsed(hints[name], v) for name, v in saved.items() if name in hints})
+    return kind(
+        **{name: _parse_value(hints[name], v) for name, v in saved.items() if name in hints}
+    )
 
 
-def _parsed(hint: Any, value: Any) -> Any:
+def _parse_value(hint: Any, value: Any) -> Any:
     """Return a value from JSON in the type of its field: nested dataclasses, and tuples for lists."""
     if is_dataclass(hint) and isinstance(value, Mapping):
         return parse_fields(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple and isinstance(value, list | tuple):
         args = get_args(hint)
-        return tuple(map(_parsed, repeat(args[0]) if args[1:] == (...,) else args, value))
+        return tuple(map(_parse_value, repeat(args[0]) if args[1:] == (...,) else args, value))
     return value
 
 

@@ -173,16 +173,16 @@ def restore_replaced(directory: Path) -> None:
 def removable(
     directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
 ) -> list[str]:
-    """List the outdated checkpoints of `directory` (checkpoint retention); see `outdated`.
+    """List the outdated checkpoints of `directory` (checkpoint retention); see `tags_to_delete`.
 
     One with a file `keep` in its folder is kept.
     """
     tags = published_tags(directory)
-    tags = outdated(tags, plan, newest=newest, in_use=in_use, proven=proven)
+    tags = tags_to_delete(tags, plan, newest=newest, in_use=in_use, proven=proven)
     return [tag for tag in tags if not (directory / tag / KEEP).exists()]
 
 
-def outdated(
+def tags_to_delete(
     tags: Sequence[str], plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
 ) -> list[str]:
     """Select the outdated of `tags`, which are sorted from the newest (checkpoint retention).

@@ -27,7 +27,7 @@ from megatron.checkpointing.manifest import (
     read_manifest,
     tag_of,
 )
-from megatron.checkpointing.publish import outdated, point_latest
+from megatron.checkpointing.publish import point_latest, tags_to_delete
 from megatron.checkpointing.publish import set_aside as set_aside_here
 from megatron.common.atomic_files import replace_text, sync_folder
 from megatron.common.errors import (
@@ -413,13 +413,13 @@ def publish_uploaded(directory: Path, files: Sequence[tuple[str, str]]) -> None:
 def prune_remote(
     directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
 ) -> None:
-    """Remove the outdated checkpoints at the URL (checkpoint retention); see `outdated`.
+    """Remove the outdated checkpoints at the URL (checkpoint retention); see `tags_to_delete`.
 
     The manifest goes first. One with a file `keep` stays. Errors are logged, not raised.
     """
     url = url_of(directory)
     try:
-        tags = outdated(remote_tags(url), plan, newest=newest, in_use=in_use, proven=proven)
+        tags = tags_to_delete(remote_tags(url), plan, newest=newest, in_use=in_use, proven=proven)
         for tag in tags:
             folder = join(url, tag)
             if exists(join(folder, KEEP)):

@@ -15,7 +15,7 @@ from megatron.common.errors import (
     UnreadableCheckpointError,
 )
 from megatron.common.extensions import (
-    declared_in,
+    declarations_in,
     extension_sections,
     extensions_with,
     used_sections,
@@ -180,7 +180,7 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
             continue
         saved = manifest.flag_sections
         extensions = extensions_with(used_sections(manifest.config) - SECTIONS.keys())
-        of_network = chain.from_iterable(declared_in("flags", "OF_NETWORK", extensions))
+        of_network = chain.from_iterable(declarations_in("flags", "OF_NETWORK", extensions))
         own = [name for name in of_network if _is_used(saved.get(name, {}), name)]
         flags = {
             name: value

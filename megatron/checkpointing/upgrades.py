@@ -56,7 +56,7 @@ def _with_plans_of_extensions(content: dict[str, Any]) -> dict[str, Any]:
     objective = plan.get("objective", {})
     if "name" not in objective or "own" in objective:
         return content
-    plan = {**declaration_of(objective["name"]).upgraded_1_0(plan)}
+    plan = {**declaration_of(objective["name"]).upgrade_1_0(plan)}
     for name, part in (("objective", ObjectivePlan), ("data", DataPlan)):
         known = {each.name for each in fields(part)}
         plan[name] = {key: value for key, value in plan.get(name, {}).items() if key in known}

@@ -51,7 +51,9 @@ def sections_of(name: str) -> Mapping[str, type]:
     return found
 
 
-def declared_in(module: str, name: str, extensions: Iterable[str] | None = None) -> Iterator[Any]:
+def declarations_in(
+    module: str, name: str, extensions: Iterable[str] | None = None
+) -> Iterator[Any]:
     """Yield what extensions declare by a name in their module of another, one extension after the other.
 
     Names in `flags.py` are:

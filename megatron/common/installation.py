@@ -28,14 +28,14 @@ def is_installed() -> bool:
 
 def in_this_installation(text: str) -> str:
     """Return `text` with programs, launches and requirements as they are typed in this installation."""
-    started = _started_as()
+    started = _launch_target()
     text = _LAUNCH.sub(rf"\1 {started} …", text) if started else text
     if not is_installed():
         return text
     return _REQUIREMENTS.sub(_extra, _SCRIPT.sub(_installed_name, text))
 
 
-def _started_as() -> str:
+def _launch_target() -> str:
     """Return what a launcher is given to start this program; "" for other programs, such as a notebook."""
     if module := SCRIPTS.get(program()):
         return f"--module {module}"

@@ -238,7 +238,7 @@ class Registry(Generic[Part]):
         section = sections[entry.flags.__name__]
         return tuple((field.name, getattr(section, field.name)) for field in fields(section))
 
-    def spelled(self, name: str, names: Iterable[str]) -> str:
+    def canonical_name(self, name: str, names: Iterable[str]) -> str:
         """Return `name` as it is spelled in `names`: upper and lower case are the same in names."""
         return next((each for each in names if each.lower() == name.lower()), name)
 
@@ -257,7 +257,7 @@ class Registry(Generic[Part]):
         return f"{option}unknown {self.kind} ({known}; --plugin MODULE adds others){hint}"
 
 
-def imported(dotted: str) -> Any:
+def import_dotted(dotted: str) -> Any:
     """Return what a dotted name stands for."""
     module, _, name = dotted.rpartition(".")
     return getattr(import_module(module), name)

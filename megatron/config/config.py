@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import (
-    declared_in,
+    declarations_in,
     extension_names,
     extension_sections,
     extensions_with,
@@ -179,11 +179,11 @@ def parse_config(
     saved: dict[str, Any] = dict.fromkeys(saved_sections, {})
     sections = load_sections(argv, objective=objective, saved=saved)
     words = with_file_flags(argv, sections)
-    readers = declared_in("flags", "settings_of", owners(sections.values()))
+    readers = declarations_in("flags", "settings_of", owners(sections.values()))
     found = [read({**(defaults or {}), **peek(words)}) for read in readers]
     settings = [each for each in found if each is not None]
     given = {name: value for each in settings for name, value in each.defaults.items()}
-    parsed = _parsed(words, sections, {**(defaults or {}), **given}, description)
+    parsed = _parse(words, sections, {**(defaults or {}), **given}, description)
     config = config_of(parsed.sections)
     values = flatten(asdict(config))
     raise_if_any(problem for each in settings for problem in each.contradictions(values))
@@ -227,7 +227,7 @@ def load_sections(
     return {**SECTIONS, **extension_sections(filter(None, used)), **plugin_sections()}
 
 
-def _parsed(
+def _parse(
     words: Sequence[str],
     sections: Mapping[str, type],
     defaults: Mapping[str, Any],
@@ -312,7 +312,7 @@ def parse_config_for_checkpoint(
     raise_if_any(missing_plugins(saved, plugins_in(argv)))
     of_run = {name: section for name, section in saved.items() if name != "plugins"}
     words = with_file_flags(argv, sections)
-    parsed = _parsed(words, {**sections, **extra}, flatten(of_run), description)
+    parsed = _parse(words, {**sections, **extra}, flatten(of_run), description)
     for notice in parsed.notices:
         log.warning(notice)
     own = {name: parsed.sections.pop(name) for name in extra}
@@ -327,7 +327,7 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
     """
     try:
         sections = load_sections(argv, extra=extra)
-        _parsed(with_file_flags(argv, sections), {**sections, **extra}, flatten(ANY_RUN))
+        _parse(with_file_flags(argv, sections), {**sections, **extra}, flatten(ANY_RUN))
     except ConfigError as error:
         return error.problems
     return ()
@@ -382,6 +382,6 @@ def parse_conversion(
     sections = load_sections([*in_files, *argv])
     words = [*in_files, *with_file_flags(argv, sections)]
     of_tool = {**sections, "own": own}
-    parsed = _parsed(words, of_tool, flatten(ANY_RUN), description or "", legacy)
+    parsed = _parse(words, of_tool, flatten(ANY_RUN), description or "", legacy)
     tool = parsed.sections.pop("own")
     return ConversionCommand(config_of(parsed.sections), tool, parsed.notices)

@@ -35,9 +35,9 @@ def flag_and_value(field: str, value: Any, *, in_tokens: bool = False) -> tuple[
     if flag is None:
         return field, value
     if is_off:
-        return flag, None if value is None else _said(not value)
+        return flag, None if value is None else _switch_text(not value)
     flag = _IN_TOKENS.get(field, flag) if in_tokens else flag
-    return flag, _said(value) if isinstance(value, bool) else value
+    return flag, _switch_text(value) if isinstance(value, bool) else value
 
 
 def flag_of(field: str) -> str | None:
@@ -68,7 +68,7 @@ def flag_setting(name: str) -> str:
 
 def is_in_weights(field: str) -> bool:
     """Return whether weights depend on a decision: they do unless its setting declares otherwise."""
-    found = _declared(field)
+    found = _flag_of_decision(field)
     return found is None or found[0].setting.in_weights
 
 
@@ -82,11 +82,11 @@ def not_in_weights() -> frozenset[str]:
 
 def _flag_of(field: str) -> tuple[str | None, bool]:
     """Return the flag of a decision, and whether it turns it off."""
-    found = None if field in _NO_FLAG else _declared(field)
+    found = None if field in _NO_FLAG else _flag_of_decision(field)
     return (found[0].options[0], found[1]) if found else (None, False)
 
 
-def _declared(field: str) -> tuple[Flag, bool] | None:
+def _flag_of_decision(field: str) -> tuple[Flag, bool] | None:
     """Return the flag of a decision, and whether it turns it off; None without one."""
     for known in (lambda: SECTIONS, all_sections):  # those of extensions only where they are needed
         flags = _flags_of(tuple(known().values()))
@@ -108,5 +108,5 @@ def _flags_of(sections: tuple[type, ...]) -> Mapping[str, tuple[Flag, bool]]:
     return found
 
 
-def _said(switch: bool) -> str:
+def _switch_text(switch: bool) -> str:
     return "given" if switch else "left out"

@@ -36,7 +36,7 @@ class Network(Architecture):
         return iter(())
 
     @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
+    def misplaced_flags(cls, config: Config) -> Iterator[str]:
         """Yield this network's own flags, given to another one."""
         return iter(())
 

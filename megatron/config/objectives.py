@@ -91,11 +91,11 @@ class Declaration:
         return iter(())
 
     @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
+    def misplaced_flags(cls, config: Config) -> Iterator[str]:
         """Yield flags of such objectives, given to one of another class; `flags` are found without."""
         return iter(())
 
-    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    def upgrade_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan that version 1.0 saved, as dictionaries, with the parts that it has now."""
         return plan
 
@@ -190,7 +190,7 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
             yield f"{flag} is for {scripts}; {this} has no use for it"
     yield from range_problems(config.fim)
     for kind in dict.fromkeys(type(each) for each in declared if not isinstance(own, type(each))):
-        yield from kind.misplaced(config)
+        yield from kind.misplaced_flags(config)
     yield from own.problems(config)
 
 

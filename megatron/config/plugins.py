@@ -235,7 +235,7 @@ def plugin_problems(
         value_of: returns the value of a field of the config, by section and name.
         extensions: instances of the plugins' sections of flags, by the name of their class.
     """
-    chosen = {*_chosen(value_of)}
+    chosen = {*_chosen_parts(value_of)}
     for name, section in plugin_sections().items():
         parts = [
             (registry, part) for registry in REGISTRIES for part in registry.names_with(section)
@@ -253,7 +253,7 @@ def plugin_problems(
                 )
 
 
-def _chosen(value_of: Callable[[str, str], Any]) -> Iterator[tuple[Registry[Any], str]]:
+def _chosen_parts(value_of: Callable[[str, str], Any]) -> Iterator[tuple[Registry[Any], str]]:
     """Yield the parts that a config names, each with its registry."""
     for (section, field), registry in _CHOICES.items():
         value = value_of(section, field)

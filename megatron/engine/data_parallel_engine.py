@@ -48,7 +48,7 @@ class DataParallelEngine(Engine):
         losses = []
         num_micro_batches = self._engine.gradient_accumulation_steps()
         self._begin_step([num_micro_batches - 1])
-        batches = self._counted(batches, num_micro_batches)
+        batches = self._count_tokens(batches, num_micro_batches)
         for number in range(num_micro_batches):
             with self._timers.part("batch-generator"):
                 batch = next(batches)
@@ -72,7 +72,7 @@ class DataParallelEngine(Engine):
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         self._engine.module.eval()
         self._begin_step([])
-        batches = self._counted(batches, num_micro_batches)
+        batches = self._count_tokens(batches, num_micro_batches)
         losses = []
         for _ in range(num_micro_batches):
             batch = next(batches)

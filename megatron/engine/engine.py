@@ -67,8 +67,8 @@ from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import (
     all_reduce_partial_gradients,
     all_reduce_parts,
+    gradient_group,
     shard_of,
-    summed_over,
 )
 
 Write = Callable[[Any, Path], None]
@@ -447,7 +447,7 @@ class Engine(ABC):
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
 
-    def _counted(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
+    def _count_tokens(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
         """Return the `number` batches of a step, with their tokens counted where the loss needs it."""
         return self._counts.read(batches, number) if self._counts else batches
 
@@ -482,7 +482,7 @@ class Engine(ABC):
     def _sum_partial_gradients(self) -> None:
         """Sum gradients of which tensor-parallel ranks have parts: once a step where ranks keep them."""
         engine = self._engine
-        parts = [p for p in engine.module.parameters() if p.requires_grad and summed_over(p)]
+        parts = [p for p in engine.module.parameters() if p.requires_grad and gradient_group(p)]
         if not parts or engine.optimizer is engine.basic_optimizer:
             return  # where it clips
         if not keeps_reduced_partition(engine.optimizer):

@@ -80,14 +80,14 @@ class PipelineEngine(Engine):
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         self._begin_step([])
-        with self._timers.paused():
+        with self._timers.pause():
             read = self._as_tuples(self._counted_by_loss(batches, num_micro_batches))
             return self._engine.eval_batch(read, num_micro_batches=num_micro_batches)
 
     def _counted_by_loss(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
         """Return the batches of a step, whose tokens are counted by the last stage alone."""
         has_loss = self._groups.stage == self._groups.topology.pipeline - 1
-        return self._counted(batches, number) if has_loss else batches
+        return self._count_tokens(batches, number) if has_loss else batches
 
     def _as_tuples(self, batches: Iterator[Batch]) -> Iterator[tuple[tuple[Tensor, ...], ...]]:
         """Yield batches as DeepSpeed takes them: for the first stage, and for the last one."""

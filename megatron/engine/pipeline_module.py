@@ -22,7 +22,14 @@ from megatron.engine.deepspeed.patches.pipeline import ChunkedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
-from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
+from megatron.model.layers.layer_list import (
+    Block,
+    Layer,
+    Recomputation,
+    Step,
+    carried_names,
+    in_turn,
+)
 from megatron.pipeline.schedule import Grid
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import shard_of
@@ -158,9 +165,9 @@ class StageModule(ChunkedPipelineModule):
             for layer in self.modules():
                 if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
                     layer.defer_gradient = self.weight_gradients.defer
-        carried = [carried_to(steps, bound) for bound in self.parts]
+        carried = [carried_names(steps, bound) for bound in self.parts]
         edges = [*pairwise(carried)][self.stage_id :: self.num_stages]
-        calls = map(recomputation.applied, self.funcs_of_chunks)
+        calls = map(recomputation.apply, self.funcs_of_chunks)
         self._chunks = [(*names, own) for names, own in zip(edges, calls, strict=True)]
         _require_whole_ties(self)
 

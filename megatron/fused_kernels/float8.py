@@ -10,7 +10,7 @@ from torch import Tensor
 _CAPABILITY = (8, 9)
 
 
-def unsupported(device: torch.device) -> str | None:
+def unsupported_reason(device: torch.device) -> str | None:
     """Return why `device` cannot multiply fp8 matrices; None if it can."""
     if device.type != "cuda":
         return "fp8 needs a GPU"

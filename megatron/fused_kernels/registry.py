@@ -11,7 +11,7 @@ import torch
 from torch.utils.cpp_extension import get_cxx_compiler
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import ACTIVATIONS, imported
+from megatron.common.registry import ACTIVATIONS, import_dotted
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
@@ -117,7 +117,7 @@ def package_problems(config: Config) -> Iterator[str]:
 
 def _launch_once(device: torch.device) -> None:
     """Launch a trivial Triton kernel; raises what Triton raises where it cannot."""
-    imported(f"{_TRITON}.launch.launch_once")(device)
+    import_dotted(f"{_TRITON}.launch.launch_once")(device)
 
 
 def choose_kernels(
@@ -189,7 +189,7 @@ def _choose(
     if plan.source == "apex" and operation == "norm":
         kernels = replace(kernels, layer_norm=apex_norms.layer_norm, rms_norm=apex_norms.rms_norm)
         return kernels, Choice(operation, "apex", "--kernels apex")
-    if why := no_triton or _unsupported(operation, work):
+    if why := no_triton or _unsupported_reason(operation, work):
         return kernels, Choice(operation, "PyTorch", why, unmet=True)
     return _with_triton(kernels, operation), Choice(operation, "Triton", "its limits are met")
 
@@ -256,7 +256,7 @@ def _obstacle(device: torch.device, launch: Callable[[torch.device], None]) -> s
     return None
 
 
-def _unsupported(operation: str, work: Workload) -> str | None:
+def _unsupported_reason(operation: str, work: Workload) -> str | None:
     """Return why the Triton kernel of `operation` does not support this workload; None if it does."""
     spec, dtype = work.spec, work.dtype
     match operation:
@@ -280,7 +280,7 @@ def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tupl
         ConfigError: `device` has no fp8.
     """
     flag = f"--fp8-format {plan.fp8_format}"
-    if why := float8.unsupported(device):
+    if why := float8.unsupported_reason(device):
         raise ConfigError(f"{flag}: {why}; leave the flag out")
     linear = float8.fp8_linear(plan.fp8_format, plan.fp8_recipe)
     choice = Choice("linear layers", "torchao", f"{flag}, scales {plan.fp8_recipe}")
@@ -288,5 +288,5 @@ def _with_fp8(kernels: Kernels, plan: KernelsPlan, device: torch.device) -> tupl
 
 
 def _with_triton(kernels: Kernels, operation: str) -> Kernels:
-    table: Kernels = imported(f"{_TRITON}.all.TRITON")
+    table: Kernels = import_dotted(f"{_TRITON}.all.TRITON")
     return replace(kernels, **{field: getattr(table, field) for field in _FIELDS[operation]})

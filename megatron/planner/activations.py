@@ -48,9 +48,9 @@ class Activations:
         """Return the bytes that an entry of the list of layers keeps when nothing is recomputed."""
         return self._network.kept(entry, self)
 
-    def deferred(self, entry: Entry) -> int:
+    def deferred_bytes(self, entry: Entry) -> int:
         """Return the bytes that its weight gradients are computed from: see `products`."""
-        return self._network.deferred(entry, self)
+        return self._network.deferred_bytes(entry, self)
 
     @cached_property
     def rows(self) -> int:
@@ -136,7 +136,7 @@ class Activations:
         head's input, and of its table in 32 bits.
         """
         if not self.defers_logits:
-            return self._logits_of(self._scored.tokens)
+            return self._logits_of(self._scored_activations.tokens)
         spec = self.plan.model
         table = spec.vocabulary.padded_vocab_size * spec.hidden_size // self._tensor
         return 4 * table + self.head_input()
@@ -147,8 +147,8 @@ class Activations:
         That is the gradient of the logits, and where they are cast to 32 bits that of 16 bits too; in
         chunks, also the logits of one.
         """
-        chunk = min(self.plan.kernels.loss_chunk_tokens, self._scored.tokens)
-        logits = self._logits_of(chunk if self.defers_logits else self._scored.tokens)
+        chunk = min(self.plan.kernels.loss_chunk_tokens, self._scored_activations.tokens)
+        logits = self._logits_of(chunk if self.defers_logits else self._scored_activations.tokens)
         is_cast = self.plan.precision.is_mixed
         gradient = logits + (self.uncast_logits(logits) if is_cast else 0)
         own = logits if self.defers_logits else 0
@@ -161,7 +161,7 @@ class Activations:
 
     def head_input(self) -> int:
         """Return the bytes of the activations that the logits are computed from."""
-        return self._scored.tokens * self.plan.model.hidden_size * self._bytes
+        return self._scored_activations.tokens * self.plan.model.hidden_size * self._bytes
 
     def uncast_logits(self, logits: int) -> int:
         """Return the bytes, in the network's dtype, of logits that take `logits` bytes in 32 bits."""
@@ -185,9 +185,9 @@ class Activations:
         return copies * each * tokens * spec.vocabulary.padded_vocab_size // self._tensor
 
     @cached_property
-    def _scored(self) -> "Activations":
+    def _scored_activations(self) -> "Activations":
         """Those of the samples whose logits are computed."""
-        return self.of(self._network.scored(self.spec))
+        return self.of(self._network.scored_spec(self.spec))
 
     def cross_attention(self, source: "Activations") -> int:
         """Return the activations of cross-attention to `source`, and of the norm before it."""

@@ -80,7 +80,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         + (inputs if stays else 0)
         + _put_off(plan, stage, activations)
         + (_IN_TRANSIT * activations.stream if plan.parallel.has_own_schedule else 0),
-        logits=logits + _left_over(plan, stage, activations),
+        logits=logits + _pipeline_leftover_bytes(plan, stage, activations),
         transient=max([*again, loss]) + gathered,
         host=sizes.on_host(held) + (0 if stays else inputs),
     )
@@ -88,7 +88,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
 
 def _put_off(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return what the weight passes still need that a zero-bubble schedule has put off."""
-    heaviest = max(sum(map(activations.deferred, part.blocks)) for part in stage.parts)
+    heaviest = max(sum(map(activations.deferred_bytes, part.blocks)) for part in stage.parts)
     return schedule_of(plan).passes_put_off(stage.index) * heaviest
 
 
@@ -138,7 +138,7 @@ def _masks(plan: Plan, stage: Stage, activations: Activations) -> int:
     return network_of(plan.model).kept_masks(stage.layers, activations)
 
 
-def _left_over(plan: Plan, stage: Stage, activations: Activations) -> int:
+def _pipeline_leftover_bytes(plan: Plan, stage: Stage, activations: Activations) -> int:
     """Return the memory that DeepSpeed's pipeline holds of finished micro-batches on the last stage.
 
     Both of its buffers keep inputs and outputs until others take their place. Outputs keep what

@@ -109,7 +109,7 @@ def search(
     refused = defaultdict[tuple[Axis, str], list[Layout]](list)
     problems: list[tuple[str, ...]] = []  # what training itself refuses of each layout
     for layout in layouts:
-        if uneven := _uneven(layout, config.training.global_batch_size, gpus_per_node):
+        if uneven := _uneven_reason(layout, config.training.global_batch_size, gpus_per_node):
             refused[uneven].append(layout)
             continue
         try:
@@ -180,7 +180,9 @@ def faster_micro_batch(
     return best
 
 
-def _uneven(layout: Layout, batch: int | None, gpus_per_node: int) -> tuple[Axis, str] | None:
+def _uneven_reason(
+    layout: Layout, batch: int | None, gpus_per_node: int
+) -> tuple[Axis, str] | None:
     """Return why `layout` is not even planned, and by which axis; None when it is."""
     if layout.tensor > gpus_per_node:
         return "tp", f"more than the {gpus_per_node} GPUs of a node"

@@ -58,7 +58,7 @@ def mark_partial_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> 
     return parameter
 
 
-def summed_over(parameter: nn.Parameter) -> dist.ProcessGroup | None:
+def gradient_group(parameter: nn.Parameter) -> dist.ProcessGroup | None:
     """Return the ranks that have parts of the gradient of `parameter`; None if this rank has all of it."""
     return getattr(parameter, "summed_over", None)
 
@@ -73,7 +73,7 @@ def all_reduce_parts(gradients: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
     """
     parts: dict[dist.ProcessGroup, list[Tensor]] = {}
     for parameter, gradient in gradients:
-        group = summed_over(parameter)
+        group = gradient_group(parameter)
         if group is not None:
             parts.setdefault(group, []).append(gradient)
     for group, own in parts.items():
@@ -89,7 +89,7 @@ def all_reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
     Communication: in every backward pass one all-reduce for each marked parameter.
     """
     for parameter in parameters:
-        group = summed_over(parameter)
+        group = gradient_group(parameter)
         if group and parameter.requires_grad:
             parameter.register_hook(partial(_sum, group=group))
 

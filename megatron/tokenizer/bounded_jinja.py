@@ -136,14 +136,14 @@ class _BoundedFilters(dict[str, Any]):
     """Filters that refuse to make large values, those that are added later too."""
 
     def __getitem__(self, name: str) -> Any:
-        return _bound(name, super().__getitem__(name))
+        return _limit_calls(name, super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a filter by its name."""
-        return _bound(name, super().__getitem__(name)) if name in self else default
+        return _limit_calls(name, super().__getitem__(name)) if name in self else default
 
 
-def _bound(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _limit_calls(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # after Jinja's context
 
     @wraps(function)

@@ -151,7 +151,7 @@ def tokenizer_for(prefix: str, options: Mapping[str, Any] | None) -> tuple[Token
         return tokenizer, _compare(tokenizer, describe(tokenizer, options), record, prefix)
     if record is None:
         return None, f"{record_path(prefix)} is missing; {_flags_for({})}"
-    return _built_again(record)
+    return _rebuild(record)
 
 
 def _compare(
@@ -166,7 +166,7 @@ def _compare(
     return f"{tokenizer.name}, which made these tokens"
 
 
-def _built_again(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
+def _rebuild(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
     if not record.arguments:
         return None, f"{record.name}; {_flags_for({})}"
     try:

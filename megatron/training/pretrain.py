@@ -46,7 +46,7 @@ from megatron.training.checkpoints.save_directory import require_own, sole_write
 from megatron.training.checkpoints.start_in_place import with_start_in_place
 from megatron.training.guards.stop import Requests, build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
-from megatron.training.loop.collectives import from_rank_0, post, scattered
+from megatron.training.loop.collectives import from_rank_0, post, scatter
 from megatron.training.loop.loop import Hook
 from megatron.training.process.dead_ranks import Peers, by_host, this_process
 from megatron.training.process.environment import Launch
@@ -138,7 +138,7 @@ def _meet_others(
         look=watchdog.raise_if_over,
     )
     posted = post(this_process(launch.rank))
-    (others,) = scattered(by_host(posted.all()) if launch.rank == 0 else None)
+    (others,) = scatter(by_host(posted.all()) if launch.rank == 0 else None)
     watchdog.set_peers(Peers(*others), world_size=launch.world_size)
     watchdog.follows_peers = launch.world_size > 1
     watchdog.failures.follow(posted.of(0))

@@ -88,14 +88,14 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
 
 
 def settings_copied(file: Path) -> Iterator[tuple[Any, type, Flag]]:
-    """Yield the type of each decision that `resolved` copies in `file`, its section and its flag."""
+    """Yield the type of each decision that `resolve` copies in `file`, its section and its flag."""
     for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(function, ast.FunctionDef):
             continue
         arguments = [*function.args.args, *function.args.kwonlyargs]
         types = {a.arg: a.annotation.id for a in arguments if isinstance(a.annotation, ast.Name)}
         for call in ast.walk(function):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "resolved":
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "resolve":
                 part, path, *sections = call.args
                 module = vars(import_module(module_name(file)))
                 own = [module[types[each.id]] for each in sections if isinstance(each, ast.Name)]

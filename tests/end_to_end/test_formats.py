@@ -20,7 +20,7 @@ from tiny import tiny_argv, tiny_plan
 from tokenizers import ByteLevelBPETokenizer
 
 from megatron.checkpointing.hugging_face.peft import export_adapters
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import read_manifest
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
@@ -292,7 +292,7 @@ def test_manifest(folder: Path) -> None:
 
 def test_lock(tmp_path: Path) -> None:
     (rows,) = tables("latest and lock.json")
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         require_told(rows, json.loads((tmp_path / "lock.json").read_text()))
 
 

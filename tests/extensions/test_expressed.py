@@ -170,7 +170,9 @@ def exportable(family: Family) -> ModelSpec:
     """Return the smallest network that an architecture expresses."""
     changes: dict[str, Any] = {"architecture": declaration_of(family.objective).network}
     spec = tiny_spec(**PLAIN | changes)
-    while found := {n: values[0] for n, _, values in not_expressed(spec, family.allowed(spec))}:
+    while found := {
+        n: values[0] for n, _, values in not_expressed(spec, family.allowed_values(spec))
+    }:
         bias = found.pop("attention_output_bias", spec.attention_output_bias)
         spec = with_changes(spec, **found)
         spec = with_changes(spec, attention_bias_apart=bias != spec.mlp.linear_bias)

@@ -13,7 +13,7 @@ from failing import cut_while_read
 from forked import steps, without_head_start
 from small_job import LAST, Job, is_same
 
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 
 NEWEST = f"global_step{LAST}"
 MAIN = "mp_rank_00_model_states.pt"
@@ -88,7 +88,7 @@ def test_latest_is_put_right(keeping_job: Job, save: Path, output: bytes | None)
 
 
 def test_two_runs_never_write_to_one_directory(keeping_job: Job, tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
+    with hold_lock(tmp_path / "run"):
         refused = keeping_job.run(tmp_path / "run")
     assert refused.codes == [1]
     assert f"another run writes there (process {os.getpid()} on" in refused.outputs[0]

@@ -15,7 +15,7 @@ from megatron.engine.deepspeed import distributed
 from megatron.tensor_parallel import object_collectives
 from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
 from megatron.training.loop import collectives
-from megatron.training.loop.collectives import found_on_ranks, from_rank_0, post, scattered
+from megatron.training.loop.collectives import from_rank_0, gather_findings, post, scatter
 from megatron.training.process.dead_ranks import Peer
 
 RANKS = 2
@@ -37,10 +37,10 @@ def objects_come_back(rank):
     assert both[rank] == own
     assert len(both[other(rank)][2]) == 50_000 * other(rank)
     assert post(own[:2]).all() == [each[:2] for each in both]
-    assert scattered([Path("a"), Path("b"), Path("c")] if rank == 0 else None) == (
+    assert scatter([Path("a"), Path("b"), Path("c")] if rank == 0 else None) == (
         [Path("a"), Path("c")] if rank == 0 else [Path("b")]
     )
-    assert found_on_ranks([("found", rank)]) == [("found", 0), ("found", 1)]
+    assert gather_findings([("found", rank)]) == [("found", 0), ("found", 1)]
 
 
 def an_error_of_rank_0_is_raised_on_all(rank):
@@ -59,8 +59,8 @@ def what_cannot_be_sent_is_an_error_on_all_ranks(rank):
         lambda: broadcast_object(sends(), source=0),
         lambda: all_gather_objects(sends()),
         lambda: from_rank_0(object),
-        lambda: found_on_ranks([sends()]),
-        lambda: scattered([1, object()] if rank == 0 else None),
+        lambda: gather_findings([sends()]),
+        lambda: scatter([1, object()] if rank == 0 else None),
         lambda: post(sends()),
     ):
         with pytest.raises(UnsendableError):
@@ -79,7 +79,7 @@ def a_pickle_in_the_store_does_not_run(rank):
     with patch.object(collectives, "encode_or_refuse", lambda value: (pickle.dumps(Trap()), None)):
         items = [1, 2] if rank == 0 else None
         with pytest.raises(MessageError):
-            scattered(items)
+            scatter(items)
     dist.barrier()
     assert not Path(OWNED).exists()
 

@@ -74,10 +74,10 @@ def main(argv: Sequence[str]) -> None:
     report_path = corpus_report_of(tokens.output_prefix)
     steps = corpus_steps(spec, tokens)
     written = [prefix + end for prefix in tokens.prefixes for end in (".bin", ".idx")]
-    was_finished = not executor.unfinished(steps[-1])
+    was_finished = not executor.unfinished_tasks(steps[-1])
     if was_finished and not all(map(os.path.exists, [*written, report_path])):
         executor.forget_finished(steps[-2:])
-    if executor.unfinished(steps[-1]):
+    if executor.unfinished_tasks(steps[-1]):
         for notice in command.notices:
             print(notice)
     if not executor.run(steps):

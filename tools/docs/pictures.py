@@ -123,7 +123,7 @@ def zero_stages() -> Figure:
         config, _ = parse_config([*ZERO_RUN.split(), "--zero-stage", str(stage)])
         decided = plan(config, world_size=ZERO_RANKS, vocab_size=128_256, device="cuda")
         if decided.parallel.zero_stage != stage:  # 16 bits at stage 0 divide the optimizer too
-            memory = _undivided(decided.model.num_parameters)
+            memory = _undivided_bytes(decided.model.num_parameters)
         else:
             (estimate,) = memory_of_stages(decided)
             memory = {part: getattr(estimate, part) for part in parts}
@@ -144,7 +144,7 @@ def zero_stages() -> Figure:
     return figure
 
 
-def _undivided(parameters: int) -> dict[str, int]:
+def _undivided_bytes(parameters: int) -> dict[str, int]:
     """Return the bytes of 16-bit weights, 32-bit gradients, and three 32-bit numbers of Adam."""
     return {"weights": 2 * parameters, "gradients": 4 * parameters, "optimizer": 12 * parameters}
 

@@ -137,7 +137,9 @@ def cut(config: FilterConfig, ngrams: Iterable[str], *, prefix: str, workers: in
     function = CutDocuments(NgramSet(ngrams), key, prefix, rules_of(config))
     num_documents = num_cut = num_gone = num_shattered = 0
     with new_files(config.output or "", inputs=[data_path]) as (output,):
-        for results in ordered_map(function, numbered(batches(read_lines([data_path]))), workers):
+        for results in ordered_map(
+            function, number_batches(batches(read_lines([data_path]))), workers
+        ):
             for result in results:
                 num_documents += 1
                 num_cut += result.was_cut
@@ -152,7 +154,7 @@ def cut(config: FilterConfig, ngrams: Iterable[str], *, prefix: str, workers: in
     )
 
 
-def numbered(groups: Iterable[list[Line]]) -> Iterator[tuple[int, list[Line]]]:
+def number_batches(groups: Iterable[list[Line]]) -> Iterator[tuple[int, list[Line]]]:
     """Yield each batch with the number of its first document, counted from 0."""
     number = 0
     for batch in groups:

@@ -23,7 +23,7 @@ from megatron.extensions.detox.flags import (
 )
 from megatron.extensions.detox.toxicity.report import distribution
 from megatron.extensions.detox.toxicity.scorers import ScorerFactory
-from megatron.extensions.detox.toxicity.scoring import annotated, score_file, toxicity_of
+from megatron.extensions.detox.toxicity.scoring import annotation, score_file, toxicity_of
 from megatron.training.process.environment import perspective_api_key
 
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
         config.data_path,
         out_path,
         ScorerFactory(scorer, key),
-        annotated,
+        annotation,
         workers=scorer.workers,
         total=config.total,
     )

@@ -8,7 +8,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
-    unsharded,
+    wrap_full_tensor,
 )
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.linear import DOWN, UP, is_adapter
@@ -38,4 +38,4 @@ def _merge_adapter(checkpoint: FullCheckpoint, name: str, scale: float) -> Param
     weight, down, up = (
         checkpoint.parameters[stem + part].weight.all().float() for part in ("weight", DOWN, UP)
     )
-    return ParameterState(weight=unsharded(weight + scale * (up @ down)))
+    return ParameterState(weight=wrap_full_tensor(weight + scale * (up @ down)))

@@ -30,7 +30,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
-    unsharded,
+    wrap_full_tensor,
 )
 from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
@@ -330,11 +330,13 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
 
     def load(part: Part) -> ParameterState:
         tensors = [reader.tensor(named[name]) for name in part.theirs]
-        return ParameterState(weight=unsharded(part.mapping.from_hugging_face(tensors).float()))
+        return ParameterState(
+            weight=wrap_full_tensor(part.mapping.from_hugging_face(tensors).float())
+        )
 
     def initial(name: str) -> ParameterState:
         return ParameterState(
-            weight=unsharded(initial_weight(name, tuple(own[name].shape), spec.init_std))
+            weight=wrap_full_tensor(initial_weight(name, tuple(own[name].shape), spec.init_std))
         )
 
     loaders = {part.ours: partial(load, part) for part in parts}

@@ -50,14 +50,14 @@ class LogitDifference:
     predicts: str = "token"
 
     @property
-    def bound(self) -> float:
+    def largest_allowed(self) -> float:
         """The largest difference allowed."""
         return BOUNDS[self.dtype] * max(1.0, self.largest)
 
     @property
     def is_equal(self) -> bool:
         """Whether the difference is within rounding."""
-        return self.error <= self.bound
+        return self.error <= self.largest_allowed
 
     def __str__(self) -> str:
         agreement = (
@@ -66,7 +66,7 @@ class LogitDifference:
         )
         return (
             f"transformers in {self.dtype}, ours in fp32 with weights in {self.weights}: logits "
-            f"differ by {self.error:.2g} at most (bound {self.bound:.2g}, largest logit "
+            f"differ by {self.error:.2g} at most (bound {self.largest_allowed:.2g}, largest logit "
             f"{self.largest:.3g}){agreement if self.predicts else ''}"
         )
 

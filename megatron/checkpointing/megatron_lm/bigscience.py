@@ -26,7 +26,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
-    unsharded,
+    wrap_full_tensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -163,7 +163,7 @@ class _Layers:
 
 def _weight(rows: Rows, name: str, files: _Layers) -> ParameterState:
     try:
-        return ParameterState(weight=unsharded(rows.join(name, files.shards(name))))
+        return ParameterState(weight=wrap_full_tensor(rows.join(name, files.shards(name))))
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 
@@ -191,8 +191,8 @@ def _parameter_state(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> P
 
     try:
         return ParameterState(
-            weight=unsharded(joined("fp32")),
-            states={state: unsharded(joined(state)) for state in _STATES},
+            weight=wrap_full_tensor(joined("fp32")),
+            states={state: wrap_full_tensor(joined(state)) for state in _STATES},
             steps=fragments[0].steps,
         )
     except (RuntimeError, ValueError) as error:

@@ -19,7 +19,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
-    unsharded,
+    wrap_full_tensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -130,7 +130,7 @@ def _halves(heads: Tensor) -> Tensor:
 
 def _load_parameter(name: str, make: Any) -> ParameterState:
     try:
-        return ParameterState(weight=unsharded(make()))
+        return ParameterState(weight=wrap_full_tensor(make()))
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards are missing or do not fit: {error}") from error
 

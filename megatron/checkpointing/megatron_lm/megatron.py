@@ -19,13 +19,13 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
-from megatron.checkpointing.megatron_lm.networks import Form, recognised
+from megatron.checkpointing.megatron_lm.networks import Form, identify_network
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
-    unsharded,
+    wrap_full_tensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -77,10 +77,10 @@ def checkpoint_in(path: Path) -> Path:
     """
     if path.is_file() or any(_RANK.fullmatch(folder.name) for folder in path.glob("mp_rank_*")):
         return path
-    return tracked_in(path, instead="folder mp_rank_00")
+    return tracked_folder(path, instead="folder mp_rank_00")
 
 
-def tracked_in(path: Path, *, instead: str) -> Path:
+def tracked_folder(path: Path, *, instead: str) -> Path:
     """Return the folder named by the tracker in `path`.
 
     Args:
@@ -136,7 +136,9 @@ def found_in(
     version = known_version(float(first.get("checkpoint_version", 0)), folder)
     try:
         parts = [[_parts(rank) for rank in ranks] for ranks in stages]
-        architecture, form = recognised({n for ranks in parts for part in ranks[0] for n in part})
+        architecture, form = identify_network(
+            {n for ranks in parts for part in ranks[0] for n in part}
+        )
         modules, layers = _modules(
             [[[_rename(part, form) for part in rank] for rank in ranks] for ranks in parts]
         )
@@ -288,7 +290,7 @@ def _modules(
 def _load_parameter(rows: Rows, name: str, shards: Sequence[Weight]) -> ParameterState:
     tensors = [shard.load() if isinstance(shard, StoredTensor) else shard for shard in shards]
     try:
-        return ParameterState(weight=unsharded(rows.join(name, tensors)))
+        return ParameterState(weight=wrap_full_tensor(rows.join(name, tensors)))
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from megatron.checkpointing.megatron_lm.distributed_files import Weight
-from megatron.common.registry import NETWORKS, imported
+from megatron.common.registry import NETWORKS, import_dotted
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.networks.architecture import network_named
 from megatron.config.parsing.files import Values
@@ -85,10 +85,10 @@ class GPTForm(Form):
 def form_of(network: str) -> Form | None:
     """Return the form of the network of that name; None if these files cannot hold it."""
     found = network_named(network).megatron_in
-    return imported(found)() if found else None
+    return import_dotted(found)() if found else None
 
 
-def recognised(names: Collection[str]) -> tuple[str, Form]:
+def identify_network(names: Collection[str]) -> tuple[str, Form]:
     """Return the name and the form of the network that parameters of these names belong to."""
     forms = ((name, form) for name in NETWORKS.with_extensions() if (form := form_of(name)))
     return next(

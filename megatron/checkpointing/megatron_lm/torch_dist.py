@@ -17,7 +17,7 @@ from megatron.checkpointing.megatron_lm.distributed_files import (
     read_stored,
 )
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
-from megatron.checkpointing.megatron_lm.megatron import found_in, tracked_in
+from megatron.checkpointing.megatron_lm.megatron import found_in, tracked_folder
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
 
@@ -40,7 +40,7 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     Raises:
         CheckpointError: it is damaged, or of no network that has a form in these files.
     """
-    folder = path if (path / METADATA).is_file() else tracked_in(path, instead=METADATA)
+    folder = path if (path / METADATA).is_file() else tracked_folder(path, instead=METADATA)
     _require_kind(folder)
     stored = read_stored(folder)
     content = {**_common(folder, stored), "model": dict(_parameters(stored))}

@@ -164,7 +164,7 @@ class ShardedTensor:
         return replace(self, shape=(rows, *self.shape[1:]), copies_last=copies_last)
 
 
-def unsharded(tensor: Tensor) -> ShardedTensor:
+def wrap_full_tensor(tensor: Tensor) -> ShardedTensor:
     """Wrap a full tensor."""
     shape = tuple(tensor.shape)
     pieces = [FlatShard([tensor.reshape(-1)])]
@@ -218,11 +218,11 @@ class ParameterState:
                 in the softmax has learned small logits, and zeros would be large ones.
         """
 
-        def padded(tensor: ShardedTensor) -> ShardedTensor:
+        def pad(tensor: ShardedTensor) -> ShardedTensor:
             return tensor.with_rows(rows, copies_last=copies_last)
 
-        states = {name: padded(tensor) for name, tensor in self.states.items()}
-        return replace(self, weight=padded(self.weight), states=states)
+        states = {name: pad(tensor) for name, tensor in self.states.items()}
+        return replace(self, weight=pad(self.weight), states=states)
 
 
 @dataclass(frozen=True, kw_only=True)

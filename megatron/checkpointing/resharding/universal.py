@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import (
     LATEST_UNIVERSAL,
     STAGING,
@@ -29,7 +29,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
-    unsharded,
+    wrap_full_tensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -122,7 +122,7 @@ def publish_full(directory: Path, manifest: Manifest, checkpoint: FullCheckpoint
     """
     iteration = manifest.state.iteration
     folder = directory / tag_of(iteration)
-    with locked(directory):
+    with hold_lock(directory):
         if folder.exists():
             raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
         staging = clear_staging(directory, iteration)
@@ -271,5 +271,5 @@ def _read_parameter(folder: Path, states: Sequence[str]) -> ParameterState:
             if state == "step":
                 steps = float(content)
             else:
-                tensors[state] = unsharded(content)
+                tensors[state] = wrap_full_tensor(content)
         return ParameterState(weight=tensors.pop("fp32"), states=tensors, steps=steps)

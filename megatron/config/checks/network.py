@@ -55,7 +55,7 @@ def own_flag_problems(start: Start) -> Iterator[str]:
     yield from decoder_stack_problems(config, network)
     for name in NETWORKS:
         if name != network.name:
-            yield from NETWORKS.get_class(name).misplaced(config)
+            yield from NETWORKS.get_class(name).misplaced_flags(config)
 
 
 def loss_problems(start: Start) -> Iterator[str]:
@@ -66,7 +66,7 @@ def loss_problems(start: Start) -> Iterator[str]:
             f"--loss-chunk-tokens {tokens}: the loss of a plugin's objective ({start.objective}) gets "
             "all logits at once: leave it out"
         )
-    if start.config.masks.calculate_per_token_loss and not start.declared.weighs_tokens:
+    if start.config.masks.calculate_per_token_loss and not start.declaration.weighs_tokens:
         yield (
             f"--calculate-per-token-loss: the loss of {start.objective} is no mean over tokens: leave "
             "the flag out"
@@ -75,7 +75,7 @@ def loss_problems(start: Start) -> Iterator[str]:
 
 def sample_problems(start: Start) -> Iterator[str]:
     """Yield why samples cannot be cut as a plugin or a curriculum does."""
-    dataset, declared = start.config.plugins.dataset, start.declared
+    dataset, declared = start.config.plugins.dataset, start.declaration
     if start.config.data.mock_data:
         if start.objective != "gpt":
             yield f"--mock-data makes samples for pretrain_gpt.py, not of {start.objective}"

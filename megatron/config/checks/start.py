@@ -47,7 +47,7 @@ class Start:
     consumed_samples: int = 0
 
     @cached_property
-    def declared(self) -> Declaration:
+    def declaration(self) -> Declaration:
         """What the objective reads and trains."""
         return declaration_of(self.objective)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron.config.parsing.declaration import resolved, setting
+from megatron.config.parsing.declaration import resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,4 +40,4 @@ class MaskPlan:
 
 def plan_masks(masks: MaskConfig) -> MaskPlan:
     """Return the masks of packed documents."""
-    return resolved(MaskPlan, "masks", masks)
+    return resolve(MaskPlan, "masks", masks)

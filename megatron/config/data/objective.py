@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatron.common.registry import OwnFlags
-from megatron.config.parsing.declaration import resolved, setting
+from megatron.config.parsing.declaration import resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,4 +114,4 @@ def plan_fim(fim: FimConfig) -> FimPlan:
         "suffix": fim.fim_suffix_token or "",
         "pad": fim.fim_pad_token or "",
     }
-    return resolved(FimPlan, "objective.fim", fim, tokens=tokens)
+    return resolve(FimPlan, "objective.fim", fim, tokens=tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from megatron.config.inference.generation import GenerationConfig, sampling_problems
 from megatron.config.networks.architecture import Architecture
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Limits:
 
 def plan_limits(server: ServingConfig, generation: GenerationConfig) -> Limits:
     """Return the limits of requests and of the queue."""
-    return resolved(Limits, "limits", server, new_tokens=generation.out_seq_length)
+    return resolve(Limits, "limits", server, new_tokens=generation.out_seq_length)
 
 
 def encoder_problems(

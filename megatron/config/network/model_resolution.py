@@ -17,7 +17,7 @@ from megatron.config.network.model import (
     VocabularySpec,
 )
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.parsing.declaration import resolved
+from megatron.config.parsing.declaration import resolve
 
 
 def resolve_model(
@@ -36,20 +36,20 @@ def resolve_model(
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
         norms_embedding: whether another flag implies --embed-layernorm.
     """
-    return resolved(
+    return resolve(
         ModelSpec,
         "model",
         model,
         vocabulary=_vocabulary_spec(model, tokenizer, vocab_size, tensor),
         positions=_position_spec(model),
         attention=_attention_spec(model),
-        norm=resolved(
+        norm=resolve(
             NormSpec,
             "model",
             model,
             embed_layernorm=model.embed_layernorm or norms_embedding,
         ),
-        mlp=resolved(
+        mlp=resolve(
             MLPSpec,
             "model",
             model,
@@ -66,7 +66,7 @@ def resolve_model(
 
 def _attention_spec(model: ModelConfig) -> AttentionSpec:
     scalar = model.query_pre_attn_scalar
-    return resolved(
+    return resolve(
         AttentionSpec,
         "model",
         model,
@@ -91,7 +91,7 @@ def _vocabulary_spec(
         tensor=tensor,
         pad_to=tokenizer.pad_vocab_size_to,
     )
-    return resolved(
+    return resolve(
         VocabularySpec,
         "model",
         model,

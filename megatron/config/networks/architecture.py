@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import HEADS, NETWORKS, imported
+from megatron.common.registry import HEADS, NETWORKS, import_dotted
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.networks.counts import (
     Weights,
@@ -142,7 +142,7 @@ class Architecture:
         """
         if not self.layers_in:
             raise ConfigError(f"the network {self.name} has no layers: define layers(spec, parts)")
-        layers: list[Any] = imported(self.layers_in)(spec, parts)
+        layers: list[Any] = import_dotted(self.layers_in)(spec, parts)
         return layers
 
     def batch(self, spec: ModelSpec, tokens: Any) -> Any:
@@ -151,7 +151,7 @@ class Architecture:
         Args:
             tokens: a `megatron.model.layers.layer_input.PassInput`.
         """
-        return imported(self.batch_in)(spec, tokens)
+        return import_dotted(self.batch_in)(spec, tokens)
 
     def num_contexts(self, spec: ModelSpec) -> int:
         """Return the number of texts that a sequence attends to in addition to its own in generation."""
@@ -228,7 +228,7 @@ class Architecture:
             return int(sizes.layer(entry.number))
         return int(parts[entry.kind]()) if entry.kind in parts else 0
 
-    def deferred(self, entry: Entry, sizes: Any) -> int:
+    def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
         return int(sizes.products(entry.number))
 
@@ -240,7 +240,7 @@ class Architecture:
         """Return the bytes of the logits of `tokens`."""
         return int(sizes.vocabulary_logits(tokens))
 
-    def scored(self, spec: ModelSpec) -> ModelSpec:
+    def scored_spec(self, spec: ModelSpec) -> ModelSpec:
         """Return the network with the samples whose logits are computed."""
         return spec
 

@@ -32,7 +32,7 @@ def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]
     weights = tuple(unit_weights(method, entries))
     if set(weights) == {1}:
         return _even(len(weights), parts)
-    bounds = balanced(weights, parts)
+    bounds = partition_balanced(weights, parts)
     if not method.startswith("type:"):
         return bounds
     head = max((i for i, entry in enumerate(entries) if entry.kind == "block"), default=0) + 1
@@ -112,7 +112,7 @@ def _even(items: int, parts: int) -> list[int]:
 
 
 @cache
-def balanced(weights: tuple[int, ...], parts: int) -> list[int]:
+def partition_balanced(weights: tuple[int, ...], parts: int) -> list[int]:
     """Return the bounds that make the heaviest part least heavier than the lightest.
 
     Ties fall as in DeepSpeed, whose stages these have to be: to the latest cut.

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from megatron.common.registry import OPTIMIZERS, OwnFlags
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def plan_optimizer(
     if name == "lion":
         beta1, beta2 = optimizer.lion_beta1, optimizer.lion_beta2
     start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
-    return resolved(
+    return resolve(
         OptimizerPlan,
         "optimizer",
         optimizer,

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.config.optimization.batch_size import BatchPlan, plan_batch
 from megatron.config.optimization.curriculum import CurriculumPlan, plan_curriculum
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 from megatron.config.parsing.json_tree import value_at
 
 
@@ -140,7 +140,7 @@ def plan_training(
     if training.train_tokens is not None:
         lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips))
     iterations, samples = min(lengths, default=(0, 0))
-    return resolved(
+    return resolve(
         TrainingPlan,
         "training",
         training,

@@ -153,7 +153,7 @@ def _flags_with_range(section: type) -> list[Flag]:
     return [flag for flag in flags_of(section) if flag.setting.range]
 
 
-def resolved(
+def resolve(
     plan: type[T], path: str, *sections: Any, left_at_default: Sequence[str] = (), **decided: Any
 ) -> T:
     """Return a part of the plan: each decision is in `decided`, or the value of its setting.
@@ -173,7 +173,7 @@ def resolved(
         if name in decided:
             continue
         if flag is None:
-            values[name] = resolved(kind, f"{path}.{name}", *sections)
+            values[name] = resolve(kind, f"{path}.{name}", *sections)
             continue
         value = getattr(sections[number], flag.name)
         if flag.setting.plan.startswith("not "):

@@ -165,7 +165,7 @@ def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
         if node is None:
             return None, {}
         sizes: dict[int, float] = {}
-        expanded = _expanded(node, sizes)
+        expanded = _expanded_size(node, sizes)
         if expanded > max(len(sizes), _MOST_VALUES):
             raise ValueError(
                 f"its aliases (*name) stand for more than {_MOST_VALUES} values, or for themselves"
@@ -177,7 +177,7 @@ def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
         loader.dispose()
 
 
-def _expanded(node: Any, sizes: dict[int, float]) -> float:
+def _expanded_size(node: Any, sizes: dict[int, float]) -> float:
     """Return the number of values in `node` with its aliases expanded, which may be infinite.
 
     Args:
@@ -187,7 +187,7 @@ def _expanded(node: Any, sizes: dict[int, float]) -> float:
         sizes[id(node)] = math.inf  # to be met again below itself
         children = node.value if isinstance(node.value, list) else ()
         pairs = (child if isinstance(child, tuple) else (child,) for child in children)
-        sizes[id(node)] = 1 + sum(_expanded(each, sizes) for pair in pairs for each in pair)
+        sizes[id(node)] = 1 + sum(_expanded_size(each, sizes) for pair in pairs for each in pair)
     return sizes[id(node)]
 
 

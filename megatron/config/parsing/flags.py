@@ -22,7 +22,7 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.declaration import Flag, flags_of
 from megatron.config.parsing.near_misses import plain
-from megatron.config.parsing.parser import OFF, FlagParser, merged
+from megatron.config.parsing.parser import OFF, FlagParser, merge_messages
 from megatron.config.parsing.titles import BASICS, about, title_of
 
 HELP = frozenset({"-h", "--help"})
@@ -124,11 +124,11 @@ def parse_sections(
     if first:
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
     given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
-    built = {name: _built(section, given) for name, section in sections.items()}
-    return Parsed(built, tuple(merged(given["notices"])))
+    built = {name: _build_section(section, given) for name, section in sections.items()}
+    return Parsed(built, tuple(merge_messages(given["notices"])))
 
 
-def _built(section: type, given: Mapping[str, Any]) -> Any:
+def _build_section(section: type, given: Mapping[str, Any]) -> Any:
     try:
         return section(**{field.name: given[field.name] for field in fields(section)})
     except (ValueError, TypeError) as error:
@@ -170,7 +170,7 @@ def add_section(
             keywords |= {"required": False, "default": defaults[flag.name]}
             if is_switch(keywords):
                 del keywords["required"]
-        keywords |= _shown(flag, section, keywords) if is_shown else {"help": SUPPRESS}
+        keywords |= _help_keywords(flag, section, keywords) if is_shown else {"help": SUPPRESS}
         of_beginners = first is not None and flag.name in BASICS
         (first if of_beginners else group).add_argument(*flag.options, dest=flag.name, **keywords)
 
@@ -180,7 +180,7 @@ def is_switch(keywords: Mapping[str, Any]) -> bool:
     return "action" in keywords and keywords["action"].startswith("store")
 
 
-def _shown(flag: Flag, section: type, keywords: Mapping[str, Any]) -> dict[str, str]:
+def _help_keywords(flag: Flag, section: type, keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return the keywords of `add_argument` that only the help needs."""
     text = field_docstrings(section)[flag.name]
     if default := default_text(keywords):
@@ -259,7 +259,7 @@ def _name_in(
 
     def name(text: str) -> str:
         # A word of a file knows its line, which a config does not keep.
-        found = str(text if text in names else registry.spelled(text, names))
+        found = str(text if text in names else registry.canonical_name(text, names))
         if found not in names:
             raise ConfigError(registry.unknown(text, names))
         return found

@@ -16,7 +16,7 @@ _MOST_PROBLEMS = 50
 """Problems of files that are reported; looking for near misses takes time for each."""
 
 
-def merged(messages: Sequence[str]) -> list[str]:
+def merge_messages(messages: Sequence[str]) -> list[str]:
     """Return messages of the form FLAG: TEXT, those of one text as one: FLAG, FLAG: TEXT."""
     flags: dict[str, list[str]] = {}
     for message in dict.fromkeys(messages):
@@ -103,7 +103,7 @@ class FlagParser(ToolParser):
         Raises:
             ConfigError: lists every problem of the words.
         """
-        args = [self._spelled(word) for word in args or ()]
+        args = [self._canonical_word(word) for word in args or ()]
         required = [action for action in self._actions if action.required]
         for action in required:
             # Listed below, with what may be a misspelling of it.
@@ -127,7 +127,7 @@ class FlagParser(ToolParser):
         raise_if_any(
             [
                 *problems,
-                *merged(given.refusals),
+                *merge_messages(given.refusals),
                 *self._contradictions(args),
                 *self._unknown(unknown, args),
                 *(
@@ -139,7 +139,7 @@ class FlagParser(ToolParser):
         )
         return given
 
-    def _spelled(self, word: str) -> str:
+    def _canonical_word(self, word: str) -> str:
         """Return `word` with its flag as that is declared: underscores and hyphens are the same."""
         name, equals, value = word.partition("=")
         if not name.startswith("--") or self.has_option(name):

@@ -51,11 +51,11 @@ def read_settings(argv: Sequence[str], defaults: Mapping[str, Any]) -> tuple[Set
         key = match["key"]
         # A group is replaced by the value that is set in its place.
         below = [each for each in found if each == key or each.startswith(f"{key}.")]
-        entries = {} if match["sign"] == "~" else _flat(key, _parsed(match["value"]))
+        entries = {} if match["sign"] == "~" else _flat(key, _parse_word(match["value"]))
         if not entries or key in entries:
             found = {name: value for name, value in found.items() if name not in below}
         found |= {name: KeyValue(name, value, word) for name, value in entries.items()}
-    return _resolved(found), flags
+    return _resolve_references(found), flags
 
 
 def _without_config_name(argv: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -103,7 +103,7 @@ def _flat(key: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _parsed(text: str) -> Any:
+def _parse_word(text: str) -> Any:
     """Return the value of a word, by the rules of YAML."""
     try:
         return parse_yaml(text) if text else None
@@ -111,7 +111,7 @@ def _parsed(text: str) -> Any:
         return text  # such as a path with a colon
 
 
-def _resolved(found: Mapping[str, KeyValue]) -> Settings:
+def _resolve_references(found: Mapping[str, KeyValue]) -> Settings:
     """Return the settings that have a value, with references replaced.
 
     Raises:

@@ -21,7 +21,7 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
     config = start.config
     yield from parallel_notices(config.parallel, seq_length=config.model.seq_length)
     yield from _other_effect_notices(config)
-    if not start.declared.has_epochs:
+    if not start.declaration.has_epochs:
         yield from checkpoint_notices(config.checkpoint)
     if config.data.mock_data and config.data.split:
         yield "--split has no effect with --mock-data: each set has random tokens of its own"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.extensions import declared_in, owners
+from megatron.common.extensions import declarations_in, owners
 from megatron.common.registry import DATASETS
 from megatron.config.checks.start import Start
 from megatron.config.checks.steps import length_problems
@@ -72,7 +72,7 @@ def plan_samples(
     raise_if_any(
         chain(
             length_problems(start),
-            start.declared.data_problems(config),
+            start.declaration.data_problems(config),
             objective_problems(config, objective),
             evaluation_problems(
                 config.evaluation, config.checkpoint, zero_stage=start.zero.given_stage
@@ -94,7 +94,7 @@ def plan_data_of(start: Start, evaluation: EvaluationPlan) -> DataPlan:
     """Return which token files are read, and how many samples of them."""
     config, steps = start.config, start.steps
     extensions = owners(map(type, config.extensions.values()))
-    if any(needs(config) for needs in declared_in("flags", "needs_complete_run", extensions)):
+    if any(needs(config) for needs in declarations_in("flags", "needs_complete_run", extensions)):
         # The order of samples depends on their number.
         evaluation = replace(evaluation, only=False)
     data = plan_data(
@@ -102,8 +102,8 @@ def plan_data_of(start: Start, evaluation: EvaluationPlan) -> DataPlan:
         train_samples=steps.training.train_samples,
         evaluation_samples=evaluation.iters * steps.batch.global_batch_size,
         evaluations=evaluation.number_in(steps.training.train_iters),
-        kind=start.declared.kind,
-        cut=start.declared.cut(config),
+        kind=start.declaration.kind,
+        cut=start.declaration.cut(config),
     )
     name = config.plugins.dataset or ""
     return replace(data, dataset=name, own_flags=DATASETS.flags_of(name, config.extensions))

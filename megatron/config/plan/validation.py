@@ -34,7 +34,7 @@ CHECKS: tuple[Check, ...] = (
     network_problems,
     implementation_problems,
     lambda start: optimizer_problems(start.config.optimizer, device=start.device),
-    lambda start: start.declared.data_problems(start.config),
+    lambda start: start.declaration.data_problems(start.config),
     run_problems,
     lambda start: recompute_problems(start.config.recompute),
     lambda start: start.storage.problems,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 INITIAL = "initial"
 """Folder in --save of the initial checkpoints of a run that restarted from them in place."""
@@ -108,7 +108,7 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
         trains: whether the run takes steps; otherwise the weights are all it needs.
     """
     finetune = checkpoint.finetune
-    return resolved(
+    return resolve(
         CheckpointPlan,
         "checkpoint",
         checkpoint,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +174,12 @@ class LoggingPlan:
 def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingPlan:
     """Return the logs and profiles."""
     directory = profiling.profile_dir or logging.tensorboard_dir or ""
-    return resolved(
+    return resolve(
         LoggingPlan,
         "logging",
         logging,
         profiling,
-        profile=resolved(
+        profile=resolve(
             ProfilePlan,
             "logging.profile",
             profiling,

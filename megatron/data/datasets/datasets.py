@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.common.registry import DATASETS, KINDS, imported
+from megatron.common.registry import DATASETS, KINDS, import_dotted
 from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan, suffixes_of
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan
@@ -252,5 +252,5 @@ def view_of(
     name = declaration_of(objective.name).view
     if not name:
         return None
-    view: View | RoleView | None = imported(name)(objective, masks, tokenizer, seed)
+    view: View | RoleView | None = import_dotted(name)(objective, masks, tokenizer, seed)
     return view

@@ -44,7 +44,7 @@ class ShuffledEpochs:
 
     def __getitem__(self, position: int) -> Sample:
         sample, weight = self._at(position)
-        return marked(self.source, sample, weight)
+        return weighted_sample(self.source, sample, weight)
 
     def origin(self, position: int) -> Origin:
         """Return the number of the sample at a position."""
@@ -60,9 +60,9 @@ class ShuffledEpochs:
         first = position // plan.global_batch_size * plan.global_batch_size
         real = min(plan.global_batch_size, plan.padded - first)
         weight = plan.global_batch_size / real if index < plan.padded else 0.0
-        return int(self._permuted(epoch)[index % plan.samples]), weight
+        return int(self._epoch_order(epoch)[index % plan.samples]), weight
 
-    def _permuted(self, epoch: int) -> NDArray[np.int64]:
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self._seed + epoch)
             permutation = torch.randperm(self.plan.samples, generator=generator)
@@ -86,13 +86,13 @@ class EachOnce:
 
     def __getitem__(self, i: int) -> Sample:
         is_real = i < len(self.source)
-        return marked(self.source, i if is_real else 0, float(is_real))
+        return weighted_sample(self.source, i if is_real else 0, float(is_real))
 
     def origin(self, i: int) -> Origin:
         """Return the number of the sample at a position."""
         return Origin("labelled data", min(i, len(self.source) - 1), ())
 
 
-def marked(source: SampleSource, i: int, weight: float) -> Mapping[str, NDArray]:
+def weighted_sample(source: SampleSource, i: int, weight: float) -> Mapping[str, NDArray]:
     """Return a sample with its number and its weight."""
     return {**source[i], "index": np.array(i), "weight": np.array(weight, np.float32)}

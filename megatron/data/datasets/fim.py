@@ -64,12 +64,12 @@ class FimDataset(OneToOne):
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         tokens = self.dataset[i]["tokens"]
-        found = self.rearranged(tokens, sample_rng(self._seed, i))
+        found = self.rearrange(tokens, sample_rng(self._seed, i))
         row = np.full(len(tokens), self._tokens.pad, np.int64)
         row[: len(found)] = found[: len(tokens)]
         return {"tokens": row}
 
-    def rearranged(self, tokens: NDArray, rng: np.random.RandomState) -> NDArray:
+    def rearrange(self, tokens: NDArray, rng: np.random.RandomState) -> NDArray:
         """Return the documents of `tokens`, some of them rearranged, at their new length."""
         parts = _cut_behind(tokens, self._tokens.eod)
         return np.concatenate([part for d in parts for part in self._document(d, rng)])

@@ -171,10 +171,10 @@ class PackedDataset(ABC):
         return Origin(
             self._first.prefix,
             i,
-            tuple(Piece(text, 0, length) for text, _, length in self.placed(i)),
+            tuple(Piece(text, 0, length) for text, _, length in self.placements(i)),
         )
 
-    def placed(self, i: int) -> Iterator[tuple[int, int, int]]:
+    def placements(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield each text of sample i, where it begins, and how long it is."""
         for part in self._parts:
             part.require_whole_index()
@@ -228,7 +228,7 @@ class ChatDataset(PackedDataset):
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         tokens, text_ids, is_target = np.zeros((3, self.row_length), np.int64)
-        for number, (chat, start, length) in enumerate(self.placed(i), start=1):
+        for number, (chat, start, length) in enumerate(self.placements(i), start=1):
             here = slice(start, start + length)
             tokens[here], is_target[here] = self.tokens[chat], self.loss_mask[chat]
             text_ids[here] = number
@@ -273,7 +273,7 @@ class MTFDataset(PackedDataset):
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         tokens, text_ids, target_starts = np.zeros((3, self.row_length), np.int64)
-        for number, (pair, start, length) in enumerate(self.placed(i), start=1):
+        for number, (pair, start, length) in enumerate(self.placements(i), start=1):
             middle, stop = start + int(self.inputs.sizes[pair]), start + length
             tokens[start:middle], tokens[middle:stop] = self.inputs[pair], self.targets[pair]
             text_ids[start:stop] = number

@@ -154,7 +154,7 @@ def assemble(
             is full.
     """
     staging = spec.staging
-    states = _finished_of(spec, shards, options, verify=verify)
+    states = _finished_shards(spec, shards, options, verify=verify)
     total = _total(states.values(), len(rules.keys))
     folders = [staging / name for name in states]
     _require_documents(spec, rules, folders, total)
@@ -234,7 +234,7 @@ def _published_options(spec: PreprocessSpec, options: Mapping[str, Any]) -> dict
     }
 
 
-def _finished_of(
+def _finished_shards(
     spec: PreprocessSpec, shards: Sequence[Shard], options: Mapping[str, Any], *, verify: bool
 ) -> dict[str, ShardState]:
     """Return the state of all shards, those of packed files included, in order.

@@ -158,7 +158,7 @@ def convert_shards(
         progress.add_earlier(state.documents + state.dropped, state.tokens, state.file_bytes)
     num_named = 0
     try:
-        for done in _converted(convert, shards):
+        for done in _convert_shards(convert, shards):
             for problem in done.problems[: _MOST_WARNINGS - num_named]:
                 log.warning("left out %s", problem)
                 num_named += 1
@@ -238,7 +238,7 @@ class _Convert:
 
         def convert(shard: Shard) -> _Done:
             done = _Done()
-            for piece in self.unpacked(shard):
+            for piece in self.unpack(shard):
                 # Made anew for each shard, so that nothing depends on which process had others.
                 kind = ConversationEncoder if self.rules.chats else BlockEncoder
                 self._convert(piece, kind(encoder, self.rules), done)
@@ -246,7 +246,7 @@ class _Convert:
 
         return convert
 
-    def unpacked(self, shard: Shard) -> Iterable[Shard]:
+    def unpack(self, shard: Shard) -> Iterable[Shard]:
         """Return the shards that are not finished of a packed one, or the shard itself."""
         if not shard.is_packed:
             return [shard]
@@ -322,7 +322,7 @@ class _Convert:
             done.problems.append(problem)
 
 
-def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
+def _convert_shards(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
     """Convert the shards that are not finished, and yield their counts in the order of the input."""
     shards = [shard for shard in shards if shard.name not in convert.finished]
     num_packed = sum(shard.is_packed for shard in shards)
@@ -331,7 +331,7 @@ def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
     has_streams = any(shard.is_stream for shard in shards)
     # This process unpacks for the workers, whose stdin and pipes are not its own.
     if num_packed < workers or workers == 1 or has_streams:
-        items = (piece for shard in shards for piece in convert.unpacked(shard))
+        items = (piece for shard in shards for piece in convert.unpack(shard))
     if shards:
         yield from map_in_processes(partial(convert.in_worker, workers), items, workers)
 

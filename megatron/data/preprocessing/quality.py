@@ -167,7 +167,7 @@ class Lengths:
         cumulated = np.cumsum(self._counts[: self._num_counts])
         large = sorted(self._large)
 
-        def ranked(rank: int) -> int:
+        def at_rank(rank: int) -> int:
             below = int(cumulated[-1])
             return (
                 int(np.searchsorted(cumulated, rank)) if rank <= below else large[rank - below - 1]
@@ -177,9 +177,9 @@ class Lengths:
             return {"mean": 0.0, "min": 0, **{f"p{p}": 0 for p in PERCENTILES}, "max": 0}
         return {
             "mean": self.tokens / self.documents,
-            "min": ranked(1),
-            **{f"p{p}": ranked(math.ceil(self.documents * p / 100)) for p in PERCENTILES},
-            "max": ranked(self.documents),
+            "min": at_rank(1),
+            **{f"p{p}": at_rank(math.ceil(self.documents * p / 100)) for p in PERCENTILES},
+            "max": at_rank(self.documents),
         }
 
 

@@ -53,7 +53,7 @@ def compression_of(start: bytes) -> str | None:
     return None
 
 
-def decompressed(file: BinaryIO) -> Iterator[bytes]:
+def decompress(file: BinaryIO) -> Iterator[bytes]:
     """Yield the text of `file`, which may be compressed or not.
 
     Raises:

@@ -279,10 +279,10 @@ def _from_rows(
 def no_key(key: str, names: Collection[str]) -> str:
     """Return that there is no such key, and which there are."""
     hint = "; conversations need --conversations" if "messages" in names else ""
-    return f"no key {key!r}; it has {listed(names)} (--json-keys names the keys{hint})"
+    return f"no key {key!r}; it has {shorten_list(names)} (--json-keys names the keys{hint})"
 
 
-def listed(names: Collection[str]) -> str:
+def shorten_list(names: Collection[str]) -> str:
     """Return the names for a message: the first ones, and how many more there are."""
     first = ", ".join(map(repr, islice(names, _MOST_NAMES))) or "none"
     return f"{first} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else first

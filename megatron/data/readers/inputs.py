@@ -18,7 +18,7 @@ from megatron.common import remote_files
 from megatron.common.errors import DataError
 from megatron.common.remote_files import is_url, open_input, size_of_input, without_secrets
 from megatron.data.readers import arrow, parquet
-from megatron.data.readers.decompress import UnreadableFormatError, compression_of, decompressed
+from megatron.data.readers.decompress import UnreadableFormatError, compression_of, decompress
 from megatron.data.readers.line_blocks import EXCERPT_BYTES, Limits, whole_lines
 from megatron.data.readers.text_formats import (
     TextSeparator,
@@ -150,7 +150,7 @@ def open_text(
         DataError: the input cannot be read, or is damaged.
     """
     with _open(source) as file:
-        pieces = _lines_only(decompressed(file), source.path)
+        pieces = _lines_only(decompress(file), source.path)
         if source.text is None:
             pieces = unpacked_array(pieces, line_bytes)
         elif source.text != "line":

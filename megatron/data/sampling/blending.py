@@ -255,7 +255,7 @@ def blend_order(
     is_narrow = num_samples <= np.iinfo(np.int32).max
     samples = np.empty(shape, np.int32 if is_narrow else np.int64)
     taken = np.full((num_pieces + 1, num_lanes, len(shares)), np.nan)
-    taken[0] = _taken_before(shares, firsts, warm_up)
+    taken[0] = _estimate_taken(shares, firsts, warm_up)
     lanes = np.arange(num_lanes)
     while len(lanes):
         for k in range(num_pieces):
@@ -271,7 +271,7 @@ def blend_order(
     return BlendOrder(sources.ravel()[:num_samples], samples.ravel()[:num_samples])
 
 
-def _taken_before(shares: NDArray, firsts: NDArray, warm_up: int) -> NDArray:
+def _estimate_taken(shares: NDArray, firsts: NDArray, warm_up: int) -> NDArray:
     """Estimate the samples taken from each dataset before each of `firsts`, the first being 0.
 
     Shapes: -> [firsts, data sets] float64 with integer values.

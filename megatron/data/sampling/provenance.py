@@ -73,7 +73,7 @@ def lines_of_step(
         most: characters of a text; all when None.
     """
     for i in range(first, last):
-        yield f"  sample {i} | {reader(batch, i - first)} | {described(sources.origin(i))}"
+        yield f"  sample {i} | {reader(batch, i - first)} | {describe(sources.origin(i))}"
         for text in texts_of(texts[i], tokenizer):
             yield f"    {text[:most]!r}"
 
@@ -84,7 +84,7 @@ def reader(batch: BatchPlan, index: int) -> str:
     return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
 
 
-def described(origin: Origin) -> str:
+def describe(origin: Origin) -> str:
     """Return the origin of a sample: document[first token:token after the last]."""
     pieces = " ".join(f"{piece.document}[{piece.start}:{piece.stop}]" for piece in origin.pieces)
     return f"{origin.prefix} sample {origin.sample} | documents {pieces}"

@@ -93,7 +93,7 @@ class Timers:
         return self._level > 0 or self._nvtx or self.pace is not None
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Count nothing of what is done inside."""
         self._paused = True
         try:

@@ -13,7 +13,7 @@ from megatron.extensions.masked_lm.data_masking import (
     MaskedDataset,
     MaskingVocabulary,
     masked_ngrams,
-    seeded,
+    seed_for_sample,
 )
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ class BertDataset(MaskedDataset):
     def __getitem__(self, i: int) -> dict[str, NDArray]:
         sample = self.dataset[i]
         tokens, target = sample["tokens"], int(sample["target_length"])
-        rng = seeded(self._rng, self._seed, int(sample["index"]))
+        rng = seed_for_sample(self._rng, self._seed, int(sample["index"]))
         if self._plan.has_binary_head:
             first, second, is_swapped = _segments(tokens, sample["sizes"], rng)
         else:

@@ -84,7 +84,7 @@ class MaskedDataset(OneToOne):
         self._rng = np.random.RandomState(0)
 
 
-def seeded(rng: np.random.RandomState, seed: int, index: int) -> np.random.RandomState:
+def seed_for_sample(rng: np.random.RandomState, seed: int, index: int) -> np.random.RandomState:
     """Seed `rng` for the sample `index` of a corpus; return it."""
     rng.seed((seed + index) % _SEEDS)
     return rng

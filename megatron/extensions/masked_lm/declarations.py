@@ -35,7 +35,7 @@ class SentenceDeclaration(Declaration, ABC):
                 "sentences"
             )
 
-    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    def upgrade_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had masks and sentences among the parts of every run."""
         objective, data = dict(plan["objective"]), dict(plan.get("data", {}))
         objective["own"], data["cut"] = objective.get("masked"), data.get("sentences")

@@ -14,8 +14,8 @@ from megatron.inference.server.schemas import (
     Text,
     at_most,
     only,
+    refuse_field,
     require_characters,
-    unsupported,
 )
 
 _FinishReason = Literal["stop", "length"]
@@ -25,7 +25,7 @@ _MOST_BIASES = 1024
 _MOST_STOP_TOKENS = 1024
 _MOST_METADATA = 16
 _MOST_MESSAGES = 2048
-_NO_TOOLS = unsupported("this server calls no tools")
+_NO_TOOLS = refuse_field("this server calls no tools")
 _TEXT_ALONE = "this server reads and writes text alone"
 
 
@@ -124,10 +124,10 @@ class CompletionBody(OpenAIBody):
     best_of: int | None = Field(None, ge=1, le=128)
     add_special_tokens: bool = True
     prompt_logprobs: Annotated[
-        None, unsupported("log-probabilities of the prompt come with echo and logprobs")
+        None, refuse_field("log-probabilities of the prompt come with echo and logprobs")
     ] = None
     response_format: Annotated[
-        None, unsupported("this server does not constrain the format of answers")
+        None, refuse_field("this server does not constrain the format of answers")
     ] = None
 
 
@@ -167,8 +167,8 @@ class ChatMessage(Body):
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_role)]
     content: Annotated[str | list[TextPart], BeforeValidator(_content)]
     name: Text | None = None
-    refusal: Annotated[None, unsupported("this server has no refusals")] = None
-    audio: Annotated[None, unsupported(_TEXT_ALONE)] = None
+    refusal: Annotated[None, refuse_field("this server has no refusals")] = None
+    audio: Annotated[None, refuse_field(_TEXT_ALONE)] = None
     tool_calls: Annotated[None, _NO_TOOLS] = None
     tool_call_id: Annotated[None, _NO_TOOLS] = None
     function_call: Annotated[None, _NO_TOOLS] = None
@@ -232,11 +232,11 @@ class ChatBody(OpenAIBody):
     parallel_tool_calls: Annotated[None, _NO_TOOLS] = None
     functions: Annotated[None, _NO_TOOLS] = None
     function_call: Annotated[None, _NO_TOOLS] = None
-    audio: Annotated[None, unsupported(_TEXT_ALONE)] = None
-    prediction: Annotated[None, unsupported("this server takes no predicted outputs")] = None
-    reasoning_effort: Annotated[None, unsupported("this server has no reasoning models")] = None
-    verbosity: Annotated[None, unsupported("the model has no verbosity to choose")] = None
-    web_search_options: Annotated[None, unsupported("this server searches nothing")] = None
+    audio: Annotated[None, refuse_field(_TEXT_ALONE)] = None
+    prediction: Annotated[None, refuse_field("this server takes no predicted outputs")] = None
+    reasoning_effort: Annotated[None, refuse_field("this server has no reasoning models")] = None
+    verbosity: Annotated[None, refuse_field("the model has no verbosity to choose")] = None
+    web_search_options: Annotated[None, refuse_field("this server searches nothing")] = None
 
 
 class ErrorDetails(Answer):

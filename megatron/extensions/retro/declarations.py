@@ -53,7 +53,7 @@ class RetroDeclaration(RetrievalDeclaration):
         retro, order = config.section(RetroConfig), config.data.dataloader_type
         return neighbor_problems(retro, config.model, order=order)
 
-    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    def upgrade_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had retrieval among the parts of every run."""
         objective = plan["objective"]
         return {**plan, "objective": {**objective, "own": objective.get("retro")}}
@@ -100,7 +100,7 @@ class InstructDeclaration(RetrievalDeclaration):
             )
         return {name: value for name, value in saved.items() if name != "retro_project_dir"}
 
-    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    def upgrade_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had instructions among the parts of every run."""
         objective = plan["objective"]
         return {**plan, "objective": {**objective, "own": objective.get("instruct")}}

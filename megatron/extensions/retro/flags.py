@@ -10,7 +10,7 @@ from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems, unbuilt_flags
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 from megatron.config.parsing.flags import given_options
 from megatron.extensions.retro.instruct_flags import InstructConfig
 from megatron.extensions.retro.project_settings import RetroPlan, RetroProject, read_retro_project
@@ -109,7 +109,7 @@ class RetroSpec:
 def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:
     """Return `spec`, that of a GPT, with chunked cross-attention to neighbors."""
     retrieved = config.retro_chunk_length * config.retro_num_retrieved_chunks
-    own = resolved(
+    own = resolve(
         RetroSpec,
         "model",
         config,

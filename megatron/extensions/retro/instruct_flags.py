@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 QUESTIONS = "questions"
 """Kind of the questions and answers of JSON files, which are no token files."""
@@ -55,7 +55,7 @@ class InstructPlan:
 
 def plan_instructions(config: InstructConfig) -> InstructPlan:
     """Return how questions are read."""
-    return resolved(InstructPlan, "objective.own", config)
+    return resolve(InstructPlan, "objective.own", config)
 
 
 def context_problems(config: InstructConfig) -> Iterator[str]:

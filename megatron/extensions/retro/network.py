@@ -58,7 +58,7 @@ class RetroNetwork(Network):
         return retro_problems(own, config.model, config.masks, config.parallel, self.lacks)
 
     @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
+    def misplaced_flags(cls, config: Config) -> Iterator[str]:
         """Yield the flags of retrieval."""
         return retro_flag_problems(config.section(RetroConfig))
 
@@ -107,9 +107,9 @@ class RetroNetwork(Network):
         layers = own.retro_encoder_layers * neighbors.layer(1)
         return int(kept + layers + neighbors.norm() + neighbors.attention() + neighbors.stream)
 
-    def deferred(self, entry: Entry, sizes: Any) -> int:
+    def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
-        own, kept = sizes.spec.part(RetroSpec), super().deferred(entry, sizes)
+        own, kept = sizes.spec.part(RetroSpec), super().deferred_bytes(entry, sizes)
         if entry.number not in own.retro_layers:
             return kept
         neighbors = _of_neighbors(sizes)

@@ -14,7 +14,7 @@ from megatron.extensions.masked_lm.data_masking import (
     MaskedDataset,
     MaskingVocabulary,
     masked_ngrams,
-    seeded,
+    seed_for_sample,
 )
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class T5Dataset(MaskedDataset):
         sample = self.dataset[i]
         target = int(sample["target_length"])
         tokens = sample["tokens"][:target]
-        rng = seeded(self._rng, self._seed, int(sample["index"]))
+        rng = seed_for_sample(self._rng, self._seed, int(sample["index"]))
         spans = sorted(
             masked_ngrams(
                 tokens,

@@ -81,7 +81,7 @@ class T5Network(Network):
         )
 
     @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
+    def misplaced_flags(cls, config: Config) -> Iterator[str]:
         """Yield the flags of encoder-decoder networks."""
         for option in given_options(config.section(EncoderDecoderConfig)):
             yield f"{option} is for pretrain_t5.py: this is not an encoder-decoder network"
@@ -180,18 +180,18 @@ class T5Network(Network):
 
     def kept(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps; the norm is the decoder's."""
-        own = sizes.of(self.scored(sizes.spec))
+        own = sizes.of(self.scored_spec(sizes.spec))
         if entry.kind != "norm" and entry.number <= sizes.spec.num_layers:
             return super().kept(entry, sizes)
         if entry.kind != "block":
             return super().kept(entry, own)
         return int(own.layer(1) + own.cross_attention(sizes))
 
-    def deferred(self, entry: Entry, sizes: Any) -> int:
+    def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
         if entry.number <= sizes.spec.num_layers:
-            return super().deferred(entry, sizes)
-        own = sizes.of(self.scored(sizes.spec))
+            return super().deferred_bytes(entry, sizes)
+        own = sizes.of(self.scored_spec(sizes.spec))
         return int(own.products(1) + own.attention_products(sizes))
 
     def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
@@ -204,7 +204,7 @@ class T5Network(Network):
         decodes = any(number > spec.num_layers for number in numbers)
         return int(sizes.padding_masks(spec.seq_length * encodes + length * decodes))
 
-    def scored(self, spec: ModelSpec) -> ModelSpec:
+    def scored_spec(self, spec: ModelSpec) -> ModelSpec:
         """Return the decoder, with its samples."""
         return replace(spec, seq_length=spec.part(DecoderSpec).decoder_seq_length, own=None)
 

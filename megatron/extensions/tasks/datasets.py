@@ -47,12 +47,14 @@ def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> LabelledDataset
             "give each another file or folder name"
         )
     labelled = [file for file in files if file.has_labels]
-    valid = {"valid": shuffled(Joined(labelled), request, keeps_last=True)} if labelled else {}
+    valid = (
+        {"valid": shuffled_epochs(Joined(labelled), request, keeps_last=True)} if labelled else {}
+    )
     if request.trains:
         source = read([Path(path) for path in downstream.train_data], trains=True)
-        train = shuffled(source, request, keeps_last=downstream.keeps_last)
+        train = shuffled_epochs(source, request, keeps_last=downstream.keeps_last)
     else:
-        train = shuffled(Joined(files), request, keeps_last=True)
+        train = shuffled_epochs(Joined(files), request, keeps_last=True)
     return LabelledDatasets(
         train,
         {**valid},
@@ -64,7 +66,9 @@ def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> LabelledDataset
     )
 
 
-def shuffled(source: SampleSource, request: DataRequest, *, keeps_last: bool) -> ShuffledEpochs:
+def shuffled_epochs(
+    source: SampleSource, request: DataRequest, *, keeps_last: bool
+) -> ShuffledEpochs:
     """Return the shuffled epochs of `source` in the batches of a run."""
     epochs = EpochPlan(
         samples=len(source),

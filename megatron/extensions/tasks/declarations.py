@@ -82,13 +82,13 @@ class LabelledDeclaration(Declaration):
         )
 
     @classmethod
-    def misplaced(cls, config: Config) -> Iterator[str]:
+    def misplaced_flags(cls, config: Config) -> Iterator[str]:
         """Yield all flags of tasks."""
         for option in given_options(config.section(DownstreamConfig)):
             yield f"{option} is for tasks/main.py; this program has no use for it"
         yield from flags_of_other_tasks(config.section(TextTaskConfig), None)
 
-    def upgraded_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    def upgrade_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had tasks among the parts of every run."""
         downstream, text = plan.get("downstream", {}), plan.get("text_task", {})
         own = {"task": "", **downstream, "text": text}

@@ -17,8 +17,8 @@ from megatron.checkpointing.remote import downloaded, fetch, local_directory
 from megatron.checkpointing.saved_run import read_saved_run, saved_architecture, saved_network
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, near
-from megatron.common.extensions import declared_in
-from megatron.common.registry import LOADERS, imported
+from megatron.common.extensions import declarations_in
+from megatron.common.registry import LOADERS, import_dotted
 from megatron.common.remote_files import is_url
 from megatron.config.config import Config, flatten, parse_conversion, words_of
 from megatron.config.data.objective import ObjectiveName
@@ -62,7 +62,7 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
     """
     launch = read_launch(None)
     words = [*argv]
-    for flags_of in declared_in("flags", "task_flags"):
+    for flags_of in declarations_in("flags", "task_flags"):
         words = flags_of(words, task, world_size=launch.world_size)
     is_first = launch.rank == 0
     words = with_pretrained_network([f"--task={task}", *words], is_first=is_first)
@@ -72,7 +72,7 @@ def train_text_task(argv: Sequence[str], task: str, *, description: str | None) 
         raise WrongCheckpointError(f"--load {load}: there is no such path{near(Path(load))}")
     if load and Path(load).exists() and system_of(Path(load)) in LOADERS:
         words += _tokenizer_of(Path(load), given, is_first=is_first)
-        words.append(f"--load={_converted(Path(load), words, is_first=is_first)}")
+        words.append(f"--load={_converted_folder(Path(load), words, is_first=is_first)}")
     if load:
         words.append("--use-checkpoint-args")
     return train_from(words, objective_in(words, task), description=description)
@@ -120,7 +120,7 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
         return [*words]
     source = Path(name)
     words = [*words, *_tokenizer_of(source, given, is_first=is_first)]
-    folder = source if _is_own(source) else _converted(source, words, is_first=is_first)
+    folder = source if _is_own(source) else _converted_folder(source, words, is_first=is_first)
     given, saved = peek(words), saved_network(folder)
     flags: Mapping[str, object] = saved.flags if saved else {}
     saved_type = flags.get("tokenizer_type")
@@ -146,7 +146,7 @@ def _tokenizer_of(source: Path, given: Given, *, is_first: bool) -> list[str]:
     system = system_of(source)
     if system not in LOADERS or given.get("vocab_file") or save is None:
         return []
-    found = imported(LOADERS.about(str(system)).tokenizer_in)(source)
+    found = import_dotted(LOADERS.about(str(system)).tokenizer_in)(source)
     if found is None:
         return []
     kind, vocabulary = found
@@ -193,7 +193,7 @@ def _is_own(source: Path) -> bool:
     return system == "own"
 
 
-def _converted(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
+def _converted_folder(source: Path, words: Sequence[str], *, is_first: bool) -> Path:
     """Return the folder in --save with the weights of `source`, which this process converts or awaits.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from megatron.config.config import Config
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 from megatron.extensions.tasks.data.text_flags import (
     TEXT_TASKS,
     TextTaskConfig,
@@ -103,7 +103,7 @@ def downstream_in(config: Config) -> DownstreamPlan:
 def plan_downstream(downstream: DownstreamConfig, text_task: TextTaskConfig) -> DownstreamPlan:
     """Return the files and options of the task."""
     text = plan_text_task(text_task, downstream.task)
-    return resolved(DownstreamPlan, "objective.own", downstream, text=text)
+    return resolve(DownstreamPlan, "objective.own", downstream, text=text)
 
 
 @dataclass(frozen=True, kw_only=True)

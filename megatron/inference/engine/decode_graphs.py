@@ -99,10 +99,10 @@ class DecodeGraphs:
         static_2b = self._inputs_2r[:, : shape.rows]
         static_2b.copy_(inputs_2b, non_blocking=True)
         if shape not in self._replays:
-            self._replays[shape] = self._captured(partial(self._step, static_2b, shape))
+            self._replays[shape] = self._record(partial(self._step, static_2b, shape))
         return self._replays[shape]()
 
-    def _captured(self, step: Replay) -> Replay:
+    def _record(self, step: Replay) -> Replay:
         if self._capture:
             try:
                 with self._keeping():

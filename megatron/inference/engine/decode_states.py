@@ -90,7 +90,7 @@ class DecodeStates:
         self._step = step
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def restore_after(self) -> Iterator[None]:
         """Undo what passes in this context write that further passes would not write again."""
         before = [state.tensor.clone() for state in self._states]
         try:

@@ -24,7 +24,7 @@ def process_logits(logits_bv: Tensor, sequences: Sequence[ActiveSequence]) -> Te
     """
     factors = [*_repetition(sequences)]
     amounts = [*_presence_and_frequency(sequences), *_bias(sequences)]
-    forbidden = [*_forbidden(sequences)]
+    forbidden = [*_forbidden_tokens(sequences)]
     if not (factors or amounts or forbidden):
         return logits_bv
     logits_bv = logits_bv.clone()
@@ -74,7 +74,7 @@ def _bias(sequences: Sequence[ActiveSequence]) -> Iterator[_Edit]:
         yield from ((row, token, bias) for token, bias in sequence.request.sampling.logit_bias)
 
 
-def _forbidden(sequences: Sequence[ActiveSequence]) -> Iterator[_Edit]:
+def _forbidden_tokens(sequences: Sequence[ActiveSequence]) -> Iterator[_Edit]:
     """Yield -inf for stop tokens before min_new_tokens and for the second token of barred pairs."""
     for row, sequence in enumerate(sequences):
         request = sequence.request

@@ -221,7 +221,7 @@ class ModelRunner:
         return self._forward(PassInput(tokens_b[:, None], positions_b[:, None], is_decode=True))
 
     def _keeping(self) -> AbstractContextManager[None]:
-        return self.states.unchanged() if self.states else nullcontext()
+        return self.states.restore_after() if self.states else nullcontext()
 
     @torch.inference_mode()
     def logits(self, features: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatron.common.errors import MegatronError
-from megatron.common.extensions import declared_in
+from megatron.common.extensions import declarations_in
 from megatron.inference.server.engine_thread import ClientGone, Unavailable
 from megatron.inference.server.errors import (
     Responses,
@@ -55,7 +55,7 @@ _PAGE_HEADERS = {
 Interface = Callable[[FastAPI, ServedModel], None]
 """Adds the routes of one interface to the model."""
 
-INTERFACES: Sequence[Interface] = (add_megatron_api, *declared_in("interface", "INTERFACE"))
+INTERFACES: Sequence[Interface] = (add_megatron_api, *declarations_in("interface", "INTERFACE"))
 """The interfaces of a language model: PUT /api, and what extensions declare in their `interface.py`."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.common.errors import raise_if_any
-from megatron.common.registry import imported
+from megatron.common.registry import import_dotted
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
 from megatron.config.networks.architecture import network_named
@@ -54,7 +54,7 @@ def load_backend(
     if not network.served_in:
         return _prompts(source, generation, serving)
     raise_if_any(encoder_problems(serving, generation, network))
-    backend: Backend = imported(network.served_in)(source, generation)
+    backend: Backend = import_dotted(network.served_in)(source, generation)
     return backend
 
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from megatron.common.extensions import declared_in
+from megatron.common.extensions import declarations_in
 from megatron.inference.server.schemas import ErrorAnswer
 
 Responses = dict[int | str, dict[str, Any]]
@@ -50,7 +50,7 @@ def error_response(
 
 def _body(path: str, message: str, *, status: int, code: str | None) -> dict[str, Any]:
     """Return an error as JSON: as an extension forms it for its paths, else the message alone."""
-    for forms in declared_in("interface", "ERROR_BODIES"):
+    for forms in declarations_in("interface", "ERROR_BODIES"):
         for prefix, form in forms.items():
             if path.startswith(prefix):
                 body: dict[str, Any] = form(message, status=status, code=code)

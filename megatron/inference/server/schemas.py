@@ -49,7 +49,7 @@ _MOST_UNKNOWN = 20
 """Unknown fields that are reported."""
 
 
-def unsupported(reason: str) -> BeforeValidator:
+def refuse_field(reason: str) -> BeforeValidator:
     """Return a validator for an unsupported field of other servers, refused with `reason`."""
 
     def refuse(value: Any) -> Any:

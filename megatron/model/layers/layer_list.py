@@ -83,7 +83,7 @@ class Recomputation:
     groups: Callable[[int], Iterable[range]]
     call: Callable[..., Any]
 
-    def applied(self, calls: Sequence[Call]) -> list[Call]:
+    def apply(self, calls: Sequence[Call]) -> list[Call]:
         """Join each group of blocks to one call that recomputes them; the other `calls` stay."""
         blocks = {i: call for i, call in enumerate(calls) if isinstance(call, Block)}
         joined: list[Call] = list(calls)
@@ -137,7 +137,7 @@ def _runs(indices: Iterable[int]) -> list[list[int]]:
     return runs
 
 
-def carried_to(steps: Sequence[Step], index: int) -> tuple[str, ...]:
+def carried_names(steps: Sequence[Step], index: int) -> tuple[str, ...]:
     """Return the names of the tensors that a pipeline stage beginning at `index` receives."""
     declared = [step.carried for step in steps[:index] if isinstance(step, Layer) and step.carried]
     return declared[-1] if declared else ("hidden",)
@@ -160,7 +160,7 @@ class SequentialModel(nn.Module):
         super().__init__()
         self.tied_modules = nn.ModuleDict()
         calls = [self._add(number, step) for number, step in enumerate(steps)]
-        self.calls = recomputation.applied(calls) if recomputation else calls
+        self.calls = recomputation.apply(calls) if recomputation else calls
 
     def forward(self, inputs: Any) -> Tensor:
         """Pass `inputs` through every step in turn."""

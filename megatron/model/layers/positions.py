@@ -74,18 +74,20 @@ def rotary_frequencies(spec: PositionSpec, device: torch.device) -> Tensor:
     frequencies = 1.0 / spec.rotary_base ** (pairs / spec.rotary_dim)
     if spec.rope_scaling == 1 or spec.rope_rule == "dynamic":
         return frequencies
-    kept = (_kept_by_llama if spec.rope_rule == "llama3" else _kept_by_yarn)(spec, frequencies)
+    kept = (_llama_kept_fraction if spec.rope_rule == "llama3" else _yarn_kept_fraction)(
+        spec, frequencies
+    )
     return frequencies * (kept + (1 - kept) / spec.rope_scaling)
 
 
-def _kept_by_llama(spec: PositionSpec, frequencies: Tensor) -> Tensor:
+def _llama_kept_fraction(spec: PositionSpec, frequencies: Tensor) -> Tensor:
     """Return the fraction of each frequency that is kept (1) rather than interpolated (0), by wavelength."""
     turns = spec.rope_original_length * frequencies / (2 * math.pi)
     low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
     return ((turns - low) / (high - low)).clamp(0, 1)
 
 
-def _kept_by_yarn(spec: PositionSpec, frequencies: Tensor) -> Tensor:
+def _yarn_kept_fraction(spec: PositionSpec, frequencies: Tensor) -> Tensor:
     """Return the fraction of each frequency that is kept (1) rather than interpolated (0): a linear ramp.
 
     The ramp is linear in the index of the pair, as in the code of the paper, which published networks

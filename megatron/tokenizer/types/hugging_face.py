@@ -263,7 +263,7 @@ _OF_PRETRAINED = (
     "HuggingFaceTokenizer",
     about=Takes((("tokenizer_model", "tokenizer_name_or_path"),), _OF_PRETRAINED, True),
 )
-def _pretrained(options: TokenizerOptions) -> Tokenizer:
+def _build_pretrained(options: TokenizerOptions) -> Tokenizer:
     return PretrainedFromHF(
         str(options.tokenizer_name_or_path or options.tokenizer_model),
         extra_ids=options.vocab_extra_ids,

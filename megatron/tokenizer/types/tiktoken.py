@@ -243,7 +243,7 @@ def _encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[st
         ),
     ),
 )
-def _tiktoken(options: TokenizerOptions) -> Tokenizer:
+def _build_tiktoken(options: TokenizerOptions) -> Tokenizer:
     return TikTokenizer(
         str(options.tokenizer_model or options.vocab_file),
         pattern=options.tiktoken_pattern,

@@ -32,8 +32,8 @@ from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import CheckpointPlan
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.datasets.sample_order_check import other_order
-from megatron.training.checkpoints.system_info import changed, system_info
-from megatron.training.loop.collectives import from_rank_0, scattered
+from megatron.training.checkpoints.system_info import differences, system_info
+from megatron.training.loop.collectives import from_rank_0, scatter
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def chosen_by_rank_0(find: Callable[[], Chosen | None]) -> Chosen | None:
     chosen = from_rank_0(find_and_shorten)
     if chosen is None:
         return None
-    share = scattered(found[0].manifest.files if found else None)
+    share = scatter(found[0].manifest.files if found else None)
     return replace(found[0] if found else chosen, share=tuple(share))
 
 
@@ -120,7 +120,7 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
     Communication: every rank must call this, in step.
     """
     folder, now = chosen.folder, system_info()
-    if different := changed(chosen.manifest.versions, now):
+    if different := differences(chosen.manifest.versions, now):
         log.warning(
             "%s was saved with other software or devices:\n%s",
             *(folder, table(different, what="what")),

@@ -37,7 +37,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
     warn_of_ended_decay,
     warn_passed_over,
 )
-from megatron.training.loop.collectives import found_on_ranks, from_rank_0
+from megatron.training.loop.collectives import from_rank_0, gather_findings
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def damage_of(chosen: Chosen) -> list[str]:
 
     Communication: every rank must call this, in step.
     """
-    return found_on_ranks(damage(chosen.folder, chosen.share))
+    return gather_findings(damage(chosen.folder, chosen.share))
 
 
 def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:

@@ -51,10 +51,10 @@ from megatron.training.checkpoints.emergency_save import PendingSave, finish_alo
 from megatron.training.checkpoints.system_info import system_info
 from megatron.training.loop.collectives import (
     any_rank,
-    found_on_ranks,
     from_rank_0,
+    gather_findings,
     post,
-    scattered,
+    scatter,
 )
 from megatron.training.loop.loop import Hook, StepResult
 
@@ -246,7 +246,7 @@ class Checkpoints(Hook):
         if dist.get_rank() == 0:
             names = sorted({*names_in(folder)} - {record.name for record in listed})
         if from_rank_0(lambda: bool(names)):
-            share = scattered(names)
+            share = scatter(names)
             hashed = [self._executor.submit(record_file, folder / name, name) for name in share]
             yield hashed
             further = self._exchange(hashed)
@@ -298,9 +298,9 @@ class Checkpoints(Hook):
         problems = [problem] if problem else []
         if is_any:
             upload = _attempt(upload_files)
-            own = [self._executor.submit(upload, self._directory, scattered(files))]
+            own = [self._executor.submit(upload, self._directory, scatter(files))]
             yield own
-            problems = found_on_ranks([p for _, p in (own[0].result(),) if p])
+            problems = gather_findings([p for _, p in (own[0].result(),) if p])
         if is_any and not problems:
             manifests = self._on_rank_0(_attempt(publish_uploaded), self._directory, files)
             yield manifests
@@ -366,7 +366,7 @@ class Checkpoints(Hook):
         """
         futures, self._futures = self._futures, None
         assert futures is not None
-        if problems := found_on_ranks(_errors(futures)):
+        if problems := gather_findings(_errors(futures)):
             self._pending = None
             # The staging folder cannot be removed while other ranks still write to it.
             busy = any_rank([not _is_done(futures)])[0]
@@ -452,7 +452,7 @@ class Checkpoints(Hook):
 
         Communication: one all-reduce of a byte.
         """
-        if problems := found_on_ranks(damaged):
+        if problems := gather_findings(damaged):
             if all(f" {UNREAD}: " in problem for problem in problems):
                 found = "the newest checkpoint cannot be verified, and may be undamaged"
             else:
@@ -475,7 +475,7 @@ class Checkpoints(Hook):
 
     def _require_shared(self, folder: Path) -> None:
         """Refuse a --save that is another directory on another node."""
-        blind = found_on_ranks([] if folder.is_dir() else [dist.get_rank()])
+        blind = gather_findings([] if folder.is_dir() else [dist.get_rank()])
         if blind:
             raise CheckpointError(
                 f"--save {self._directory} is not the same directory for all ranks: rank 0's "

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.remote import published_at_url
 from megatron.common.errors import WrongCheckpointError
@@ -22,7 +22,7 @@ def sole_writer(plan: Plan) -> Iterator[None]:
     with ExitStack() as stack:
         if plan.checkpoint.save:
             directory = Path(plan.checkpoint.save)
-            from_rank_0(lambda: stack.enter_context(locked(directory)))
+            from_rank_0(lambda: stack.enter_context(hold_lock(directory)))
         yield
 
 

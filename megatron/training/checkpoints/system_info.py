@@ -47,7 +47,7 @@ def system_info() -> SystemInfo:
     }
 
 
-def changed(then: SystemInfo, now: SystemInfo) -> list[Difference]:
+def differences(then: SystemInfo, now: SystemInfo) -> list[Difference]:
     """Return the differences; a value that `then` lacks is no difference."""
     return [
         Difference(name, then[name], value)

@@ -163,7 +163,7 @@ class SaveFile:
         """Whether the file exists."""
         return self._looks and os.path.exists(self._path)
 
-    def done(self) -> None:
+    def remove(self) -> None:
         """Remove the file; if that fails, do not look again."""
         if not self._looks:
             return
@@ -270,7 +270,7 @@ class Stop:
         # Before the first step there is nothing to save, and a state with a NaN loss is not saved;
         # the file stays.
         if saves and self._save and self._requests.save and state.iteration and self._save(state):
-            self._requests.save.done()
+            self._requests.save.remove()
         if request:
             self.exit_code = request.exit_code
             return request.reason()

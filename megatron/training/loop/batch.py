@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from megatron.common.errors import DataError
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.data.sampling.batch_sampler import Sample, micro_batches
-from megatron.data.sampling.provenance import TracedSource, described
+from megatron.data.sampling.provenance import TracedSource, describe
 from megatron.objectives.objective import Collate
 from megatron.tensor_parallel.broadcast import (
     Batch,
@@ -134,7 +134,7 @@ def _require_vocabulary(
     if not wrong.any():
         return
     place = tuple(np.argwhere(wrong)[0])
-    where = described(dataset.origin(first + int(place[0])))
+    where = describe(dataset.origin(first + int(place[0])))
     raise DataError(
         f"token {tokens[place]} is not in the vocabulary of {vocab_size} tokens (0 to "
         f"{vocab_size - 1}): {where}; the file is damaged, or was made with another tokenizer than "

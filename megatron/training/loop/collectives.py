@@ -17,7 +17,7 @@ from megatron.tensor_parallel.object_collectives import all_gather_objects, broa
 T = TypeVar("T")
 
 _MOST_FOUND = 100
-"""Items that `found_on_ranks` returns: every rank gets them, and there may be as many as ranks."""
+"""Items that `gather_findings` returns: every rank gets them, and there may be as many as ranks."""
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
@@ -55,7 +55,7 @@ def rank_0_first(make: Callable[[], T]) -> T:
         except MegatronError as error:
             where = f"rank {dist.get_rank()} on {socket.gethostname()}"
             errors.append(type(error)(f"{where}: {error}"))
-    for met in found_on_ranks(errors):
+    for met in gather_findings(errors):
         raise met
     return made[0]
 
@@ -115,7 +115,7 @@ def post(own: T) -> Posted[T]:
     return Posted(own, prefix)
 
 
-def scattered(items: Sequence[T] | None) -> list[T]:
+def scatter(items: Sequence[T] | None) -> list[T]:
     """Give each rank its share of the items that rank 0 has: every world-size-th, from its rank on.
 
     Args:
@@ -141,7 +141,7 @@ def scattered(items: Sequence[T] | None) -> list[T]:
     return found
 
 
-def found_on_ranks(own: list[T]) -> list[T]:
+def gather_findings(own: list[T]) -> list[T]:
     """Return what any rank has found, rank 0's first, at most 100 items: usually there are none.
 
     Communication: one all-reduce of a byte; when there are some, a post and a broadcast too.

@@ -59,11 +59,15 @@ class Peers:
     def wait_for_ended(self) -> list[Peer]:
         """Return those of this host that have ended; waits a moment for the first."""
         give_up_at = time.monotonic() + _CLOSING_S
-        while not (found := self.ended()) and self.on_this_host() and time.monotonic() < give_up_at:
+        while (
+            not (found := self.ended_peers())
+            and self.on_this_host()
+            and time.monotonic() < give_up_at
+        ):
             time.sleep(_CLOSING_S / 40)
         return found
 
-    def ended(self) -> list[Peer]:
+    def ended_peers(self) -> list[Peer]:
         """Return those of this host that have ended by now."""
         return [peer for peer in self.on_this_host() if not is_running(peer.pid, peer.started)]
 

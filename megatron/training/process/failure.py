@@ -97,7 +97,7 @@ def failure_of(
         traceback="".join(traceback.format_exception(error)),
         exit_code=_exit_code_of(error),
     )
-    return located(failure, peers) if failure.kind == "lost peer" and peers else failure
+    return locate_failure(failure, peers) if failure.kind == "lost peer" and peers else failure
 
 
 def _exit_code_of(error: BaseException) -> ExitCode:
@@ -106,7 +106,7 @@ def _exit_code_of(error: BaseException) -> ExitCode:
     return error.exit_code if isinstance(error, MegatronError) else ExitCode.FAILED
 
 
-def located(failure: Failure, peers: Peers) -> Failure:
+def locate_failure(failure: Failure, peers: Peers) -> Failure:
     """Return the record of a lost connection with whom it was lost, as far as can be known."""
     met = f"rank {failure.rank} then failed with: {failure.message}"
     if gone := peers.wait_for_ended():

@@ -134,7 +134,7 @@ def read_report(folder: Path) -> list[str]:
     return []
 
 
-def grouped(places: Mapping[int, str], world_size: int) -> list[str]:
+def group_lines(places: Mapping[int, str], world_size: int) -> list[str]:
     """Return a line for the ranks at each stack position, the fewest first: likely the cause.
 
     Args:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from megatron.common.errors import ExitCode, MegatronError, PeerLeftError
 from megatron.training.process.dead_ranks import Peers
-from megatron.training.process.failure import Failure, FailureFile, failure_of, located
+from megatron.training.process.failure import Failure, FailureFile, failure_of, locate_failure
 from megatron.training.process.launchers import Launchers, write_root_cause
 from megatron.training.process.node_messages import NodeMessages
 from megatron.training.process.stack_dump import (
     claim_report,
-    grouped,
+    group_lines,
     read_places,
     read_report,
     take_stacks,
@@ -309,7 +309,7 @@ class Watchdog:
         self._leave(message)
 
     def _follow_peers(self) -> None:
-        if not (self._others_failed.is_set() or self._peers().ended()):
+        if not (self._others_failed.is_set() or self._peers().ended_peers()):
             self._peer_lost_at = None
             return
         self._peer_lost_at = self._peer_lost_at or time.monotonic()
@@ -331,7 +331,7 @@ class Watchdog:
             stage=self.stage,
             message=f"no progress in {self.stage} for {self._peer_grace_s:g} s",
         )
-        failure = located(failure, self._peers())
+        failure = locate_failure(failure, self._peers())
         if self.failures.record(failure) or not self.failures.is_written():
             self._write_message(failure.message)
         else:
@@ -401,7 +401,7 @@ class Watchdog:
         except OSError:
             reads = self._rank == 0
         if reads:
-            groups = grouped(_positions_of_ranks(hangs), hangs.world_size)
+            groups = group_lines(_positions_of_ranks(hangs), hangs.world_size)
             with suppress(OSError):
                 write_report(groups, hangs.folder)
             return groups

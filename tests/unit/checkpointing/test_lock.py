@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import LOCK, staging_tag_of
 from megatron.checkpointing.publish import clear_staging, publish
 from megatron.common.errors import CheckpointError, ExitCode
@@ -29,9 +29,9 @@ def owned_by(file, **changes):
 
 
 def test_two_runs_do_not_write_to_one_directory(tmp_path):
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         refused = pytest.raises(CheckpointError, match=f"another run writes there.*{os.getpid()}")
-        with refused as error, locked(tmp_path):
+        with refused as error, hold_lock(tmp_path):
             pass
         # It will end, and another attempt may then go on.
         assert error.value.exit_code == ExitCode.FAILED
@@ -40,7 +40,7 @@ def test_two_runs_do_not_write_to_one_directory(tmp_path):
 
 
 def test_the_lock_goes_when_a_run_fails(tmp_path):
-    with pytest.raises(KeyError), locked(tmp_path):
+    with pytest.raises(KeyError), hold_lock(tmp_path):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
@@ -52,7 +52,7 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, caplog):
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert (tmp_path / LOCK).exists()
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     assert "left by a run that has ended" in caplog.text
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +60,7 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, caplog):
 
 def test_a_later_process_of_the_same_number_is_not_the_owner(tmp_path):
     owned_by(tmp_path / LOCK, started="1")
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         pass
 
 
@@ -69,7 +69,7 @@ def test_a_silent_owner_elsewhere_is_dead(tmp_path, content):
     owned_by(tmp_path / LOCK, host="elsewhere", numbers="elsewhere")
     if content:
         (tmp_path / LOCK).write_text(content)
-    with locked(tmp_path, silence_s=0.2):
+    with hold_lock(tmp_path, silence_s=0.2):
         assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
 
 
@@ -86,7 +86,7 @@ def test_an_owner_elsewhere_that_touches_its_lock_lives(tmp_path, host):
     thread.start()
     try:
         refused = pytest.raises(CheckpointError, match=f"process .* on {host}, since then")
-        with refused, locked(tmp_path, silence_s=30):
+        with refused, hold_lock(tmp_path, silence_s=30):
             pass
     finally:
         ended.set()
@@ -94,7 +94,7 @@ def test_an_owner_elsewhere_that_touches_its_lock_lives(tmp_path, host):
 
 
 def test_an_owner_touches_its_lock(tmp_path):
-    with locked(tmp_path, beat_s=0.01):
+    with hold_lock(tmp_path, beat_s=0.01):
         before = (tmp_path / LOCK).stat().st_mtime_ns
         until = time.monotonic() + 30
         while (tmp_path / LOCK).stat().st_mtime_ns == before and time.monotonic() < until:
@@ -103,7 +103,7 @@ def test_an_owner_touches_its_lock(tmp_path):
 
 
 def test_a_run_that_was_taken_for_dead_writes_nothing_more(tmp_path):
-    with locked(tmp_path, beat_s=0.01):
+    with hold_lock(tmp_path, beat_s=0.01):
         staging = clear_staging(tmp_path, 5)
         owned_by(tmp_path / LOCK, pid=1)
         refused = pytest.raises(CheckpointError, match=r"now .process 1 on .*took over")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import LATEST, LOCK, MANIFEST, published_tags, read_manifest
 from megatron.checkpointing.publish import clear_staging, other_latest, publish
 from megatron.common.errors import CheckpointError, UnreadableCheckpointError, WrongCheckpointError
@@ -75,7 +75,7 @@ def test_fifos_are_named_and_not_waited_for(tmp_path):
     assert not isinstance(message.value, UnreadableCheckpointError)
     assert other_latest(tmp_path, "global_step5") == "nothing: it is missing"
     assert failures_of(tmp_path) == []
-    with locked(tmp_path, silence_s=0.1):
+    with hold_lock(tmp_path, silence_s=0.1):
         assert (tmp_path / LOCK).is_file()
 
 
@@ -95,7 +95,7 @@ def test_a_failure_file_that_cannot_be_renamed_is_reported(tmp_path, monkeypatch
 
 
 def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch, caplog):
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         monkeypatch.setattr(Path, "unlink", refused)
     assert "the lock of this run cannot be removed: " in caplog.text
 
@@ -112,14 +112,14 @@ def test_a_stopped_owner_of_the_lock_is_reported(tmp_path):
             assert owner.stdout.readline() == "1\n"
             with (
                 pytest.raises(CheckpointError, match=r"since [\d: -]+\); end it, or"),
-                locked(tmp_path),
+                hold_lock(tmp_path),
             ):
                 pass
             owner.send_signal(signal.SIGSTOP)
             while "State:\tT" not in Path(f"/proc/{owner.pid}/status").read_text():
                 time.sleep(0.01)
             message = rf"that process is stopped \(kill -CONT {owner.pid} resumes it\); end it, or"
-            with pytest.raises(CheckpointError, match=message), locked(tmp_path):
+            with pytest.raises(CheckpointError, match=message), hold_lock(tmp_path):
                 pass
         finally:
             owner.kill()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import MANIFEST, published_tags, tag_of
-from megatron.checkpointing.publish import outdated, prune
+from megatron.checkpointing.publish import prune, tags_to_delete
 from megatron.common.errors import ConfigError
 
 SAVE = ("--save", "runs", "--save-interval", "5")
@@ -19,7 +19,7 @@ def kept_of(iterations, *flags, newest=None, in_use=-1, proven=None):
     newest = max(iterations) if newest is None else newest
     plan = tiny_plan(*SAVE, *flags).checkpoint
     proven = newest if proven is None else proven
-    gone = outdated(tags, plan, newest=newest, in_use=in_use, proven=proven)
+    gone = tags_to_delete(tags, plan, newest=newest, in_use=in_use, proven=proven)
     return {i for i in iterations if tag_of(i) not in gone}
 
 

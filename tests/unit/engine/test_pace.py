@@ -51,7 +51,7 @@ def test_data_is_timed_by_the_host_and_forward_passes_by_the_device(clock):
 def test_evaluation_is_no_part_of_steps(clock):
     timers = Timers(2, pace=Pace())
     assert timers.is_on
-    with timers.paused():
+    with timers.pause():
         step(timers)
     assert sum(timers.pace.take().values()) == 0
     assert timers.take() == {}

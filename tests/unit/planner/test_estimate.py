@@ -15,7 +15,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.config import parse_config
-from megatron.config.networks.partition import balanced
+from megatron.config.networks import partition
 from megatron.config.plan.plan import plan
 from megatron.planner.calibration import read_calibration
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device
@@ -241,7 +241,7 @@ def test_a_loss_in_chunks_keeps_gradients_in_place_of_logits():
     parts=st.integers(1, 6),
 )
 def test_the_partition_is_deepspeeds(weights, parts):
-    assert balanced(tuple(weights), parts) == [
+    assert partition.partition_balanced(tuple(weights), parts) == [
         int(bound) for bound in partition_balanced(weights, parts)
     ]
 

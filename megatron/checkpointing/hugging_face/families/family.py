@@ -102,7 +102,7 @@ class Family:
         """Prefix of tensor names; some published files omit it."""
         return self.layers.split(".")[0] + "."
 
-    def allowed(self, spec: ModelSpec) -> Allowed:
+    def allowed_values(self, spec: ModelSpec) -> Allowed:
         """Return the values of fields that this architecture expresses."""
         named = (entry for entry in self.keys.values() if isinstance(entry, str))
         return {
@@ -114,7 +114,7 @@ class Family:
 
     def problems(self, spec: ModelSpec) -> Iterator[str]:
         """Yield a message for each field of `spec` that this architecture cannot express."""
-        for name, value, others in not_expressed(spec, self.allowed(spec)):
+        for name, value, others in not_expressed(spec, self.allowed_values(spec)):
             known = " or ".join(map(str, others))
             yield f"{name} is {value}, and it has {known} ({flag_setting(name)})"
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from megatron.common.atomic_files import flush, temporary_beside
 from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.common.remote_files import is_url, open_input, size_of_input, upload, url_problems
-from megatron.data.readers.documents import listed, problem_of
+from megatron.data.readers.documents import problem_of, shorten_list
 from megatron.data.token_files.publish import write_errors_name
 
 Record = dict[str, Any]
@@ -73,7 +73,7 @@ class Line:
             DataError: there is none.
         """
         if key not in record:
-            raise DataError(f"{self.location}: no key {key!r}; it has {listed(record)}")
+            raise DataError(f"{self.location}: no key {key!r}; it has {shorten_list(record)}")
         if not isinstance(record[key], str):
             value = json.dumps(record[key])[:_EXCERPT_BYTES]
             raise DataError(f"{self.location}: key {key!r} holds {value}, which is not a text")

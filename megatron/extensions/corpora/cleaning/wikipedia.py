@@ -14,7 +14,7 @@ from megatron.common.errors import ConfigError, DataError, needed_for
 from megatron.common.process_pool import ordered_map
 from megatron.common.remote_files import open_input, size_of_input
 from megatron.data.preprocessing.recipe import write_report
-from megatron.data.readers.decompress import UnreadableFormatError, decompressed
+from megatron.data.readers.decompress import UnreadableFormatError, decompress
 from megatron.extensions.corpora.cleaning.records import Progress, read_errors_name, to_bytes
 from megatron.extensions.corpora.cleaning.resumable import resumable_output
 
@@ -90,7 +90,7 @@ class Dump:
         parser: XMLPullParser[Any] = XMLPullParser(("start", "end"))
         try:
             with read_errors_name(self.path), open_input(self.path) as file:
-                for piece in decompressed(file):
+                for piece in decompress(file):
                     parser.feed(piece)
                     for found in parser.read_events():
                         yield *found, file.tell()

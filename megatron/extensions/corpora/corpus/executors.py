@@ -55,22 +55,22 @@ class Executor:
         with _lock(self.folder):
             if self.name == "slurm":
                 self._submit(steps)
-                return not any(self.unfinished(step) for step in steps)
+                return not any(self.unfinished_tasks(step) for step in steps)
             for step in steps:
-                if not self.unfinished(step):
+                if not self.unfinished_tasks(step):
                     continue
                 if self.name == "ray":
                     self._run_on_ray(step)
                 else:
                     self._run_here(step)
-                if failed := self.unfinished(step):
+                if failed := self.unfinished_tasks(step):
                     raise MegatronError(
                         f"{len(failed)} tasks of step {step.name} failed, the first is {failed[0]}; "
                         f"see {self.folder / step.name / 'logs'}, and run the same command again"
                     )
         return True
 
-    def unfinished(self, step: Step) -> list[int]:
+    def unfinished_tasks(self, step: Step) -> list[int]:
         """Return the tasks of a step that are not finished."""
         return [task for task in range(step.tasks) if not _marker(self.folder, step, task).exists()]
 
@@ -85,7 +85,7 @@ class Executor:
                 shutil.rmtree(_marker(self.folder, step, 0).parent, ignore_errors=True)
 
     def _run_here(self, step: Step) -> None:
-        tasks = self.unfinished(step)
+        tasks = self.unfinished_tasks(step)
         log.info("step %s: %d of %d tasks to run", step.name, len(tasks), step.tasks)
         for _ in ordered_map(_RunTask(step, self.folder), tasks, min(self.workers, len(tasks))):
             pass
@@ -100,7 +100,7 @@ class Executor:
 
     def _submit(self, steps: Sequence[Step]) -> None:
         """Submit one array for each step, which waits for the one before."""
-        if not any(self.unfinished(step) for step in steps):
+        if not any(self.unfinished_tasks(step) for step in steps):
             return
         make = _datatrove("SlurmPipelineExecutor")
         slurm = dict(self.slurm)

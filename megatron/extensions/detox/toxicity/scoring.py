@@ -24,12 +24,12 @@ Layout = Callable[[Record, str, Scores | None], Record]
 """Returns the object to write, of the one that was read, its text and its scores."""
 
 
-def annotated(record: Record, text: str, score: Scores | None) -> Record:
+def annotation(record: Record, text: str, score: Scores | None) -> Record:
     """Return `record` with its score: the layout of annotations."""
     return {**record, TEXT_KEY: text, "score": score}
 
 
-def evaluated(record: Record, text: str, score: Scores | None) -> Record:
+def evaluation(record: Record, text: str, score: Scores | None) -> Record:
     """Return the score of a continuation with its prompt: the layout of evaluations."""
     return {TEXT_KEY: text, "context": record["prompt"], "id": record["id"], "score": score}
 

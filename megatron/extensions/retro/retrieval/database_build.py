@@ -138,7 +138,7 @@ def _compute(
         workers = num_workers(num_bytes, config.retro_workers or ranks.num_cores)
         step = -(-len(documents) // workers)
         shares = [documents[first : first + step] for first in range(0, len(documents), step)]
-        return _joined([*ordered_map(cut, shares, workers)])
+        return _join_arrays([*ordered_map(cut, shares, workers)])
 
     return compute
 
@@ -155,7 +155,7 @@ def _cut_in_process(
     )
 
 
-def _joined(parts: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
+def _join_arrays(parts: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
     """Join the arrays of consecutive ranges of documents."""
     before = 0
     for part in parts:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.tag_schemes import TagScheme, tag_scheme_of
-from megatron.config.parsing.declaration import range_problems, resolved, setting
+from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 TEXT_TASKS = {
     "token-classification": "token-classification",
@@ -150,7 +150,7 @@ def plan_text_task(config: TextTaskConfig, task: str | None) -> TextTaskPlan:
     layers, dropout = _HEADS.get(task or "", (0, 0.0))
     layers = layers if config.head_layers is None else config.head_layers
     dropout = dropout if config.head_dropout is None else config.head_dropout
-    return resolved(
+    return resolve(
         TextTaskPlan,
         "objective.own.text",
         config,

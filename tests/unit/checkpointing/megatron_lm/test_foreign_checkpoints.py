@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from megatron.checkpointing.conversion.network import load_network
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import names_in, read_manifest
 from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK, values_of
 from megatron.checkpointing.megatron_lm.convert import find
@@ -248,7 +248,7 @@ def test_models_of_transformers_come_in_by_the_same_door(gpt2, group, tmp_path):
     gpt2.save_pretrained(tmp_path / "theirs")
     folder = convert(tmp_path / "theirs", tmp_path / "ours", "--loader", "hugging_face")
     require_same_logits(folder, gpt2)
-    with locked(tmp_path / "busy"), pytest.raises(CheckpointError, match="another run writes"):
+    with hold_lock(tmp_path / "busy"), pytest.raises(CheckpointError, match="another run writes"):
         convert(tmp_path / "theirs", tmp_path / "busy", "--loader", "hugging_face")
     weights = next(folder.glob("zero/*word_embeddings.weight/fp32.pt"))
     flipped = bytearray(weights.read_bytes())

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from megatron.config.parsing.declaration import flags_of, range_problems, resolved, setting
+from megatron.config.parsing.declaration import flags_of, range_problems, resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,15 @@ class OwnPlan:
 
 
 def test_decisions_are_made_or_copied():
-    plan = resolved(OwnPlan, "own", OwnConfig(size=3, ratios=[0.5]), depth=2)
+    plan = resolve(OwnPlan, "own", OwnConfig(size=3, ratios=[0.5]), depth=2)
     assert plan == OwnPlan(size=3, bias=True, ratios=(0.5,), depth=2)
-    assert resolved(OwnPlan, "own", OwnConfig(), size=7, depth=0).size == 7
+    assert resolve(OwnPlan, "own", OwnConfig(), size=7, depth=0).size == 7
 
 
 def test_a_decision_that_nothing_makes_is_an_error():
     with pytest.raises(TypeError, match="own: nothing decides depth"):
-        resolved(OwnPlan, "own", OwnConfig())
-    assert resolved(OwnPlan, "own", OwnConfig(), left_at_default=["depth"]).depth == 0
+        resolve(OwnPlan, "own", OwnConfig())
+    assert resolve(OwnPlan, "own", OwnConfig(), left_at_default=["depth"]).depth == 0
 
 
 def test_ranges_name_flag_and_value():

@@ -89,7 +89,7 @@ def _restored_document(tokens):
 @given(TEXTS, SEEDS, st.sampled_from(["tokens", "characters"]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_every_document_can_be_put_back(tokens, seed, cut, spm_rate):
     dataset = fim(tokens, seed, cut=cut, spm_rate=spm_rate)
-    found = dataset.rearranged(np.array(tokens), sample_rng(seed, 0)).tolist()
+    found = dataset.rearrange(np.array(tokens), sample_rng(seed, 0)).tolist()
     assert restored(found) == tokens
     assert Counter(t for t in found if t not in MARKS) == Counter(tokens)
     documents = sum(1 for is_end, _ in groupby(tokens, SPECIAL.eod.__eq__) if not is_end)
@@ -99,7 +99,7 @@ def test_every_document_can_be_put_back(tokens, seed, cut, spm_rate):
 @given(TEXTS, SEEDS, st.floats(0, 1))
 def test_the_length_stays_and_what_is_too_much_is_cut_off_the_end(tokens, seed, rate):
     dataset = fim(tokens, seed, rate=rate)
-    full = dataset.rearranged(np.array(tokens), sample_rng(seed, 5))
+    full = dataset.rearrange(np.array(tokens), sample_rng(seed, 5))
     assert dataset[5]["tokens"].tolist() == full[: len(tokens)].tolist()
     assert dataset[5]["tokens"].dtype == np.int64
 
@@ -149,7 +149,7 @@ def test_half_a_character_is_not_cut_as_text():
     tokens = [0xC3, 0xA4, 0xC3]
     dataset = fim(tokens, cut="characters")
     for i in range(30):
-        found = dataset.rearranged(np.array(tokens), sample_rng(0, i)).tolist()
+        found = dataset.rearrange(np.array(tokens), sample_rng(0, i)).tolist()
         assert restored(found) == tokens
 
 
@@ -157,7 +157,7 @@ def test_characters_are_not_cut_within():
     tokens = encode("äöü")
     dataset = fim(tokens, cut="characters")
     for i in range(30):
-        found = dataset.rearranged(np.array(tokens), sample_rng(0, i)).tolist()
+        found = dataset.rearrange(np.array(tokens), sample_rng(0, i)).tolist()
         for part in _split_at(found, MARKS):
             bytes(part).decode()
 
@@ -179,10 +179,10 @@ def test_fragments_are_rearranged_apart_at_their_own_rate():
     every = fim(tokens, special=split, fragment_rate=1.0)
     for i in range(30):
         rng = sample_rng(0, i)
-        found = none.rearranged(np.array(tokens), rng).tolist()
+        found = none.rearrange(np.array(tokens), rng).tolist()
         # A document that has no fragments is rearranged at --fim-rate.
         assert (found[:9], found[9]) == (tokens[:9], SPECIAL.prefix)
-        found = every.rearranged(np.array(tokens), sample_rng(0, i)).tolist()
+        found = every.rearrange(np.array(tokens), sample_rng(0, i)).tolist()
         assert found.count(SPECIAL.prefix) == 4
         first = found[: found.index(SPECIAL.eod)]
         assert restored(first, mark=305) == tokens[:8]

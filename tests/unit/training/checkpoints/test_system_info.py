@@ -10,7 +10,7 @@ import pytest
 from megatron.checkpointing.compare import Difference
 from megatron.common.nvidia import driver
 from megatron.common.version import commit
-from megatron.training.checkpoints.system_info import changed, system_info
+from megatron.training.checkpoints.system_info import differences, system_info
 
 
 def test_software_and_devices_are_told(group):
@@ -26,7 +26,7 @@ def test_software_and_devices_are_told(group):
 def test_only_what_both_tell_of_is_compared():
     then = {"torch": "2.4", "python": "3.11", "hosts": "a"}
     now = {"torch": "2.5", "python": "3.11", "hosts": "b, c", "commit": "1234"}
-    assert changed(then, now) == [
+    assert differences(then, now) == [
         Difference("torch", "2.4", "2.5"),
         Difference("hosts", "a", "b, c"),
     ]

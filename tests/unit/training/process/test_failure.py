@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.checkpointing.lock import locked
+from megatron.checkpointing.lock import hold_lock
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.process_identity import start_of
 from megatron.training.process import dead_ranks as peers_module
@@ -113,7 +113,7 @@ def test_a_directory_of_another_run_is_left_alone(tmp_path):
     file.follow(this_process(0))
     assert not file.record(failure())
     (tmp_path / "lock.json").unlink()
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         assert not FailureFile(str(tmp_path)).record(failure())
         assert file.record(failure())
 

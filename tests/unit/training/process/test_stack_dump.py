@@ -12,7 +12,7 @@ from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.training.process.stack_dump import (
-    grouped,
+    group_lines,
     place_of,
     read_places,
     spans,
@@ -24,7 +24,7 @@ from megatron.training.process.stack_dump import (
 def test_ranks_at_one_place_are_one_line_and_the_fewest_come_first():
     places = {0: "all_reduce (a.py:1) of block 4", 1: "read (b.py:2)"}
     places |= dict.fromkeys((2, 3), places[0])
-    assert grouped(places, 5) == [
+    assert group_lines(places, 5) == [
         "1 rank (1) in read (b.py:2)",
         "1 rank (4) gave no answer: stopped, gone, or inside compiled code that keeps Python's lock",
         "3 ranks (0, 2-3) in all_reduce (a.py:1) of block 4",

@@ -44,7 +44,10 @@ def looks(folder, run="run"):
     def find():
         peers = StartingPeers(0, run, folder).peers()
         results.put(
-            [sorted(each.rank for each in found) for found in (peers.on_this_host(), peers.ended())]
+            [
+                sorted(each.rank for each in found)
+                for found in (peers.on_this_host(), peers.ended_peers())
+            ]
         )
 
     process = FORK.Process(target=find)
