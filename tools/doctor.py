@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> None:
     given = {plain(word.partition("=")[0]) for word in argv}
     is_example = given.isdisjoint(switch_words(all_sections()).keys() - _OF_NO_RUN)
     words = [*EXAMPLE.split(), *argv] if is_example else argv
-    config, own = parse_config_for_checkpoint(
+    config, sections = parse_config_for_checkpoint(
         words, NOT_NEEDED, {"doctor": DoctorConfig}, description=__doc__ or ""
     )
-    options: DoctorConfig = own["doctor"]
+    options: DoctorConfig = sections["doctor"]
     launch = read_launch(config.parallel.local_rank)
     if options.nproc < 1:
         raise ConfigError(f"--nproc {options.nproc} must be at least 1")

@@ -247,9 +247,9 @@ def _program_lines() -> Iterator[str]:
     yield "| program | its sections |"
     yield "|---|---|"
     for program, sections in PROGRAMS.items():
-        own = [section for section in sections if section not in training]
+        listed = [section for section in sections if section not in training]
         if set(training) <= set(sections):
-            names = ["*training*", *map(_link, own)]
+            names = ["*training*", *map(_link, listed)]
         else:
             names = [_link(section) for section in sections]
         yield f"| `{program}` | {', '.join(names)} |"

@@ -21,15 +21,15 @@ from megatron.config.tools.checkpoint_tools import PartitionsConfig, architectur
 
 def main(argv: Sequence[str]) -> None:
     """Convert by the command line `argv`."""
-    parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
+    parse = partial(parse_conversion, argv=argv, section=PartitionsConfig, description=__doc__)
     parsed = parse({})
-    own: PartitionsConfig = parsed.own
+    section: PartitionsConfig = parsed.own
     folders = parsed.config.checkpoint
     for notice in parsed.notices:
         print(notice)
-    if own.model_type not in architectures():
+    if section.model_type not in architectures():
         raise ConfigError(
-            f"--model-type {own.model_type}: only {', '.join(architectures())} are merged"
+            f"--model-type {section.model_type}: only {', '.join(architectures())} are merged"
         )
     if not folders.load:
         raise ConfigError("--load is missing: the directory of the checkpoint")
@@ -53,14 +53,14 @@ def main(argv: Sequence[str]) -> None:
             output=output,
             loader="megatron",
             saver="megatron",
-            tensor=own.target_tensor_model_parallel_size,
-            pipeline=own.target_pipeline_model_parallel_size,
+            tensor=section.target_tensor_model_parallel_size,
+            pipeline=section.target_pipeline_model_parallel_size,
             flags=(
                 "--target-tensor-model-parallel-size",
                 "--target-pipeline-model-parallel-size",
             ),
             heads=parsed.config.model.num_attention_heads or None,
-            architecture=architectures()[own.model_type],
+            architecture=architectures()[section.model_type],
         )
         for line in convert(conversion, lambda found: parse(found).config):
             print(line)

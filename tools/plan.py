@@ -58,13 +58,16 @@ def main(argv: Sequence[str]) -> None:
     """
     words = _with_kind_of_gpu(argv)
     searches = options_given(words).get("search") is not None
-    config, own = parse_config_for_checkpoint(
+    config, sections = parse_config_for_checkpoint(
         words,
         NOT_NEEDED | _UNDECIDED if searches else NOT_NEEDED,
         {"planning": PlanningConfig},
         description=__doc__ or "",
     )
-    config, planning = with_some_data(config, config.plugins.objective or "gpt"), own["planning"]
+    config, planning = (
+        with_some_data(config, config.plugins.objective or "gpt"),
+        sections["planning"],
+    )
     raise_if_any([*_problems(planning), *(_layout_problems(config) if searches else ())])
     if planning.search is None:
         _print_plan(config, planning)

@@ -37,13 +37,13 @@ _SHOWN = 8  # tokens at either end, where not all are shown
 def main(argv: Sequence[str]) -> None:
     """Write the samples of the command line `argv`."""
     run = read_saved_run(peek(argv).get("load"))
-    config, own = parse_config_for_checkpoint(
+    config, sections = parse_config_for_checkpoint(
         argv,
         run.config,
         {"samples": SampleTextConfig},
         description=__doc__ or "",
     )
-    options: SampleTextConfig = own["samples"]
+    options: SampleTextConfig = sections["samples"]
     raise_if_any(range_problems(options))
     objective = config.plugins.objective or run.objective
     config = with_local_data(config, objective)

@@ -27,14 +27,14 @@ from megatron.training.prepare import with_local_data
 def main(argv: Sequence[str]) -> None:
     """Print one line for each sample of the steps in `argv`."""
     run = read_saved_run(peek(argv).get("load"))
-    config, own = parse_config_for_checkpoint(
+    config, sections = parse_config_for_checkpoint(
         argv,
         run.config,
         {"steps": StepSamplesConfig},
         description=__doc__ or "",
     )
     config = with_local_data(config, config.plugins.objective or run.objective)
-    options: StepSamplesConfig = own["steps"]
+    options: StepSamplesConfig = sections["steps"]
     resolved = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,

@@ -181,10 +181,10 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
         saved = manifest.flag_sections
         extensions = extensions_with(used_sections(manifest.config) - SECTIONS.keys())
         of_network = chain.from_iterable(declarations_in("flags", "OF_NETWORK", extensions))
-        own = [name for name in of_network if _is_used(saved.get(name, {}), name)]
+        sections = [name for name in of_network if _is_used(saved.get(name, {}), name)]
         flags = {
             name: value
-            for section in (*_NETWORK_SECTIONS, *own)
+            for section in (*_NETWORK_SECTIONS, *sections)
             for name, value in saved.get(section, {}).items()
         }
         flags |= dict(spec.own_flags)  # of plugins' parts
@@ -192,7 +192,7 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
             flags["network"] = spec.architecture
         if spec.attention.attention:
             flags["attention_impl"] = spec.attention.attention
-        return SavedNetwork(load / tag, flags, tuple(own))
+        return SavedNetwork(load / tag, flags, tuple(sections))
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
     # The first job of a chain: its flags have to be complete.

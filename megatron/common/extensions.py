@@ -81,8 +81,8 @@ def _declaration(extension: str, module: str, name: str) -> Any:
 
 def extension_sections(names: Iterable[str] | None = None) -> dict[str, type]:
     """Return the sections of flags of several extensions, of all if `names` is None."""
-    own = extension_names() if names is None else names
-    return {section: kind for name in own for section, kind in sections_of(name).items()}
+    extensions = extension_names() if names is None else names
+    return {section: kind for name in extensions for section, kind in sections_of(name).items()}
 
 
 def extensions_with(sections: Iterable[str]) -> list[str]:

@@ -185,7 +185,7 @@ class Registry(Generic[Part]):
             load_extension(extension)  # which declares it, where its module was imported before
         return self._about[name] if name in self._about else self._entry(name).about
 
-    def get(self, name: str, own: Iterable[tuple[str, Any]] = ()) -> Part:
+    def get(self, name: str, extra: Iterable[tuple[str, Any]] = ()) -> Part:
         """Return the part of that name, with its flags bound as `flags=` if it has any.
 
         Args:
@@ -197,7 +197,7 @@ class Registry(Generic[Part]):
         entry = self._entry(name)
         if not entry.flags:
             return entry.part
-        values = dict(own)
+        values = dict(extra)
         flags = entry.flags(**{field.name: values[field.name] for field in fields(entry.flags)})
         part: Any = entry.part
         return cast(Part, partial(part, flags=flags))

@@ -285,9 +285,9 @@ def plugins_in(argv: Sequence[str]) -> list[str]:
 
 def config_of(sections: Mapping[str, Any]) -> Config:
     """Return the Config of parsed sections; sections of extensions become its `extensions`."""
-    own = {name: section for name, section in sections.items() if name in SECTIONS}
+    core = {name: section for name, section in sections.items() if name in SECTIONS}
     extensions = {name: section for name, section in sections.items() if name not in SECTIONS}
-    return Config(**own, extensions=extensions)
+    return Config(**core, extensions=extensions)
 
 
 def parse_config_for_checkpoint(
@@ -315,8 +315,8 @@ def parse_config_for_checkpoint(
     parsed = _parse(words, {**sections, **extra}, flatten(of_run), description)
     for notice in parsed.notices:
         log.warning(notice)
-    own = {name: parsed.sections.pop(name) for name in extra}
-    return config_of(parsed.sections), own
+    tool_sections = {name: parsed.sections.pop(name) for name in extra}
+    return config_of(parsed.sections), tool_sections
 
 
 def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[str]:
@@ -363,7 +363,7 @@ class ConversionCommand:
 def parse_conversion(
     found: Values,
     argv: Sequence[str],
-    own: type,
+    section: type,
     *,
     legacy: Sequence[Legacy] = (),
     description: str | None = None,
@@ -381,7 +381,7 @@ def parse_conversion(
     in_files = words_of(found)
     sections = load_sections([*in_files, *argv])
     words = [*in_files, *with_file_flags(argv, sections)]
-    of_tool = {**sections, "own": own}
+    of_tool = {**sections, "own": section}
     parsed = _parse(words, of_tool, flatten(ANY_RUN), description or "", legacy)
     tool = parsed.sections.pop("own")
     return ConversionCommand(config_of(parsed.sections), tool, parsed.notices)

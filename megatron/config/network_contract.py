@@ -120,8 +120,8 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
             "the flag out"
         )
     name = name or declared.network
-    own = NETWORKS.flags_of(name, config.extensions)
-    network: Network = declared.network_with_head(NETWORKS.get(name, own)())
+    flags = NETWORKS.flags_of(name, config.extensions)
+    network: Network = declared.network_with_head(NETWORKS.get(name, flags)())
     if network.name != name:
         raise ConfigError(f"the network {name}: its class has another name: write name = {name!r}")
     return network

@@ -175,23 +175,25 @@ def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
 
 def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     """Yield every flag of another objective, and every value out of its range."""
-    own = declaration_of(name)
+    declaration = declaration_of(name)
     sections = (config.objective, config.fim, *config.extensions.values())
     given = {option for section in sections for option in given_options(section)}
-    if not given <= {*own.flags}:  # whose they are
+    if not given <= {*declaration.flags}:  # whose they are
         for extension in extensions_with(config.extensions):
             load_extension(extension)
     declared = [declaration_of(each) for each in OBJECTIVES]
     for flag in dict.fromkeys(flag for each in declared for flag in each.flags):
-        if flag in given and flag not in own.flags:
+        if flag in given and flag not in declaration.flags:
             owners = (e.script for e in declared if flag in e.flags and e.script)
             scripts = " and ".join(dict.fromkeys(owners))
-            this = own.script or f"--objective {name}"
+            this = declaration.script or f"--objective {name}"
             yield f"{flag} is for {scripts}; {this} has no use for it"
     yield from range_problems(config.fim)
-    for kind in dict.fromkeys(type(each) for each in declared if not isinstance(own, type(each))):
+    for kind in dict.fromkeys(
+        type(each) for each in declared if not isinstance(declaration, type(each))
+    ):
         yield from kind.misplaced_flags(config)
-    yield from own.problems(config)
+    yield from declaration.problems(config)
 
 
 def objective_notices(objective: ObjectivePlan) -> Iterator[str]:

@@ -87,7 +87,7 @@ def plan_plugins(plugins: PluginConfig, extensions: Mapping[str, Any]) -> Plugin
         extensions: instances of the plugins' sections of flags, by the name of their class.
     """
     hooks, metrics = tuple(plugins.hook or ()), tuple(plugins.metric or ())
-    own = [
+    flags = [
         flag
         for registry, names in ((HOOKS, hooks), (METRICS, metrics))
         for name in names
@@ -97,7 +97,7 @@ def plan_plugins(plugins: PluginConfig, extensions: Mapping[str, Any]) -> Plugin
         modules=tuple(plugins.plugin or ()),
         hooks=hooks,
         metrics=metrics,
-        own_flags=tuple(dict.fromkeys(own)),
+        own_flags=tuple(dict.fromkeys(flags)),
     )
 
 
@@ -274,18 +274,18 @@ def missing_plugins(
         saved: the config in the manifest.
         only: sections of the config whose parts are needed; all if None.
     """
-    own = [
+    missing = [
         f"{registry.option} {part}"
         for (section, field), registry in _CHOICES.items()
         if registry not in (HOOKS, METRICS) and (only is None or section in only)
         if (part := saved.get(section, {}).get(field)) and part not in registry
     ]
     names = {_module_name(module) for module in given}
-    for module in (saved.get("plugins", {}).get("plugin") or ()) if own else ():
+    for module in (saved.get("plugins", {}).get("plugin") or ()) if missing else ():
         if _module_name(module) not in names:
             yield (
                 f"the checkpoint was trained with --plugin {module}: give that flag again "
-                f"(it has {', '.join(own)})"
+                f"(it has {', '.join(missing)})"
             )
 
 

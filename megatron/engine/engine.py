@@ -170,8 +170,8 @@ class Engine(ABC):
         """
         group = self._groups.model
         parameters = self.module.named_parameters()
-        own = {name: shard.dim for name, p in parameters if (shard := shard_of(p))}
-        everyones = all_gather_objects(own, group)
+        divided = {name: shard.dim for name, p in parameters if (shard := shard_of(p))}
+        everyones = all_gather_objects(divided, group)
         return dict(sorted(pair for dims in everyones for pair in dims.items()))
 
     @property
@@ -442,8 +442,8 @@ class Engine(ABC):
         optimizer = self._engine.optimizer
         if optimizer is None:
             return
-        for group, own in zip(optimizer.param_groups, constants, strict=True):
-            group.update(own)
+        for group, constant in zip(optimizer.param_groups, constants, strict=True):
+            group.update(constant)
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
 

@@ -224,11 +224,11 @@ def _require_whole_ties(stage: PipelineModule) -> None:
     for key, module in stage.tied_modules.items():
         if key not in stage.tied_comms or stage.tied_comms[key]["ranks"][0] == stage.global_rank:
             continue
-        own = {name for name, _ in module.named_parameters()} - {*stage.tied_weight_attrs[key]}
-        if own:
+        untied = {name for name, _ in module.named_parameters()} - {*stage.tied_weight_attrs[key]}
+        if untied:
             raise ValueError(
                 f"{type(module).__name__} on stage {stage.stage_id} shares the weight of {key} and "
-                f"has its own {', '.join(sorted(own))}; make two layers of it"
+                f"has its own {', '.join(sorted(untied))}; make two layers of it"
             )
 
 

@@ -36,10 +36,10 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
 
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
-    own: dict[str, Any] = {"spec": spec, "parts": parts}
+    common: dict[str, Any] = {"spec": spec, "parts": parts}
     embedding = Layer(
         EmbeddingPipe,
-        own,
+        common,
         tie=_tie() if spec.vocabulary.tied_embeddings else None,
         carried=(
             "hidden",
@@ -51,7 +51,7 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
         embedding,
         to_sequence_first,
         *(
-            Layer(ParallelTransformerLayerPipe, {**own, "number": number})
+            Layer(ParallelTransformerLayerPipe, {**common, "number": number})
             for number in range(1, spec.num_layers + 1)
         ),
         to_batch_first,
@@ -79,10 +79,13 @@ def logits_layer(
         kind: of the layer, with arguments like the default's.
         tied: what computes logits with the embedding.
     """
-    own = spec.vocabulary
-    form: dict[str, Any] = {"softcap": own.logit_softcap, "chunk_tokens": parts.loss_chunk_tokens}
-    sizes = {"padded_vocab_size": own.padded_vocab_size, "hidden_size": spec.hidden_size}
-    tie = _tie(partial(tied, **form)) if own.tied_embeddings else None
+    vocabulary = spec.vocabulary
+    form: dict[str, Any] = {
+        "softcap": vocabulary.logit_softcap,
+        "chunk_tokens": parts.loss_chunk_tokens,
+    }
+    sizes = {"padded_vocab_size": vocabulary.padded_vocab_size, "hidden_size": spec.hidden_size}
+    tie = _tie(partial(tied, **form)) if vocabulary.tied_embeddings else None
     return Layer(kind, {**sizes, **form, **parts.division}, tie=tie)
 
 

@@ -107,10 +107,10 @@ def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, nn.Para
         return
     shard, first = shard_of(parameter), expert_share_of(parameter).index * len(parameter)
     for number, matrix in enumerate(parameter.detach().unbind(0)):
-        own = mark_initial(nn.Parameter(matrix, requires_grad=False), values)
+        drawn = mark_initial(nn.Parameter(matrix, requires_grad=False), values)
         if shard:
-            own.shard = Shard(shard.dim - 1, shard.index, shard.count)  # type: ignore[attr-defined]
-        yield f"{name}:{first + number}", own
+            drawn.shard = Shard(shard.dim - 1, shard.index, shard.count)  # type: ignore[attr-defined]
+        yield f"{name}:{first + number}", drawn
 
 
 @torch.no_grad()

@@ -120,13 +120,13 @@ class Muon(torch.optim.AdamW):
             direction = self._direction(ahead, MatrixSlice.of(p))
         p.mul_(1 - lr * weight_decay).add_(direction.to(p), alpha=-lr)
 
-    def _flat_direction(self, own: Tensor, flat: FlatLayout) -> Tensor:
+    def _flat_direction(self, partition: Tensor, flat: FlatLayout) -> Tensor:
         """Return this rank's partition of the update directions of a flat tensor."""
-        full = own.new_empty(own.numel() * flat.group.size())
-        dist.all_gather_into_tensor(full, own.contiguous(), group=flat.group)
-        first = own.numel() * flat.group.rank()
-        last = first + own.numel()
-        direction = torch.zeros_like(own)
+        full = partition.new_empty(partition.numel() * flat.group.size())
+        dist.all_gather_into_tensor(full, partition.contiguous(), group=flat.group)
+        first = partition.numel() * flat.group.rank()
+        last = first + partition.numel()
+        direction = torch.zeros_like(partition)
         for piece in flat.pieces:
             low, high = max(piece.start, first), min(piece.stop, last)
             if low < high:

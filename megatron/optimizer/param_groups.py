@@ -64,14 +64,14 @@ def param_groups(
     matrices = {name for name, p in trained if _dimensions(p) > 1 and not name.endswith(".bias")}
     layers = {name for name in matrices if muon and "embeddings" not in name}
     norms = {n for n, _ in trained if decays_qk_norms and _QK_NORM.search(n)}
-    own = {n for n in matrices if embeddings_apart and n.endswith("word_embeddings.weight")}
+    embeddings = {n for n in matrices if embeddings_apart and n.endswith("word_embeddings.weight")}
     decayed = (matrices | norms) - layers
     rest = {name for name, _ in trained} - layers - decayed
     mark = {"orthogonal": False} if muon else {}
     sets: list[tuple[set[str], float, dict[str, bool]]] = [
         (layers, 1.0, {"orthogonal": True}),
-        (decayed - own, 1.0, mark),
-        (own, 1.0, mark | {"embedding": True}),
+        (decayed - embeddings, 1.0, mark),
+        (embeddings, 1.0, mark | {"embedding": True}),
         (rest, 0.0, mark),
     ]
     groups = [

@@ -81,9 +81,11 @@ def lr_decay(share: Callable[..., float]) -> Callable[..., float]:
         return plan.floor + (plan.peak - plan.floor) * share(progress, **flags)
 
     # Of `share` the registry has to see only whether it takes flags.
-    own = [each for each in signature(share).parameters.values() if each.kind == each.KEYWORD_ONLY]
+    options = [
+        each for each in signature(share).parameters.values() if each.kind == each.KEYWORD_ONLY
+    ]
     first = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("consumed", "plan")]
-    rate.__signature__ = Signature([*first, *own])  # type: ignore[attr-defined]
+    rate.__signature__ = Signature([*first, *options])  # type: ignore[attr-defined]
     return rate
 
 

@@ -331,12 +331,12 @@ def _start(
     grid: Grid, times: Sequence[Times], rank: int, each: Pass, transfer: float
 ) -> float | None:
     """Return when a pass can begin; None while that is not known."""
-    _, own = next(reversed(times[rank].values()), (0.0, 0.0))
+    _, free_at = next(reversed(times[rank].values()), (0.0, 0.0))
     needed = grid.source(rank, each)
     if needed is None:
-        return own
+        return free_at
     other, source = needed
-    return max(own, times[other][source][1] + transfer) if source in times[other] else None
+    return max(free_at, times[other][source][1] + transfer) if source in times[other] else None
 
 
 def step_time(times: Iterable[Times]) -> float:

@@ -151,8 +151,8 @@ class Activations:
         logits = self._logits_of(chunk if self.defers_logits else self._scored_activations.tokens)
         is_cast = self.plan.precision.is_mixed
         gradient = logits + (self.uncast_logits(logits) if is_cast else 0)
-        own = logits if self.defers_logits else 0
-        return own + (0 if self._overwrites_logits else gradient)
+        logit_bytes = logits if self.defers_logits else 0
+        return logit_bytes + (0 if self._overwrites_logits else gradient)
 
     @property
     def defers_logits(self) -> bool:
@@ -295,13 +295,13 @@ class Activations:
     def _mixture(self) -> int:
         """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits."""
         spec, moe = self.plan.model, self.plan.model.part(MoESpec)
-        own = self._mlp() * spec.expert_width // spec.mlp.ffn_hidden_size
+        expert_bytes = self._mlp() * spec.expert_width // spec.mlp.ffn_hidden_size
         exchanged = 2 if self.plan.parallel.expert > 1 else 0
         rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
         router = 4 * self.tokens * (spec.hidden_size + 2 * max(moe.num_experts))
         shared = self._mlp() * moe.shared_expert_ffn_hidden_size // spec.mlp.ffn_hidden_size
         return (
-            int(self.choices * (own + rows))
+            int(self.choices * (expert_bytes + rows))
             + router
             + shared
             + (self._mlp() if moe.residual_experts else 0)

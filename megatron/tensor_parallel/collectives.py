@@ -165,17 +165,17 @@ def start_all_reduce(x: Tensor, group: dist.ProcessGroup) -> Wait:
 
 def start_all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
     """Start `all_gather`."""
-    own = x.movedim(dim, 0).contiguous()
-    full = own.new_empty(group.size() * own.size(0), *own.shape[1:])
-    wait = _start(full, lambda **how: dist.all_gather_single(full, own, group=group, **how))
+    shard = x.movedim(dim, 0).contiguous()
+    full = shard.new_empty(group.size() * shard.size(0), *shard.shape[1:])
+    wait = _start(full, lambda **how: dist.all_gather_single(full, shard, group=group, **how))
     return lambda: _moved_from_front(wait(), dim)
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Wait:
     """Start `reduce_scatter`."""
     full = x.movedim(dim, 0).contiguous()
-    own = full.new_empty(full.size(0) // group.size(), *full.shape[1:])
-    wait = _start(own, lambda **how: dist.reduce_scatter_single(own, full, group=group, **how))
+    shard = full.new_empty(full.size(0) // group.size(), *full.shape[1:])
+    wait = _start(shard, lambda **how: dist.reduce_scatter_single(shard, full, group=group, **how))
     return lambda: _moved_from_front(wait(), dim)
 
 

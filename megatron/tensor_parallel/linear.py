@@ -280,15 +280,19 @@ class CopyingLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,) = grads
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
-        own = (grad @ weight).contiguous() if of_x else None
-        wait = start_all_reduce(own, ctx.group) if own is not None and ctx.group else None
+        input_grad = (grad @ weight).contiguous() if of_x else None
+        wait = (
+            start_all_reduce(input_grad, ctx.group)
+            if input_grad is not None and ctx.group
+            else None
+        )
         # Detached: a product that is put aside must not keep the graph of x.
         rows, columns = grad.flatten(0, -2), x.detach().flatten(0, -2)
         of_parameters = (
             _now_or_later(lambda: rows.mT @ columns, ctx.defer, of_weight),
             rows.sum(0) if of_bias else None,
         )
-        return wait() if wait else own, *of_parameters, None, None
+        return wait() if wait else input_grad, *of_parameters, None, None
 
 
 class GatheringLinear(torch.autograd.Function):
@@ -324,7 +328,7 @@ class GatheringLinear(torch.autograd.Function):
         dim, group = ctx.dim, ctx.group
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         full = start_all_gather(x, dim, group) if of_weight else None
-        own = start_reduce_scatter(grad @ weight, dim, group) if of_x else None
+        input_grad = start_reduce_scatter(grad @ weight, dim, group) if of_x else None
         # Detached: a product that is put aside must not keep the graph of x.
         rows, own_x = grad.flatten(0, -2), x.detach()
 
@@ -336,7 +340,7 @@ class GatheringLinear(torch.autograd.Function):
             _now_or_later(product, ctx.defer, of_weight),
             rows.sum(0) if of_bias else None,
         )
-        return own() if own else None, *of_parameters, None, None, None
+        return input_grad() if input_grad else None, *of_parameters, None, None, None
 
 
 def _now_or_later(

@@ -94,5 +94,7 @@ def lone_group() -> dist.ProcessGroup:
 
 
 def _own_group(rank: int, sets: list[list[int]], **options: Any) -> dist.ProcessGroup:
-    own = [group for ranks in sets if (group := dist.new_group(ranks, **options)) and rank in ranks]
-    return own[0]
+    groups = [
+        group for ranks in sets if (group := dist.new_group(ranks, **options)) and rank in ranks
+    ]
+    return groups[0]

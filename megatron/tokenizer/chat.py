@@ -109,9 +109,9 @@ def _template_of(tokenizer: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[s
         for name, token in config.items()
         if name.endswith("_token") and isinstance(token, dict | str)
     }
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8"), names
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8"), names
     return _default(config.get("chat_template")), names
 
 

@@ -146,8 +146,8 @@ def train(
         from megatron.training.pretrain import pretrain
 
         if isinstance(objective, str):
-            own = OBJECTIVES.flags_of(objective, config.extensions)
-            built: Objective = OBJECTIVES.get(objective, own)()
+            flags = OBJECTIVES.flags_of(objective, config.extensions)
+            built: Objective = OBJECTIVES.get(objective, flags)()
             objective = built
         code = pretrain(start, launch, device, objective, watchdog, notices=notices, hooks=hooks)
         if launch.spares and launch.rank == 0:

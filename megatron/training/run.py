@@ -78,9 +78,9 @@ class Run:
         self._checkpoints: Checkpoints | None = None
         is_rank_0, saves = groups.rank == 0, plan.checkpoint.save
         self.journal = Journal(Path(saves)) if is_rank_0 and saves else None
-        own = plan.plugins
-        of_plugins = [HOOKS.get(name, own.own_flags)(self) for name in own.hooks]
-        require_hooks(of_plugins, f"--hook {' '.join(own.hooks)}:")
+        plugins = plan.plugins
+        of_plugins = [HOOKS.get(name, plugins.own_flags)(self) for name in plugins.hooks]
+        require_hooks(of_plugins, f"--hook {' '.join(plugins.hooks)}:")
         of_flags = [FLAG_HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
         self._own_hooks = [*of_flags, *of_plugins, *hooks]
         writer = build_writer(plan.logging, asdict(config)) if is_rank_0 else None
@@ -205,8 +205,10 @@ class Run:
         return code
 
     def _plugin_metrics(self) -> PluginMetrics:
-        own = self.plan.plugins
-        return PluginMetrics({name: METRICS.get(name, own.own_flags)(self) for name in own.metrics})
+        plugins = self.plan.plugins
+        return PluginMetrics(
+            {name: METRICS.get(name, plugins.own_flags)(self) for name in plugins.metrics}
+        )
 
     def _without_save(self, reason: str, stop: Stop) -> str:
         """Return `reason` with the consequence of a newest step that could not be saved.

@@ -117,9 +117,9 @@ def known_tasks(options: HarnessConfig) -> "TaskManager":
     names = options.task_list.split(",")
     if folder is not None:
         # Looking through lm_eval's own takes many seconds.
-        own = TaskManager(include_path=folder, include_defaults=False)
-        if all(own.match_tasks([name]) for name in names):
-            return own
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        if all(manager.match_tasks([name]) for name in names):
+            return manager
     tasks = TaskManager(include_path=folder)
     raise_if_any(
         f"--task_list: there is no task, group or tag {name}; `lm_eval ls tasks` lists them, and "

@@ -28,12 +28,12 @@ def main(argv: Sequence[str]) -> None:
     parse = partial(
         parse_conversion,
         argv=argv,
-        own=ConversionConfig,
+        section=ConversionConfig,
         legacy=CONVERSION_LEGACY,
         description=__doc__,
     )
     parsed = parse({})
-    own: ConversionConfig = parsed.own
+    section: ConversionConfig = parsed.own
     for notice in parsed.notices:
         print(notice)
     # Imported here, after flags are checked: torch takes seconds.
@@ -41,19 +41,19 @@ def main(argv: Sequence[str]) -> None:
     from megatron.checkpointing.remote import local_checkpoint, local_folder
 
     cache = cache_of(parsed.config.urls)
-    source = local_checkpoint(own.load_dir, cache, flag="--load-dir", foreign=True)
-    with local_folder(own.save_dir, cache, flag="--save-dir") as output:
+    source = local_checkpoint(section.load_dir, cache, flag="--load-dir", foreign=True)
+    with local_folder(section.save_dir, cache, flag="--save-dir") as output:
         conversion = Conversion(
             source=source,
             output=output,
-            loader=own.loader,
-            saver=own.saver,
-            tensor=own.target_tensor_parallel_size or 1,
-            pipeline=own.target_pipeline_parallel_size or 1,
+            loader=section.loader,
+            saver=section.saver,
+            tensor=section.target_tensor_parallel_size or 1,
+            pipeline=section.target_pipeline_parallel_size or 1,
             flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
             heads=parsed.config.model.num_attention_heads or None,
-            distributed=own.ckpt_format == "torch_dist",
-            architecture=architectures()[own.model_type],
+            distributed=section.ckpt_format == "torch_dist",
+            architecture=architectures()[section.model_type],
         )
         for line in convert(conversion, lambda found: parse(found).config):
             print(line)

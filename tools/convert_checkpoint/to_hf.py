@@ -82,13 +82,13 @@ def main(argv: Sequence[str]) -> None:
 
 def _tokenizer_of(given: Given, saved: Manifest) -> dict[str, object]:
     """Return the tokenizer of the training, unless one of another type is given."""
-    own = saved.tokenizer
-    is_other = given.get("tokenizer_type") not in (None, own.tokenizer_type)
+    tokenizer = saved.tokenizer
+    is_other = given.get("tokenizer_type") not in (None, tokenizer.tokenizer_type)
     if is_other:
         return {}
-    if given.get("tokenizer_name_or_path") and own.tokenizer_type != "PretrainedFromHF":
+    if given.get("tokenizer_name_or_path") and tokenizer.tokenizer_type != "PretrainedFromHF":
         return {"tokenizer_type": "PretrainedFromHF"}
-    return asdict(own)
+    return asdict(tokenizer)
 
 
 def _bytes(size: str) -> int:

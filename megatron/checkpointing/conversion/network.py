@@ -50,9 +50,9 @@ def load_network(
         CheckpointError: the weights do not fit `spec`.
     """
     model = _model(spec)
-    own = weights_of(model)
-    require_parameters(own, checkpoint)
-    for name, tensor in own.items():
+    parameters = weights_of(model)
+    require_parameters(parameters, checkpoint)
+    for name, tensor in parameters.items():
         weight = checkpoint.parameters[name].weight.all()
         tensor.copy_(weight if is_buffer(name) else weight.to(rounded_to))
     return model.eval()

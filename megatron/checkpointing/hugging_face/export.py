@@ -232,9 +232,9 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
 
 def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Build generation_config.json; learned positions limit the length."""
-    own = spec.positions
-    is_learned = own.position_embedding == "learned"
-    ends = {"max_length": own.max_position_embeddings} if is_learned else {}
+    positions = spec.positions
+    is_learned = positions.position_embedding == "learned"
+    ends = {"max_length": positions.max_position_embeddings} if is_learned else {}
     return {**special_ids(tokenizer), **ends}
 
 

@@ -321,9 +321,11 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
             f"the files are not those of a {family.architecture}: missing {missing[:5]}, "
             f"unexpected {other[:5]}"
         )
-    own = parameters_of(spec)
+    parameters = parameters_of(spec)
     for part in parts:
-        shapes = [tuple(tensor.shape) for tensor in part.mapping.to_hugging_face(own[part.ours])]
+        shapes = [
+            tuple(tensor.shape) for tensor in part.mapping.to_hugging_face(parameters[part.ours])
+        ]
         for name, shape in zip(part.theirs, shapes, strict=True):
             if (found := reader.shape(named[name])) != shape:
                 raise CheckpointError(f"{name} is {list(found)} instead of {list(shape)}")
@@ -336,12 +338,14 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
 
     def initial(name: str) -> ParameterState:
         return ParameterState(
-            weight=wrap_full_tensor(initial_weight(name, tuple(own[name].shape), spec.init_std))
+            weight=wrap_full_tensor(
+                initial_weight(name, tuple(parameters[name].shape), spec.init_std)
+            )
         )
 
     loaders = {part.ours: partial(load, part) for part in parts}
-    absent = {name: partial(initial, name) for name in own if name not in loaders}
+    absent = {name: partial(initial, name) for name in parameters if name not in loaders}
     return FullCheckpoint(
-        parameters=LazyParameters({name: {**loaders, **absent}[name] for name in own}),
+        parameters=LazyParameters({name: {**loaders, **absent}[name] for name in parameters}),
         counters=dict.fromkeys(_COUNTERS, 0),
     )

@@ -72,9 +72,9 @@ def _expert_values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "num_experts", [int(arguments["num_experts"])]
     yield "moe_layer_freq", str(arguments.get("moe_layer_freq", 1)).replace(" ", "")
     yield "moe_grouped_gemm", True  # the defaults of Megatron-LM
-    for theirs, own in _OF_EXPERTS.items():
+    for theirs, name in _OF_EXPERTS.items():
         if (value := arguments.get(theirs)) is not None:
-            yield own, value
+            yield name, value
     balancing = arguments.get("moe_router_load_balancing_type", "aux_loss")
     if balancing not in _BALANCING:
         raise CheckpointError(f"no flag expresses moe_router_load_balancing_type {balancing}")

@@ -207,14 +207,14 @@ def _optimizer(folder: Path, mains: Sequence[Path], files: _Layers) -> dict[str,
     """
     found: dict[str, list[_Fragment]] = {}
     for rank, main_file in enumerate(mains):
-        own = _optimizer_files(folder, rank)
-        if not own:
+        rank_files = _optimizer_files(folder, rank)
+        if not rank_files:
             return {}
         main = read_foreign(main_file)
         zero = (main.get("ds_config") or {}).get("zero_optimization") or {}
         if zero.get("round_robin_gradients"):
             return {}
-        saved = [read_foreign(file)["optimizer_state_dict"] for file in own]
+        saved = [read_foreign(file)["optimizer_state_dict"] for file in rank_files]
         for group, shapes in enumerate(main["param_shapes"]):
             flat, steps = _flat_group(saved, group)
             start = 0
@@ -257,11 +257,13 @@ def _layer_files(folder: Path) -> dict[int, list[Path]]:
             f"{folder} has no files layer_LL-model_TT-model_states.pt: a checkpoint of a run "
             "with DeepSpeed's pipeline has them"
         )
-    ranks = {len(own) for own in files.values()}
-    is_complete = all(sorted(own) == list(range(max(ranks))) for own in files.values())
+    ranks = {len(by_rank) for by_rank in files.values()}
+    is_complete = all(sorted(by_rank) == list(range(max(ranks))) for by_rank in files.values())
     if not is_complete:
         raise CheckpointError(f"{folder} lacks files of some tensor-parallel ranks of some layers")
-    return {number: [own[rank] for rank in sorted(own)] for number, own in files.items()}
+    return {
+        number: [by_rank[rank] for rank in sorted(by_rank)] for number, by_rank in files.items()
+    }
 
 
 def _main_files(folder: Path) -> list[Path]:
@@ -272,8 +274,8 @@ def _main_files(folder: Path) -> list[Path]:
 def _optimizer_files(folder: Path, rank: int) -> list[Path]:
     """List the optimizer files of all replicas for one rank of the model, in the order of replicas."""
     found = [(m, f) for f in folder.glob("*optim_states.pt") if (m := _OPTIMIZER.fullmatch(f.name))]
-    own = [(int(match[1]), file) for match, file in found if int(match[2]) == rank]
-    return [file for _, file in sorted(own)]
+    numbered = [(int(match[1]), file) for match, file in found if int(match[2]) == rank]
+    return [file for _, file in sorted(numbered)]
 
 
 def _require_one_order(saved_args: Mapping[str, Any], files: _Layers, folder: Path) -> None:

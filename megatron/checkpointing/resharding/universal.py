@@ -74,10 +74,10 @@ def with_universal(directory: Path, tags: list[str]) -> list[str]:
     hint = directory / LATEST_UNIVERSAL
     if not hint.is_file():
         return tags
-    own = hint.read_text(encoding="utf-8").strip()
-    iteration = read_manifest(directory / own).state.iteration
+    folder_name = hint.read_text(encoding="utf-8").strip()
+    iteration = read_manifest(directory / folder_name).state.iteration
     newer = [tag for tag in tags if (iteration_of(tag) or 0) > iteration]
-    return [*newer, own, *tags[len(newer) :]]
+    return [*newer, folder_name, *tags[len(newer) :]]
 
 
 def write_universal(source: Path, output: Path, *, workers: int) -> None:
@@ -248,8 +248,8 @@ def _write_parameters(
 
 
 def _write_parameter(folder: Path, name: str, parameter: ParameterState) -> Iterator[FileRecord]:
-    own = folder / _PARAMETERS / name
-    own.mkdir(parents=True)
+    parameter_folder = folder / _PARAMETERS / name
+    parameter_folder.mkdir(parents=True)
     contents = {
         state: {"param": tensor.all().clone(), "cat_dim": tensor.dim}
         for state, tensor in parameter.tensors.items()
@@ -257,7 +257,7 @@ def _write_parameter(folder: Path, name: str, parameter: ParameterState) -> Iter
     if parameter.steps is not None:
         contents["step"] = {"param": torch.tensor(parameter.steps), "cat_dim": None}
     for state, content in contents.items():
-        file = own / f"{state}.pt"
+        file = parameter_folder / f"{state}.pt"
         torch.save(content, file)
         yield replace(record_file(file), name=f"{_PARAMETERS}/{name}/{file.name}")
 

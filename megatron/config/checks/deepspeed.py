@@ -45,8 +45,8 @@ def _pipeline_problems(start: Start) -> Iterator[str]:
     precision, pipeline = start.precision, start.config.parallel.pipeline_model_parallel_size
     if pipeline == 1 or not precision.is_mixed:
         return
-    own = "fp32" if precision.fp32_gradients else precision.dtype
-    if value_at(start.deepspeed, "data_types.grad_accum_dtype", own) != "fp32":
+    gradient_dtype = "fp32" if precision.fp32_gradients else precision.dtype
+    if value_at(start.deepspeed, "data_types.grad_accum_dtype", gradient_dtype) != "fp32":
         return
     if precision.dtype == "fp16":
         yield (

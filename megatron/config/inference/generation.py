@@ -162,7 +162,7 @@ def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Ite
             yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
 
 
-def beam_problems(generation: DecodingConfig, own: Mapping[str, object]) -> Iterator[str]:
+def beam_problems(generation: DecodingConfig, options: Mapping[str, object]) -> Iterator[str]:
     """Yield every problem of the flags of a beam search.
 
     Args:
@@ -177,7 +177,7 @@ def beam_problems(generation: DecodingConfig, own: Mapping[str, object]) -> Iter
         "--temperature": generation.temperature != 1,
         "--top_k": generation.top_k,
         "--top_p": generation.top_p,
-        **own,
+        **options,
     }
     if given := [flag for flag, on in others.items() if on]:
         yield f"--beam-width does not go with {', '.join(given)}"

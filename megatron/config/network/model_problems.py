@@ -68,9 +68,9 @@ def unbuilt_flags(
     Args:
         positions: that the network has.
     """
-    own = position_of(model)
+    position = position_of(model)
     return {
-        f"--position-embedding-type {own}": own not in positions,
+        f"--position-embedding-type {position}": position not in positions,
         "--reset-position-ids": masks.reset_position_ids,
         "--reset-attention-mask": masks.reset_attention_mask,
         "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,

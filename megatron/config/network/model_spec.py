@@ -230,8 +230,8 @@ def _take(part: type, left: dict[str, Any]) -> Any:
 
 def every_field() -> frozenset[str]:
     """Return the names of the fields that all networks have, those of optional parts too."""
-    own = {*names_of(ModelSpec)} - {*_HOLD_PARTS}
-    return frozenset(own.union(*map(names_of, _PARTS.values())))
+    names = {*names_of(ModelSpec)} - {*_HOLD_PARTS}
+    return frozenset(names.union(*map(names_of, _PARTS.values())))
 
 
 def names_of(part: type) -> tuple[str, ...]:

@@ -43,8 +43,8 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     if shared := moe.shared_expert_ffn_hidden_size:
         routing += mlp_weights(spec, tensor, features=shared)
         routing += width if moe.shared_expert_gate else 0
-    own = mlp_weights(spec, tensor, features=spec.expert_width)
-    return Weights(dense + routing, experts // expert * own)
+    expert_mlp = mlp_weights(spec, tensor, features=spec.expert_width)
+    return Weights(dense + routing, experts // expert * expert_mlp)
 
 
 def attention_weights(spec: ModelSpec, tensor: int) -> int:

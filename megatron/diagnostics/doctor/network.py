@@ -52,12 +52,12 @@ def network_section(launch: Launch, device: torch.device) -> Section:
         torch.cuda.set_device(device)
         devices["nccl"] = device
     mend = "look for errors of the network and the devices; NCCL_DEBUG=INFO logs which devices NCCL uses"
-    for backend, own in devices.items():
+    for backend, names in devices.items():
         group = dist.new_group(backend=backend, timeout=_TIMEOUT)
         for size, times in _SIZES:
             what = f"{backend} all-reduce of {format_bytes(size)}"
             try:
-                seconds, is_right = time_all_reduce(size, times, group=group, device=own)
+                seconds, is_right = time_all_reduce(size, times, group=group, device=names)
             except RuntimeError as error:
                 last = str(error).strip().splitlines()[-1]
                 problems.append(Problem(f"the {what} fails: {last}", mend))

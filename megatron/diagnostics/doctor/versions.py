@@ -81,10 +81,10 @@ def is_in_range(number: str, limits: str) -> bool:
     >>> is_in_range("2.10.0a0+b4e4", ">=2.10,<2.16"), is_in_range("2.16.1", ">=2.10,<2.16")
     (True, False)
     """
-    own = _release(number)
+    release = _release(number)
     for sign, limit in re.findall(r"(>=|<|==)([\d.]+)", limits):
         other = _release(limit)
-        if not {">=": own >= other, "<": own < other, "==": own == other}[sign]:
+        if not {">=": release >= other, "<": release < other, "==": release == other}[sign]:
             return False
     return True
 

@@ -207,8 +207,12 @@ class ZeroCounter:
         if mapping is None:
             return None
         piece = master_gradient(parameter).flatten()
-        own = mapping.lp_fragment_address
-        return piece if piece.numel() == own.numel else piece[own.start : own.start + own.numel]
+        address = mapping.lp_fragment_address
+        return (
+            piece
+            if piece.numel() == address.numel
+            else piece[address.start : address.start + address.numel]
+        )
 
 
 def _is_first_copy(parameter: Any, groups: Groups) -> bool:

@@ -130,8 +130,8 @@ class GradientReduction:
             while self._next < len(self._buckets):
                 self._launch(self._buckets[self._next])
             self._wait()
-            for own in self._optimizer.fp32_groups_gradient_flat_partition:
-                own.mul_(1 / self._replicas.size())
+            for partition in self._optimizer.fp32_groups_gradient_flat_partition:
+                partition.mul_(1 / self._replicas.size())
         all_reduce_parts(self._own)
 
     def norm_gradients(self) -> list[Tensor]:
@@ -205,8 +205,10 @@ class ParameterGather:
             if name == "tied_modules":
                 tied.update(layer.parameters())
                 continue
-            own = frozenset(layer.parameters())
-            layer.register_forward_pre_hook(lambda _, inputs, own=own: self.wait(own))
+            parameters = frozenset(layer.parameters())
+            layer.register_forward_pre_hook(
+                lambda _, inputs, parameters=parameters: self.wait(parameters)
+            )
         return frozenset(tied)
 
 
@@ -285,12 +287,15 @@ def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:
     """Return the slice of every reduced gradient that lies in this rank's partition."""
     found = []
     for group, parameters in enumerate(optimizer.bf16_groups):
-        own = optimizer.fp32_groups_gradient_flat_partition[group]
+        partitions = optimizer.fp32_groups_gradient_flat_partition[group]
         flat = optimizer.fp32_groups_gradients_flat[group]
-        first = own.storage_offset() - flat.storage_offset()
+        first = partitions.storage_offset() - flat.storage_offset()
         start = 0
         for parameter in parameters:
-            begin, end = max(start, first), min(start + parameter.numel(), first + own.numel())
+            begin, end = (
+                max(start, first),
+                min(start + parameter.numel(), first + partitions.numel()),
+            )
             if begin < end:
                 found.append((parameter, flat[begin:end]))
             start += parameter.numel()

@@ -51,11 +51,11 @@ def seed_streams(groups: Groups, *, seed: int, sequence_parallel: bool) -> None:
     part = groups.data_rank * groups.topology.sequence + groups.sequence_rank
     if sequence_parallel:
         part = part * groups.topology.tensor + groups.tensor_rank
-    own = stream_seed(seed, stage=groups.stage, part=part)
-    random.seed(own)
-    np.random.seed(own % 2**32)
-    torch.manual_seed(own)
-    checkpointing.model_parallel_cuda_manual_seed(own)
+    stream = stream_seed(seed, stage=groups.stage, part=part)
+    random.seed(stream)
+    np.random.seed(stream % 2**32)
+    torch.manual_seed(stream)
+    checkpointing.model_parallel_cuda_manual_seed(stream)
 
 
 def recompute(layer: Callable[..., Any], *inputs: Tensor, shared: Iterable[Tensor] = ()) -> Any:

@@ -128,8 +128,8 @@ def _parameters_to_fill(
     """
     names = dict(module.named_parameters())
     buffers = {name: buffer for name, buffer in module.named_buffers() if is_buffer(name)}
-    own = {name for name, p in names.items() if is_added(p) or is_adapter(name)}
-    on_all_stages = set().union(*all_gather_objects(own, replica))
+    new_names = {name for name, p in names.items() if is_added(p) or is_adapter(name)}
+    on_all_stages = set().union(*all_gather_objects(new_names, replica))
     for is_of_kind in (is_adapter, lambda name: not is_adapter(name)):
         # The checkpoint is of a network without adapters, or of the one that this one extends.
         added = {*filter(is_of_kind, on_all_stages)}

@@ -150,8 +150,8 @@ class BERTForm(Form):
 
     def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return the arguments of the heads."""
-        own = spec.part(BertSpec)
+        bert = spec.part(BertSpec)
         return {
-            "bert_binary_head": own.binary_head,
-            "openai_gelu": own.head_activation == "gelu_tanh",
+            "bert_binary_head": bert.binary_head,
+            "openai_gelu": bert.head_activation == "gelu_tanh",
         }

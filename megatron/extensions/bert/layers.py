@@ -66,16 +66,16 @@ def encoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
 
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
-    own: dict[str, Any] = {"spec": spec, "parts": parts}
+    common: dict[str, Any] = {"spec": spec, "parts": parts}
     positions = ["positions"] if spec.positions.reach_attention else []
     embedding = Layer(
         EmbeddingPipe,
-        own | {"num_token_types": spec.part(BertSpec).num_token_types},
+        common | {"num_token_types": spec.part(BertSpec).num_token_types},
         tie=Tie("embed", _WORDS) if spec.vocabulary.tied_embeddings else None,
         carried=("hidden", *positions, "attention_span"),
     )
     blocks = [
-        Layer(ParallelTransformerLayerPipe, {**own, "number": number})
+        Layer(ParallelTransformerLayerPipe, {**common, "number": number})
         for number in range(1, spec.num_layers + 1)
     ]
     norm = norm_layer(spec, kernels=parts.kernels)
@@ -107,13 +107,13 @@ class BertHeadPipe(nn.Module):
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         width = spec.hidden_size
-        own = spec.part(BertSpec)
-        self.approximate = "tanh" if own.head_activation == "gelu_tanh" else "none"
+        bert = spec.part(BertSpec)
+        self.approximate = "tanh" if bert.head_activation == "gelu_tanh" else "none"
         self.division = parts.division
         self.dense = ReplicatedLinear(width, width)
         self.layernorm = norm_layer(spec, kernels=parts.kernels).build()
-        self.has_binary_head = own.binary_head
-        if own.binary_head:
+        self.has_binary_head = bert.binary_head
+        if bert.binary_head:
             self.pooler = ReplicatedLinear(width, width)
             self.binary_head = ReplicatedLinear(width, 2)
 

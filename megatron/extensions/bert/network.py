@@ -53,12 +53,12 @@ class BertNetwork(Network):
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
         """Return an encoder, with the binary head unless a flag leaves it out."""
         has_order = config.section(MaskedLMConfig).bert_binary_head
-        own = BertSpec(
+        bert = BertSpec(
             num_token_types=2 if has_order else 0,
             binary_head=has_order,
             head_activation="gelu_tanh" if config.model.openai_gelu else "gelu_erf",
         )
-        return replace(plain, architecture=self.name, own=own)
+        return replace(plain, architecture=self.name, own=bert)
 
     def without_head(self, spec: ModelSpec) -> ModelSpec:
         """Return the network without the binary head."""

@@ -35,9 +35,9 @@ class TokenRecord:
 
     def top(self, tokenizer: Tokenizer) -> list[tuple[int, str, float]]:
         """Return id, text and log-probability of the most likely tokens, and of this one."""
-        top, own = self.scored.top, self.scored
-        if own.logprob is not None and all(i != own.token for i, _ in top):
-            top = (*top, (own.token, own.logprob))
+        top, scored = self.scored.top, self.scored
+        if scored.logprob is not None and all(i != scored.token for i, _ in top):
+            top = (*top, (scored.token, scored.logprob))
         return [(i, text_after(tokenizer, self.before, [i]), value) for i, value in top]
 
 
@@ -98,8 +98,8 @@ class ChoiceBuilder:
         text = self._begin(done.prompt_tokens)
         for scored in done.new_tokens:
             self._record(scored)
-        own, self._stream.is_cut = self._detokenizer.text_and_cut(done.prompt, done.tokens)
-        return self._delta(text + own, done.finish_reason)
+        full_text, self._stream.is_cut = self._detokenizer.text_and_cut(done.prompt, done.tokens)
+        return self._delta(text + full_text, done.finish_reason)
 
     def _begin(self, prompt_tokens: Sequence[TokenLogprob]) -> str:
         if self._has_begun:

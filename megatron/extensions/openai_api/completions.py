@@ -224,9 +224,9 @@ class ChatRequest(OpenAIRequest):
 
     def _token(self, record: TokenRecord) -> Record:
         top = self.top_logprobs(record) if self.logprobs else []
-        own = self.token_text(record.scored.token, record.text)
+        token_text = self.token_text(record.scored.token, record.text)
         return {
-            **_token_record(own, record.scored.logprob),
+            **_token_record(token_text, record.scored.logprob),
             "top_logprobs": [_token_record(text, logprob) for text, logprob in top],
         }
 

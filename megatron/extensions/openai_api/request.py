@@ -181,8 +181,8 @@ class OpenAIRequest(ABC):
         seed = None if body.seed == -1 else body.seed
         seeds = served.seeds(seed, len(prompts))
         return [
-            replace(common, prompt=prompt, seed=own)
-            for prompt, own in zip(prompts, seeds, strict=True)
+            replace(common, prompt=prompt, seed=sequence_seed)
+            for prompt, sequence_seed in zip(prompts, seeds, strict=True)
         ]
 
     def _builder(self, index: int) -> ChoiceBuilder:

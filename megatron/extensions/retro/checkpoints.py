@@ -61,8 +61,8 @@ class RetroForm(Form):
 
     def flat_name(self, module: str) -> str:
         """Return the name of a parameter in Megatron core."""
-        for own, core in (_FIRST_NORM, *_RETRIEVAL, *_GPT):
-            module = module.replace(own, core)
+        for name, core in (_FIRST_NORM, *_RETRIEVAL, *_GPT):
+            module = module.replace(name, core)
         return re.sub(r"^(layers|final_layernorm)\.", r"decoder.\1.", module)
 
     def values(
@@ -89,15 +89,15 @@ class RetroForm(Form):
 
     def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return the arguments of the encoder of neighbors."""
-        own = spec.part(RetroSpec)
+        retro = spec.part(RetroSpec)
         return {
             "retro_add_retriever": True,
-            "retro_encoder_layers": own.retro_encoder_layers,
-            "retro_num_retrieved_chunks": own.retro_retrieved_length // own.retro_chunk_length,
+            "retro_encoder_layers": retro.retro_encoder_layers,
+            "retro_num_retrieved_chunks": retro.retro_retrieved_length // retro.retro_chunk_length,
             **{
-                theirs: getattr(own, field)
+                theirs: getattr(retro, field)
                 for field, names in _ARGUMENTS.items()
-                if hasattr(own, field)
+                if hasattr(retro, field)
                 for theirs in names
             },
         }
@@ -106,11 +106,11 @@ class RetroForm(Form):
         """Yield why Megatron core cannot load or express a Retro."""
         if pipeline > 1:
             yield f"{flag} {pipeline}: Megatron core runs Retro without pipeline stages; write 1"
-        own = spec.part(RetroSpec)
+        retro = spec.part(RetroSpec)
         for needed, is_met in (
-            ("--retro-normed-residual", own.retro_normed_residual),
-            ("--retro-no-final-norm", not own.final_norm),
-            ("--retro-attention-gate 1", own.retro_attention_gate == 1),
+            ("--retro-normed-residual", retro.retro_normed_residual),
+            ("--retro-no-final-norm", not retro.final_norm),
+            ("--retro-attention-gate 1", retro.retro_attention_gate == 1),
         ):
             if not is_met:
                 yield f"Megatron core computes Retro as with {needed}, and this one was trained without it"

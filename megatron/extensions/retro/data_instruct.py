@@ -105,27 +105,29 @@ def instruct_datasets(request: DataRequest, tokenizer: Tokenizer) -> Datasets:
     retrieves = network_of(request.model).retrieves
     retro = request.model.part(RetroSpec)
     sizes = retro.retro_num_neighbors, retro.retro_retrieved_length
-    own: InstructPlan = request.objective.own
+    sections: InstructPlan = request.objective.own
 
     def read(name: str, file: Path) -> InstructDataset:
-        items = read_qa_items(file, is_retrieved=own.is_retrieved, is_longform=own.is_longform)
+        items = read_qa_items(
+            file, is_retrieved=sections.is_retrieved, is_longform=sections.is_longform
+        )
         prompts = Prompts(
-            tokenizer=tokenizer, name=name, num_contexts=own.num_contexts, retrieves=retrieves
+            tokenizer=tokenizer, name=name, num_contexts=sections.num_contexts, retrieves=retrieves
         )
         return InstructDataset(
             items,
             file=file,
             prompts=prompts,
-            plan=own,
+            plan=sections,
             seq_length=request.model.seq_length,
             neighbors=sizes if retrieves else None,
         )
 
-    build = partial(_blend, request.data, own.folder, read, seed=request.seed)
+    build = partial(_blend, request.data, sections.folder, read, seed=request.seed)
     train, uses = build(request.data.train, "train")
     if train is None:
         raise WrongDataError(
-            f"--data-path names no file of questions in --data-folder {own.folder}"
+            f"--data-path names no file of questions in --data-folder {sections.folder}"
         )
     valid = {each.name: build(each, "dev")[0] for each in request.data.valid}
     return Datasets(

@@ -109,7 +109,7 @@ class RetroSpec:
 def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:
     """Return `spec`, that of a GPT, with chunked cross-attention to neighbors."""
     retrieved = config.retro_chunk_length * config.retro_num_retrieved_chunks
-    own = resolve(
+    retro = resolve(
         RetroSpec,
         "model",
         config,
@@ -118,7 +118,7 @@ def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> 
     )
     longest = model.max_position_embeddings or max(model.seq_length, retrieved)
     positions = replace(spec.positions, max_position_embeddings=longest)
-    return replace(spec, positions=positions, own=own)
+    return replace(spec, positions=positions, own=retro)
 
 
 def plan_retro(config: RetroConfig, *, seq_length: int) -> RetroPlan:

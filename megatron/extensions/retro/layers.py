@@ -51,17 +51,17 @@ def retro_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     if PROMPT_LENGTHS in parts.batch_fields:
         fields.append(PROMPT_LENGTHS)
     steps[1] = replace(embedding, cls=RetroEmbeddingPipe, carried=tuple(fields))
-    own = spec.part(RetroSpec)
-    for number in own.retro_layers:
+    retro = spec.part(RetroSpec)
+    for number in retro.retro_layers:
         index = FIRST_LAYER + number - 1
         layer = _layer_of(steps[index])
-        ends = number == own.retro_layers[-1]
+        ends = number == retro.retro_layers[-1]
         steps[index] = replace(
             layer,
             cls=ParallelTransformerRetroLayerPipe,
             carried=plain if ends else None,
         )
-    if not own.final_norm:
+    if not retro.final_norm:
         steps[FIRST_LAYER + spec.num_layers + 1] = no_final_norm
     return steps
 
@@ -306,7 +306,7 @@ class RetroEncoder(nn.Module):
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         self.spec, self.own = spec, spec.part(RetroSpec)
-        own = replace(
+        encoder_spec = replace(
             spec,
             hidden_dropout=self.own.retro_encoder_hidden_dropout,
             attention=replace(
@@ -320,7 +320,7 @@ class RetroEncoder(nn.Module):
         self.parts = parts.group.size() if parts.sequence_parallel else 1
         self.layers = nn.ModuleList(
             (RetroEncoderLayer if number == 1 else ParallelTransformerLayerPipe)(
-                own, parts, number=number
+                encoder_spec, parts, number=number
             )
             for number in range(1, self.own.retro_encoder_layers + 1)
         )

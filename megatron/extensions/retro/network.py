@@ -54,8 +54,8 @@ class RetroNetwork(Network):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield why a network with retrieval cannot be built."""
-        own = config.section(RetroConfig)
-        return retro_problems(own, config.model, config.masks, config.parallel, self.lacks)
+        retro = config.section(RetroConfig)
+        return retro_problems(retro, config.model, config.masks, config.parallel, self.lacks)
 
     @classmethod
     def misplaced_flags(cls, config: Config) -> Iterator[str]:
@@ -85,63 +85,63 @@ class RetroNetwork(Network):
     def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
         """Return the layer `number`, of which the first with retrieval has the encoder of neighbors."""
         plain = super().block(spec, number, tensor=tensor, expert=expert)
-        own = spec.part(RetroSpec)
-        if number not in own.retro_layers:
+        retro = spec.part(RetroSpec)
+        if number not in retro.retro_layers:
             return plain
         cross = attention_weights(spec, tensor) + norm_width(spec, spec.hidden_size)
-        if number == own.retro_layers[0]:
+        if number == retro.retro_layers[0]:
             layer = block_weights(replace(spec, moe=None), number, tensor=tensor)
-            cross = 2 * cross + own.retro_encoder_layers * layer.total
+            cross = 2 * cross + retro.retro_encoder_layers * layer.total
         name = "ParallelTransformerRetroLayerPipe"
         return replace(plain, name=name, weights=plain.weights + Weights(cross))
 
     def kept(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps, those of retrieval included."""
-        own, kept = sizes.spec.part(RetroSpec), super().kept(entry, sizes)
-        if entry.number not in own.retro_layers:
+        retro, kept = sizes.spec.part(RetroSpec), super().kept(entry, sizes)
+        if entry.number not in retro.retro_layers:
             return kept
         neighbors = _of_neighbors(sizes)
         kept += sizes.norm() + sizes.attention() + sizes.keys_beyond(neighbors.tokens)
-        if entry.number != own.retro_layers[0]:
+        if entry.number != retro.retro_layers[0]:
             return kept
-        layers = own.retro_encoder_layers * neighbors.layer(1)
+        layers = retro.retro_encoder_layers * neighbors.layer(1)
         return int(kept + layers + neighbors.norm() + neighbors.attention() + neighbors.stream)
 
     def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
-        own, kept = sizes.spec.part(RetroSpec), super().deferred_bytes(entry, sizes)
-        if entry.number not in own.retro_layers:
+        retro, kept = sizes.spec.part(RetroSpec), super().deferred_bytes(entry, sizes)
+        if entry.number not in retro.retro_layers:
             return kept
         neighbors = _of_neighbors(sizes)
         kept += sizes.attention_products(neighbors)
-        first = entry.number == own.retro_layers[0]
-        return int(kept + (own.retro_encoder_layers * neighbors.products(1) if first else 0))
+        first = entry.number == retro.retro_layers[0]
+        return int(kept + (retro.retro_encoder_layers * neighbors.products(1) if first else 0))
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
         return super().flops(spec, recompute) + self._retrieval_flops(spec, recompute)
 
     def _retrieval_flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
-        own = spec.part(RetroSpec)
-        if not own.retro_layers:
+        retro = spec.part(RetroSpec)
+        if not retro.retro_layers:
             return 0.0
-        r, s, m = own.retro_retrieved_length, spec.seq_length, own.retro_chunk_length
-        tokens = s // m * own.retro_num_neighbors * r  # of neighbors
+        r, s, m = retro.retro_retrieved_length, spec.seq_length, retro.retro_chunk_length
+        tokens = s // m * retro.retro_num_neighbors * r  # of neighbors
         heads, keys = spec.attention.query_features, key_matrices(spec)
         attention = attention_matrices(spec)
         queries = attention - keys
-        visible = own.retro_num_neighbors * r
+        visible = retro.retro_num_neighbors * r
         cross = s * queries + tokens * keys + 2 * heads * s * visible
         layer = attention + mlp_matrices(spec) + 2 * heads * r
-        encoder = own.retro_encoder_layers * tokens * layer
+        encoder = retro.retro_encoder_layers * tokens * layer
         encoder += tokens * queries + s * keys + 2 * heads * tokens * m
-        forward = len(own.retro_layers) * cross + encoder
+        forward = len(retro.retro_layers) * cross + encoder
         return 2 * (3 + recompute.share) * forward
 
 
 def _of_neighbors(sizes: Any) -> Any:
     """Return the activations of a GPT whose samples are retrieved neighbors."""
-    spec, own = sizes.spec, sizes.spec.part(RetroSpec)
-    each = spec.seq_length // own.retro_chunk_length * own.retro_num_neighbors
-    model = replace(spec, seq_length=own.retro_retrieved_length, own=None)
+    spec, retro = sizes.spec, sizes.spec.part(RetroSpec)
+    each = spec.seq_length // retro.retro_chunk_length * retro.retro_num_neighbors
+    model = replace(spec, seq_length=retro.retro_retrieved_length, own=None)
     return sizes.of(model, samples=each)

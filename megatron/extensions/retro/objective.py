@@ -31,11 +31,11 @@ class Retro(Objective):
 
     def letters(self, spec: ModelSpec) -> Mapping[str, int]:
         """Return the chunks of a sample, the neighbors of each, and their length."""
-        own = spec.part(RetroSpec)
+        retro = spec.part(RetroSpec)
         return {
-            "c": spec.seq_length // own.retro_chunk_length,
-            "k": own.retro_num_neighbors,
-            "r": own.retro_retrieved_length,
+            "c": spec.seq_length // retro.retro_chunk_length,
+            "k": retro.retro_num_neighbors,
+            "r": retro.retro_retrieved_length,
         }
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:

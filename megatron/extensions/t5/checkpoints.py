@@ -38,11 +38,11 @@ class T5Form(Form):
 
     def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
         """Return the arguments of the decoder."""
-        own = spec.part(DecoderSpec)
+        decoder = spec.part(DecoderSpec)
         return {
             "encoder_num_layers": spec.num_layers,
-            "decoder_num_layers": own.num_decoder_layers,
+            "decoder_num_layers": decoder.num_decoder_layers,
             "encoder_seq_length": spec.seq_length,
-            "decoder_seq_length": own.decoder_seq_length,
+            "decoder_seq_length": decoder.decoder_seq_length,
             "pipeline_model_parallel_split_rank": first_decoder_stage(spec, pipeline) or None,
         }

@@ -69,11 +69,11 @@ def with_decoder(
         relative_buckets=config.relative_attention_num_buckets if is_relative else 0,
         relative_max_distance=config.relative_attention_max_distance if is_relative else 0,
     )
-    own = DecoderSpec(
+    decoder = DecoderSpec(
         num_decoder_layers=num_decoder_layers(config, model),
         decoder_seq_length=decoder_seq_length,
     )
-    return replace(spec, positions=positions, own=own)
+    return replace(spec, positions=positions, own=decoder)
 
 
 def num_decoder_layers(config: EncoderDecoderConfig, model: ModelConfig) -> int:

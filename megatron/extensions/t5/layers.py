@@ -42,7 +42,7 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
 
     `parts.core_attention` counts layers from 1 in each stack, and no layer has experts.
     """
-    own: dict[str, Any] = {"spec": spec, "parts": parts}
+    common: dict[str, Any] = {"spec": spec, "parts": parts}
     rows = {"padded_vocab_size": spec.vocabulary.padded_vocab_size}
     words = partial(
         Layer, WordEmbeddingPipe, rows | {"hidden_size": spec.hidden_size, "parts": parts}
@@ -69,14 +69,14 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
             )
             for number in numbers[0]
         ),
-        encoder(EncoderNormPipe, own, carried=("hidden", "attention_span", DECODER_TOKENS)),
+        encoder(EncoderNormPipe, common, carried=("hidden", "attention_span", DECODER_TOKENS)),
         words(
             tie=Tie("embed", _WORDS, embed_decoder),
             carried=("hidden", "encoder_hidden", "encoder_span"),
         ),
         _positions(spec, parts, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
         *(
-            Layer(ParallelTransformerDecoderLayerPipe, {**own, "number": number})
+            Layer(ParallelTransformerDecoderLayerPipe, {**common, "number": number})
             for number in numbers[1]
         ),
         to_batch_first,
@@ -102,11 +102,11 @@ def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
 
 def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) -> Layer:
     """Return the positions of a stack: of a shared table, or biases of its own."""
-    own = {"spec": spec, "parts": parts}
+    common = {"spec": spec, "parts": parts}
     if spec.positions.relative_buckets:
-        return Layer(RelativePositionsPipe, own, carried=carried)
+        return Layer(RelativePositionsPipe, common, carried=carried)
     tie = Tie("positions", "shared_positions.weight")
-    return Layer(PositionEmbeddingPipe, own, tie=tie, carried=carried)
+    return Layer(PositionEmbeddingPipe, common, tie=tie, carried=carried)
 
 
 class WordEmbeddingPipe(nn.Module):

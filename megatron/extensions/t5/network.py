@@ -101,8 +101,8 @@ class T5Network(Network):
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the positions of the decoder, and the last token, which has none."""
-        own = spec.positions
-        return None if own.relative_buckets else own.max_position_embeddings + 1
+        positions = spec.positions
+        return None if positions.relative_buckets else positions.max_position_embeddings + 1
 
     def num_layers(self, config: Config) -> int:
         """Return the layers of both stacks."""
@@ -158,41 +158,41 @@ class T5Network(Network):
 
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return those of the encoder, and of both kinds of attention in the decoder."""
-        s, own = spec.seq_length, spec.part(DecoderSpec)
-        d = own.decoder_seq_length
-        return super().attended_pairs(spec) + own.num_decoder_layers * d * (d + s)
+        s, decoder = spec.seq_length, spec.part(DecoderSpec)
+        d = decoder.decoder_seq_length
+        return super().attended_pairs(spec) + decoder.num_decoder_layers * d * (d + s)
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
 
         The keys and values of cross-attention are those of the encoder's tokens.
         """
-        s, own = spec.seq_length, spec.part(DecoderSpec)
-        d = own.decoder_seq_length
+        s, decoder_spec = spec.seq_length, spec.part(DecoderSpec)
+        d = decoder_spec.decoder_seq_length
         keys = key_matrices(spec)
         attention = 2 * spec.attention.query_features * d * (d + s)
         weights = 2 * attention_matrices(spec) - keys + mlp_matrices(spec)
         forward = d * weights + s * keys + attention
         again = attention if recompute.granularity == "selective" else 0
-        decoder = 2 * own.num_decoder_layers * ((3 + recompute.share) * forward + again)
+        decoder = 2 * decoder_spec.num_decoder_layers * ((3 + recompute.share) * forward + again)
         head = d * spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * s * stack_flops(spec, recompute) + decoder + 6 * head)
 
     def kept(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps; the norm is the decoder's."""
-        own = sizes.of(self.scored_spec(sizes.spec))
+        decoder = sizes.of(self.scored_spec(sizes.spec))
         if entry.kind != "norm" and entry.number <= sizes.spec.num_layers:
             return super().kept(entry, sizes)
         if entry.kind != "block":
-            return super().kept(entry, own)
-        return int(own.layer(1) + own.cross_attention(sizes))
+            return super().kept(entry, decoder)
+        return int(decoder.layer(1) + decoder.cross_attention(sizes))
 
     def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
         if entry.number <= sizes.spec.num_layers:
             return super().deferred_bytes(entry, sizes)
-        own = sizes.of(self.scored_spec(sizes.spec))
-        return int(own.products(1) + own.attention_products(sizes))
+        decoder = sizes.of(self.scored_spec(sizes.spec))
+        return int(decoder.products(1) + decoder.attention_products(sizes))
 
     def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
         """Return the bytes of masks of padding, of the encoder and of cross-attention.

@@ -91,8 +91,8 @@ class LabelledDeclaration(Declaration):
     def upgrade_1_0(self, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a plan of version 1.0, which had tasks among the parts of every run."""
         downstream, text = plan.get("downstream", {}), plan.get("text_task", {})
-        own = {"task": "", **downstream, "text": text}
-        return {**plan, "objective": {**plan["objective"], "own": own}}
+        sections = {"task": "", **downstream, "text": text}
+        return {**plan, "objective": {**plan["objective"], "own": sections}}
 
 
 for _name, _module, _script in (

@@ -129,8 +129,8 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
         flags = {field: value for field, value in flags.items() if field not in _TOKENIZER}
     if flatten(read_saved_run(str(folder)).config).get("task") != given.get("task"):
         # Labels and options of another task.
-        own = {field.name for field in fields(TextTaskConfig)}
-        flags = {field: value for field, value in flags.items() if field not in own}
+        names = {field.name for field in fields(TextTaskConfig)}
+        flags = {field: value for field, value in flags.items() if field not in names}
     return [*words_of(flags), *words, f"--pretrained-checkpoint={folder}"]
 
 
@@ -234,12 +234,12 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
     # Imported here: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 
-    own = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
+    flags = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
 
     def parse(found: Values) -> Config:
         # The task is that of the network that is converted.
-        own_task = parse_conversion(found, own, ConversionConfig).config
-        config = parse_conversion(found, [*words, *own], ConversionConfig).config
+        own_task = parse_conversion(found, flags, ConversionConfig).config
+        config = parse_conversion(found, [*words, *flags], ConversionConfig).config
         of_task = {name: own_task.extensions.get(name, kind()) for name, kind in SECTIONS.items()}
         return replace(config, extensions={**config.extensions, **of_task})
 

@@ -194,8 +194,8 @@ class TaskEvaluation(EpochHook):
                 self._after_call()
         rows = self._tasks.predictions.stop()
         # Tensor-parallel ranks have the same; of other pipeline stages there are none.
-        own = rows if self._groups.tensor_rank == 0 else []
-        outputs = dict(all_gather_items(own))
+        rank_rows = rows if self._groups.tensor_rank == 0 else []
+        outputs = dict(all_gather_items(rank_rows))
         if sorted(outputs) != list(range(len(data))):
             raise TrainingError(f"{len(outputs)} of {len(data)} samples were predicted")
         return np.array([outputs[i] for i in range(len(data))])

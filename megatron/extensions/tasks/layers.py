@@ -96,12 +96,12 @@ class LayersHeadPipe(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
-        own, width = spec.part(HeadSpec), spec.hidden_size
-        self.dropout, self.parts = own.head_dropout, parts
-        self.on_first_token = own.first_token_head
-        hidden = (ReplicatedLinear(width, width) for _ in range(own.head_layers - 1))
+        head, width = spec.part(HeadSpec), spec.hidden_size
+        self.dropout, self.parts = head.head_dropout, parts
+        self.on_first_token = head.first_token_head
+        hidden = (ReplicatedLinear(width, width) for _ in range(head.head_layers - 1))
         self.classification_head = nn.ModuleList(
-            [*hidden, ReplicatedLinear(width, own.num_outputs)]
+            [*hidden, ReplicatedLinear(width, head.num_outputs)]
         )
 
     def forward(self, x_bsh: Tensor) -> Tensor:

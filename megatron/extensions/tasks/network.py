@@ -70,12 +70,12 @@ class Classifier(Network):
 
     def head(self, spec: ModelSpec, *, tensor: int) -> list[Entry]:
         """Return the head, which all ranks have."""
-        own, width, dense = spec.part(HeadSpec), spec.hidden_size, dense_weights(spec)
-        last = own.num_outputs * (width + 1)
+        head, width, dense = spec.part(HeadSpec), spec.hidden_size, dense_weights(spec)
+        last = head.num_outputs * (width + 1)
         if self.is_causal:
-            name, count = "ScorePipe", own.num_outputs * width
-        elif own.head_layers:
-            name, count = "LayersHeadPipe", (own.head_layers - 1) * dense + last
+            name, count = "ScorePipe", head.num_outputs * width
+        elif head.head_layers:
+            name, count = "LayersHeadPipe", (head.head_layers - 1) * dense + last
         else:
             name, count = "ClassificationHeadPipe", dense + last
         return [Entry(name=name, kind="task", weights=Weights(count))]
@@ -107,13 +107,13 @@ class Classifier(Network):
 
     def with_labels(self, spec: ModelSpec, labels: tuple[str, ...]) -> ModelSpec:
         """Return the network with names of its classes; choices have none."""
-        own = replace(spec.part(HeadSpec), labels=labels)
-        return spec if own.num_choices > 1 else replace(spec, head=own)
+        head = replace(spec.part(HeadSpec), labels=labels)
+        return spec if head.num_choices > 1 else replace(spec, head=head)
 
     def scores_tokens(self, spec: ModelSpec) -> bool:
         """Whether the head is on each token; the loss of a decoder takes the last one's logits."""
-        own = spec.part(HeadSpec)
-        return self.is_causal or bool(own.head_layers and not own.first_token_head)
+        head = spec.part(HeadSpec)
+        return self.is_causal or bool(head.head_layers and not head.first_token_head)
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
         """Yield those of the network below, which has names for a head."""

@@ -432,9 +432,9 @@ class InferenceEngine:
             columns = [is_finite_b1]
             if scored:
                 index = to_device(scored, logits.device)
-                own = logprob_columns(logits[index], tokens_b[index], top)
-                table = own.new_zeros(len(sequences), own.size(1))
-                columns.append(table.index_copy_(0, index, own))
+                logprobs = logprob_columns(logits[index], tokens_b[index], top)
+                table = logprobs.new_zeros(len(sequences), logprobs.size(1))
+                columns.append(table.index_copy_(0, index, logprobs))
             return torch.cat(columns, 1)
 
         rows = sample_tokens(

@@ -30,8 +30,8 @@ def process_logits(logits_bv: Tensor, sequences: Sequence[ActiveSequence]) -> Te
     logits_bv = logits_bv.clone()
     if factors:
         rows, tokens, factor = _columns(factors, logits_bv)
-        own = logits_bv[rows, tokens]
-        logits_bv[rows, tokens] = torch.where(own > 0, own / factor, own * factor)
+        picked = logits_bv[rows, tokens]
+        logits_bv[rows, tokens] = torch.where(picked > 0, picked / factor, picked * factor)
     if amounts:
         rows, tokens, amount = _columns(amounts, logits_bv)
         # A token can have a penalty and a bias: both count.

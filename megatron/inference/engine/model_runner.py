@@ -107,8 +107,8 @@ class ModelRunner:
         steps: list[Step] = self.network.layers(spec, parts)
         is_block = [isinstance(step, Layer) and issubclass(step.cls, Block) for step in steps]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
-        own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
-        model = SequentialModel(own).to(dtype).to(device)
+        stage_steps = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
+        model = SequentialModel(stage_steps).to(dtype).to(device)
         if self.states and limit:
             self.states.reserve(limit)
         fill_parameters(model, weights)
@@ -249,8 +249,8 @@ class ModelRunner:
         """
         found = []
         for logits, ids in self._logits_in_chunks(features, tokens):
-            own = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
-            found.append(torch.stack([own.double(), (logits.argmax(-1) == ids).double()], -1))
+            logprobs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            found.append(torch.stack([logprobs.double(), (logits.argmax(-1) == ids).double()], -1))
         return torch.cat(found)
 
     @torch.inference_mode()

@@ -25,9 +25,9 @@ class PackedWeight(nn.Parameter):
 
     def __new__(cls, weight: Tensor) -> "PackedWeight":
         """Return `weight` with a packed copy."""
-        own = torch.Tensor._make_subclass(cls, weight.detach(), False)
-        own.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-        return own
+        packed = torch.Tensor._make_subclass(cls, weight.detach(), False)
+        packed.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        return packed
 
     @classmethod
     def __torch_function__(

@@ -257,9 +257,9 @@ def read_logprobs(token: int, columns: Sequence[float], top: int) -> TokenLogpro
     Args:
         columns: a row of `logprob_columns`.
     """
-    own, *most_likely = columns
+    chosen, *most_likely = columns
     half = len(most_likely) // 2
     ids, values = most_likely[:half][:top], most_likely[half:][:top]
     return TokenLogprob(
-        token=token, logprob=own, top=tuple(zip(map(int, ids), values, strict=True))
+        token=token, logprob=chosen, top=tuple(zip(map(int, ids), values, strict=True))
     )

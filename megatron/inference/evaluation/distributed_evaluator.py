@@ -81,8 +81,8 @@ class DistributedEvaluator:
         """
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index].tokens))
         batches = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
-        own = batches[self.runner.groups.data_rank :: self.replicas]
-        found_n2 = score_windows(self.runner, windows, own)
+        replica_batches = batches[self.runner.groups.data_rank :: self.replicas]
+        found_n2 = score_windows(self.runner, windows, replica_batches)
         if not self._is_alone:
             dist.all_reduce(found_n2)
         return [
@@ -97,15 +97,15 @@ class DistributedEvaluator:
         """
         groups = self.runner.groups
         engine = InferenceEngine(self.runner, rows=self.rows, tokenizer=self.tokenizer)
-        own: list[Completion] = []
+        completed: list[Completion] = []
         if groups.stage == groups.tensor_rank == 0:
-            own = [*engine.generate(requests[groups.data_rank :: self.replicas])]
+            completed = [*engine.generate(requests[groups.data_rank :: self.replicas])]
             engine.close()
         else:
             engine.follow()
         if self._is_alone:
-            return own
-        by_rank = all_gather_objects(own)
+            return completed
+        by_rank = all_gather_objects(completed)
         by_replica = [
             by_rank[groups.topology.rank(pipeline=0, data=replica, tensor=0)]
             for replica in range(self.replicas)

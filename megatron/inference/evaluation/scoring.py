@@ -97,26 +97,28 @@ def score_windows(
     """
     found_n2 = torch.zeros(len(windows), 2, dtype=torch.float64, device=runner.device)
     for batch in batches:
-        own = [windows[index] for index in batch]
-        ends = [len(window.tokens) - 1 for window in own]
+        batch_windows = [windows[index] for index in batch]
+        ends = [len(window.tokens) - 1 for window in batch_windows]
         features_bsh = runner.prefill(
-            [window.tokens[:-1] for window in own],
+            [window.tokens[:-1] for window in batch_windows],
             # The context is the prompt of a prefix language model.
-            [end + 1 - window.num_targets for end, window in zip(ends, own, strict=True)],
+            [end + 1 - window.num_targets for end, window in zip(ends, batch_windows, strict=True)],
         )
         if not runner.has_logits:
             continue
         features = torch.cat(
             [
                 features_bsh[row, end - window.num_targets : end]
-                for row, (end, window) in enumerate(zip(ends, own, strict=True))
+                for row, (end, window) in enumerate(zip(ends, batch_windows, strict=True))
             ]
         )
-        targets = [token for window in own for token in window.tokens[-window.num_targets :]]
+        targets = [
+            token for window in batch_windows for token in window.tokens[-window.num_targets :]
+        ]
         scores_n2 = runner.logprobs(features, targets)
         if not scores_n2.isfinite().all():
             raise runner.nonfinite_logits_error()
-        by_window = scores_n2.split([window.num_targets for window in own])
+        by_window = scores_n2.split([window.num_targets for window in batch_windows])
         if runner.groups.tensor_rank == 0:
             found_n2[list(batch)] = torch.stack([part.sum(0) for part in by_window])
     return found_n2

@@ -47,20 +47,20 @@ class ParallelAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
-        own = spec.attention
-        heads, groups = own.num_attention_heads, own.num_query_groups
+        attention = spec.attention
+        heads, groups = attention.num_attention_heads, attention.num_query_groups
         self.spec, self.parts, self.kernels = spec, parts, parts.kernels
         self.group, self.rng = parts.group, parts.rng
         self.local_groups = exact_quotient(groups, parts.group.size(), "num_query_groups")
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
-        self.layer_scaling = float(number) if own.query_key_layer_scaling else 1.0
-        self.window = own.window_of(number)
+        self.layer_scaling = float(number) if attention.query_key_layer_scaling else 1.0
+        self.window = attention.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = self.build_core(number)
         self.build_inputs()
         self.dense = RowParallelLinear(
-            own.query_features,
+            attention.query_features,
             spec.hidden_size,
             has_bias=spec.attention_output_bias,
             adapter=adapter_of(spec, "dense", parts.rng),
@@ -69,7 +69,9 @@ class ParallelAttention(nn.Module):
         )
         if spec.norm.qk_layernorm:
             # Every rank norms heads of its own with the same weight.
-            norm = norm_layer(spec, width=own.head_dim, group=parts.group, kernels=parts.kernels)
+            norm = norm_layer(
+                spec, width=attention.head_dim, group=parts.group, kernels=parts.kernels
+            )
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
 
     def build_core(self, number: int) -> Attend:
@@ -80,8 +82,10 @@ class ParallelAttention(nn.Module):
 
     def build_inputs(self) -> None:
         """Build the linear layer before the core."""
-        own = self.spec.attention
-        self.query_key_value = self.input_layer(own.query_features + 2 * own.key_features)
+        attention = self.spec.attention
+        self.query_key_value = self.input_layer(
+            attention.query_features + 2 * attention.key_features
+        )
 
     def input_layer(self, features: int) -> nn.Module:
         """Build a column-parallel layer that projects its input to `features` of heads."""
@@ -195,10 +199,10 @@ class ParallelAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the heads over all ranks, and how they are divided."""
-        own, ranks = self.spec.attention, self.group.size()
-        heads = f"heads={own.num_attention_heads}, query_groups={own.num_query_groups}"
+        attention, ranks = self.spec.attention, self.group.size()
+        heads = f"heads={attention.num_attention_heads}, query_groups={attention.num_query_groups}"
         window = f", window={self.window}" if self.window else ""
-        return f"{heads}, head_dim={own.head_dim}{window}, tensor_parallel={ranks}"
+        return f"{heads}, head_dim={attention.head_dim}{window}, tensor_parallel={ranks}"
 
 
 @dataclass(frozen=True)

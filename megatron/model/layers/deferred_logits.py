@@ -125,9 +125,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the features, the table and the bias."""
-        own = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         # In place, because the table's is large; autograd refuses a second backward pass.
-        scaled = [None if x is None else x.mul_(grads[0]).to(dtype) for x, dtype in own]
+        scaled = [None if x is None else x.mul_(grads[0]).to(dtype) for x, dtype in saved]
         return (*scaled, None, None, None)
 
 

@@ -93,8 +93,8 @@ class LayerInput(NamedTuple):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the present tensors by name, in a fixed order; those of `batch` come last."""
-        own = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
-        return own | dict(sorted((self.batch or {}).items()))
+        tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        return tensors | dict(sorted((self.batch or {}).items()))
 
     def pack(self) -> Tensors:
         """Return the present tensors without their names: a tuple, or `hidden` if it is alone."""

@@ -115,9 +115,9 @@ class RingAttention:
                         )
                     )
             steps.append(blocks)
-        own = sorted(steps[0], key=lambda block: not block.sees_all)
-        half = len(own) // 2
-        return [own[:half], *steps[1:], own[half:]]
+        local = sorted(steps[0], key=lambda block: not block.sees_all)
+        half = len(local) // 2
+        return [local[:half], *steps[1:], local[half:]]
 
 
 def _tiles(owner: int, ranks: int, chunk: int, tile: int) -> list[tuple[slice, slice]]:
@@ -171,12 +171,12 @@ class _Ring(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         mixed = query.new_zeros(query.shape, dtype=wide)
         lse = query.new_full(query.shape[:-1], -torch.inf, dtype=wide)
-        own = held = torch.stack([key, value])
+        local = held = torch.stack([key, value])
         for number, blocks in enumerate(steps):
             arrive = start_ring([held] if number < ranks - 1 else [], group)
             for block in blocks:
                 rows = block.queries
-                keys, values = (own if number == ranks else held)[:, :, :, block.keys]
+                keys, values = (local if number == ranks else held)[:, :, :, block.keys]
                 more, its_lse = block_attention(query[:, :, rows], keys, values, block, how)
                 _merge(mixed[:, :, rows], lse[:, :, rows], more, its_lse)
             held = next(iter(arrive()), held)
@@ -192,8 +192,8 @@ class _Ring(torch.autograd.Function):
         query, key, value, mixed, lse = ctx.saved_tensors
         ranks = ctx.group.size()
         of_query = torch.zeros_like(query, dtype=lse.dtype)
-        own = held = torch.stack([key, value])
-        of_own = torch.zeros_like(own, dtype=lse.dtype)
+        local = held = torch.stack([key, value])
+        of_own = torch.zeros_like(local, dtype=lse.dtype)
         sums = None
         with _rewound(ctx.rng_state, query.device):
             for number, blocks in enumerate(ctx.steps):
@@ -203,7 +203,7 @@ class _Ring(torch.autograd.Function):
                 found = of_own if is_own else torch.zeros_like(of_own)
                 for block in blocks:
                     rows, columns = block.queries, block.keys
-                    keys, values = (own if is_own else held)[:, :, :, columns]
+                    keys, values = (local if is_own else held)[:, :, :, columns]
                     grad, queries, results, its_lse = (
                         x[:, :, rows] for x in (grads[0], query, mixed, lse)
                     )

@@ -90,8 +90,8 @@ class LegacySentencePieceTokenizer(SentencePieceTokenizer):
         extra = [f"<extra_id_{i}>" for i in range(extra_ids)]
         named: dict[str, Role] = dict(_ADDED)
         for fallback, role in _OF_THE_MODEL:
-            own = self.special_ids.get(role)
-            named[fallback if own is None else self._tokens[own]] = role
+            given = self.special_ids.get(role)
+            named[fallback if given is None else self._tokens[given]] = role
         special = [*named, *extra]
         for token in special:
             ids.setdefault(token, len(ids))

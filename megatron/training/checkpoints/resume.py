@@ -197,8 +197,8 @@ def _other_head(folder: Path, saved: ModelSpec, spec: ModelSpec, task: str, othe
 def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, new_head: bool) -> None:
     """Load the full weights and optimizer state of `chosen`, this rank's shards of them."""
     folder, manifest, requested = chosen.folder, chosen.manifest, plan.checkpoint
-    rows, own = manifest.spec.vocabulary.padded_vocab_size, plan.model.vocabulary
-    if own.padded_vocab_in_softmax and rows != own.padded_vocab_size:
+    rows, vocabulary = manifest.spec.vocabulary.padded_vocab_size, plan.model.vocabulary
+    if vocabulary.padded_vocab_in_softmax and rows != vocabulary.padded_vocab_size:
         log.warning(
             "the token table gets other padding, which takes part in the softmax "
             "(--padded-vocab-in-softmax): the loss will differ a little; --pad-vocab-size-to %d "
@@ -218,7 +218,7 @@ def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, new_head: boo
         index.checkpoint(folder),
         optimizer=optimizer,
         buffer_bytes=requested.reshape_buffer_bytes,
-        copies_padding=own.padded_vocab_in_softmax,
+        copies_padding=vocabulary.padded_vocab_in_softmax,
         new_head=new_head,
     )
 

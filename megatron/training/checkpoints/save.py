@@ -298,9 +298,9 @@ class Checkpoints(Hook):
         problems = [problem] if problem else []
         if is_any:
             upload = _attempt(upload_files)
-            own = [self._executor.submit(upload, self._directory, scatter(files))]
-            yield own
-            problems = gather_findings([p for _, p in (own[0].result(),) if p])
+            uploads = [self._executor.submit(upload, self._directory, scatter(files))]
+            yield uploads
+            problems = gather_findings([p for _, p in (uploads[0].result(),) if p])
         if is_any and not problems:
             manifests = self._on_rank_0(_attempt(publish_uploaded), self._directory, files)
             yield manifests

@@ -28,8 +28,8 @@ def system_info() -> SystemInfo:
     Communication: every rank must call this, in step.
     """
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    own = torch.cuda.get_device_name() if on_gpu else "CPU"
-    posted = post((own, gethostname()))
+    device = torch.cuda.get_device_name() if on_gpu else "CPU"
+    posted = post((device, gethostname()))
     if dist.get_rank():
         return {}
     found = posted.all()

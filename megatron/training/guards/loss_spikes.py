@@ -69,11 +69,11 @@ class SpikeGuard(Hook):
 
         Communication: one all-reduce of a byte.
         """
-        own = Watched(step.loss, step.grad_norm)
-        message = self._judge(own)
+        watched = Watched(step.loss, step.grad_norm)
+        message = self._judge(watched)
         if any_rank([bool(message)])[0]:
             raise Spike(state.iteration, message or "another rank sees a spike")
-        self._before.append(own)
+        self._before.append(watched)
 
     def _judge(self, step: Watched) -> str:
         """Return why the step is a spike; "" if it is none."""

@@ -51,8 +51,8 @@ class ReplicaCheck(Hook):
         """
         if state.iteration % self._interval:
             return
-        own = [(self._groups.rank, common, print_) for common, print_ in self._prints(state)]
-        posted = post(own)
+        prints = [(self._groups.rank, common, print_) for common, print_ in self._prints(state)]
+        posted = post(prints)
         if found := from_rank_0(lambda: [*differences(chain.from_iterable(posted.all()))]):
             more = len(found) - _MOST_LISTED
             raise TrainingError(

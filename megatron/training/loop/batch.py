@@ -106,9 +106,9 @@ def _checked_rows(
         data_rank=groups.data_rank,
         data_size=groups.topology.data,
     )
-    own = consumed_samples + groups.data_rank * batch.micro_batch_size
+    first_sample = consumed_samples + groups.data_rank * batch.micro_batch_size
     for first, samples in zip(
-        count(own, batch.micro_batch_size * groups.topology.data), rows, strict=False
+        count(first_sample, batch.micro_batch_size * groups.topology.data), rows, strict=False
     ):
         for name in token_fields:
             _require_vocabulary(samples[name], vocab_size, dataset, first)

@@ -60,15 +60,15 @@ def rank_0_first(make: Callable[[], T]) -> T:
     return made[0]
 
 
-def any_rank(own: Sequence[bool]) -> list[bool]:
+def any_rank(conditions: Sequence[bool]) -> list[bool]:
     """Return for each index whether any rank has True there (logical or).
 
     Communication: one all-reduce of a byte per index, and none for a single rank.
     """
     if dist.get_world_size() == 1:
-        return [*map(bool, own)]
+        return [*map(bool, conditions)]
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    flags = torch.tensor(own, dtype=torch.uint8, device=device)
+    flags = torch.tensor(conditions, dtype=torch.uint8, device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     return [bool(yes) for yes in flags.tolist()]
 
@@ -97,7 +97,7 @@ class Posted(Generic[T]):
         return [decode(content) for content in distributed.store().multi_get(keys)]
 
 
-def post(own: T) -> Posted[T]:
+def post(item: T) -> Posted[T]:
     """Put an object of each rank into the rendezvous store, for one rank or few to read.
 
     Communication: two requests to the store, then one all-reduce of a byte.
@@ -106,13 +106,13 @@ def post(own: T) -> Posted[T]:
         UnsendableError: on all ranks, one of them cannot send its object.
     """
     if dist.get_world_size() == 1:
-        return Posted(own, "")
+        return Posted(item, "")
     prefix = _next_prefix("posted")
-    content, refusal = encode_or_refuse(own)
+    content, refusal = encode_or_refuse(item)
     distributed.store().set(f"{prefix}/{dist.get_rank()}", content)
     if any_rank([refusal is not None])[0]:
         raise refusal or UnsendableError("another rank has an object that cannot be sent")
-    return Posted(own, prefix)
+    return Posted(item, prefix)
 
 
 def scatter(items: Sequence[T] | None) -> list[T]:
@@ -141,14 +141,14 @@ def scatter(items: Sequence[T] | None) -> list[T]:
     return found
 
 
-def gather_findings(own: list[T]) -> list[T]:
+def gather_findings(findings: list[T]) -> list[T]:
     """Return what any rank has found, rank 0's first, at most 100 items: usually there are none.
 
     Communication: one all-reduce of a byte; when there are some, a post and a broadcast too.
     """
-    if not any_rank([bool(own)])[0]:
+    if not any_rank([bool(findings)])[0]:
         return []
-    posted = post(own[:_MOST_FOUND])
+    posted = post(findings[:_MOST_FOUND])
     return from_rank_0(
         lambda: [*islice((item for items in posted.all() for item in items), _MOST_FOUND)]
     )
@@ -163,10 +163,10 @@ def _next_prefix(kind: str) -> str:
     return f"{kind}/{number % 2}"
 
 
-def all_gather_items(own: list[Any]) -> Iterator[Any]:
+def all_gather_items(own_items: list[Any]) -> Iterator[Any]:
     """All-gather lists of objects: yield every rank's items, rank 0's first.
 
     Communication: one all-gather of ranks x ranks objects, for results that every rank needs.
     """
-    for items in all_gather_objects(own):
+    for items in all_gather_objects(own_items):
         yield from items

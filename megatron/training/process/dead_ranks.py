@@ -98,4 +98,6 @@ def _hosts(peers: Sequence[Peer]) -> str:
     ranks = defaultdict(list)
     for peer in peers:
         ranks[peer.host].append(peer.rank)
-    return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())
+    return ", ".join(
+        f"{host} (ranks {spans(ranks_of_host)})" for host, ranks_of_host in ranks.items()
+    )

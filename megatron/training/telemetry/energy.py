@@ -112,10 +112,10 @@ class Energy:
         return totals
 
 
-def _over_ranks(own: Sequence[float]) -> list[float]:
+def _over_ranks(values: Sequence[float]) -> list[float]:
     """Return the sums over all ranks. Communication: one all-reduce of these numbers."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    sums = torch.tensor(own, dtype=torch.float64, device=device)
+    sums = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(sums)
     return sums.tolist()
 

@@ -19,8 +19,8 @@ def worst_memory() -> dict[str, float]:
     Communication: one all-reduce of four numbers over all ranks.
     """
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    own = (*_device_bytes(), _resident_bytes(), -available_bytes())
-    worst = torch.tensor(own, dtype=torch.float64, device=device)
+    local = (*_device_bytes(), _resident_bytes(), -available_bytes())
+    worst = torch.tensor(local, dtype=torch.float64, device=device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     names = (ALLOCATED, RESERVED, RESIDENT, AVAILABLE)
     return {

@@ -161,9 +161,9 @@ class PluginMetrics:
         """
         found: dict[str, float] = {}
         for metric, meter in self._meters.items():
-            own = meter(state)
+            values = meter(state)
             taken = _OWN_KEYS | {*map(journal_key, found)}
-            for name, value in own.items():
+            for name, value in values.items():
                 if not isinstance(value, int | float):
                     raise ConfigError(
                         f'--metric {metric} returns a {type(value).__name__} for "{name}": return '
@@ -174,7 +174,7 @@ class PluginMetrics:
                         f'--metric {metric} returns "{name}", which the journal has for another '
                         "number: rename it"
                     )
-            found |= own
+            found |= values
         return found
 
 

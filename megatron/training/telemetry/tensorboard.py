@@ -72,8 +72,8 @@ class TensorBoard(Hook):
             others: further terms of the loss, by their keys in the journal.
         """
         for key, value in others.items():
-            own = f"lm-loss-validation/{name}/{key.replace('_', ' ')} validation"
-            self._over_all(own, value, state)
+            series = f"lm-loss-validation/{name}/{key.replace('_', ' ')} validation"
+            self._over_all(series, value, state)
         tag = f"lm-loss-validation/{name}/lm loss validation"
         self._over_all(tag, loss, state)
         self._over_flops(tag, loss, state)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
 def main(argv: Sequence[str]) -> None:
     """Generate answers by the command line `argv`."""
     log.configure(read_launch(None).rank)
-    own = {"generation": GenerationConfig, "answers": AnswerConfig}
-    source = read_model_source(argv, own, description=__doc__)
+    sections = {"generation": GenerationConfig, "answers": AnswerConfig}
+    source = read_model_source(argv, sections, description=__doc__)
     options: GenerationConfig = source.own["generation"]
     answers: AnswerConfig = source.own["answers"]
     instruct: InstructConfig = source.config.section(InstructConfig)
@@ -86,7 +86,7 @@ def _requests(
 ) -> "Iterator[Request]":
     """Yield the request to answer each question."""
     room = loaded.engine.max_length - generator.options.out_seq_length
-    own = loaded.spec.part(RetroSpec)
+    retro = loaded.spec.part(RetroSpec)
     for item in items:
         neighbors: list[list[int]] = []
         if prompts.retrieves:
@@ -94,8 +94,8 @@ def _requests(
                 item,
                 loaded.tokenizer,
                 first=0 if instruct.reuse_top else instruct.ft_neighbours,
-                count=own.retro_num_neighbors,
-                length=own.retro_retrieved_length,
+                count=retro.retro_num_neighbors,
+                length=retro.retro_retrieved_length,
             )
         yield generator.request_of(prompts.tokens(item, room), neighbors)
 

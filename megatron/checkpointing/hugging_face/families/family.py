@@ -120,9 +120,13 @@ class Family:
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
-        own = flat(spec)
+        values = flat(spec)
         return {
-            key: own[entry] if isinstance(entry, str) else entry(spec) if callable(entry) else entry
+            key: values[entry]
+            if isinstance(entry, str)
+            else entry(spec)
+            if callable(entry)
+            else entry
             for key, entry in self.keys.items()
         }
 

@@ -29,14 +29,14 @@ from megatron.config.parsing.files import Values
 
 
 def _gemma_needs(spec: ModelSpec) -> Allowed:
-    own: Allowed = {"scaled_embedding": (True,), "layernorm_1p": (True,)}
+    needs: Allowed = {"scaled_embedding": (True,), "layernorm_1p": (True,)}
     # Its config.json has "gelu" for the tanh form too.
     activations = ("geglu_tanh", "swiglu", "reglu", "liglu")
-    return {**common_needs(spec), **own, "activation": activations}
+    return {**common_needs(spec), **needs, "activation": activations}
 
 
 def _gemma2_needs(spec: ModelSpec) -> Allowed:
-    own: Allowed = {
+    needs: Allowed = {
         "activation": common_needs(spec)["activation"],
         "window": None,
         "sandwich_norm": (True,),
@@ -44,14 +44,14 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
         "attention_softcap": None,
         "logit_softcap": None,
     }
-    return {**_gemma_needs(spec), **own}
+    return {**_gemma_needs(spec), **needs}
 
 
 def _gemma3_needs(spec: ModelSpec) -> Allowed:
     rotary = spec.positions
     is_stretched = rotary.rope_scaling != 1 or rotary.rotary_interpolation != 1
     local = rotary.rotary_local_base
-    own: Allowed = {
+    needs: Allowed = {
         "qk_layernorm": (True,),
         "attention_softcap": (0.0,),
         # Its layers with a window are never stretched.
@@ -59,7 +59,7 @@ def _gemma3_needs(spec: ModelSpec) -> Allowed:
             local or rotary.rotary_base if spec.attention.window and is_stretched else local,
         ),
     }
-    return {**_gemma2_needs(spec), **own}
+    return {**_gemma2_needs(spec), **needs}
 
 
 _GEMMA_KEYS = {
@@ -88,8 +88,8 @@ _GEMMA3_KEYS = {
 
 
 def _gemma_values(config: HuggingFaceConfig) -> Values:
-    own = {"scale_embedding": True, "apply_layernorm_1p": True}
-    return {**common_values(config), **attention_bias_values(config), **own}
+    fixed = {"scale_embedding": True, "apply_layernorm_1p": True}
+    return {**common_values(config), **attention_bias_values(config), **fixed}
 
 
 def _gemma2_values(config: HuggingFaceConfig) -> Values:

@@ -23,8 +23,8 @@ def _values_of(config: HuggingFaceConfig) -> Values:
 
 
 def _qkv(spec: ModelSpec) -> StackedTransposed:
-    own = spec.attention
-    return StackedTransposed(heads=own.num_attention_heads, head_dim=own.head_dim)
+    attention = spec.attention
+    return StackedTransposed(heads=attention.num_attention_heads, head_dim=attention.head_dim)
 
 
 def _transpose(_: ModelSpec) -> Transposed:

@@ -55,13 +55,13 @@ def _llama_needs(spec: ModelSpec) -> Allowed:
 
 
 def _mistral_needs(spec: ModelSpec) -> Allowed:
-    own: Allowed = {"attention_output_bias": (False,), "window": None}
-    return {**common_needs(spec), **own, "full_attention_layers": ((),)}
+    needs: Allowed = {"attention_output_bias": (False,), "window": None}
+    return {**common_needs(spec), **needs, "full_attention_layers": ((),)}
 
 
 def _qwen2_needs(spec: ModelSpec) -> Allowed:
-    own: Allowed = {"attention_output_bias": (False,), "window": None}
-    return {**common_needs(spec), **own, "qkv_bias": (True,)}
+    needs: Allowed = {"attention_output_bias": (False,), "window": None}
+    return {**common_needs(spec), **needs, "qkv_bias": (True,)}
 
 
 def _qwen3_needs(spec: ModelSpec) -> Allowed:

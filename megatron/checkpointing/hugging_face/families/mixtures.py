@@ -63,13 +63,13 @@ def _needs(spec: ModelSpec) -> Allowed:
 
 
 def _mixtral_needs(spec: ModelSpec) -> Allowed:
-    own: Allowed = {"window": None, "full_attention_layers": ((),), "router_normalises": (True,)}
-    return {**_needs(spec), **own, "num_experts": (_layers(spec, []),)}
+    needs: Allowed = {"window": None, "full_attention_layers": ((),), "router_normalises": (True,)}
+    return {**_needs(spec), **needs, "num_experts": (_layers(spec, []),)}
 
 
 def _qwen2_needs(spec: ModelSpec) -> Allowed:
-    own: Allowed = {"qkv_bias": (True,), "shared_expert_gate": (True,)}
-    return {**_needs(spec), **own, "router_normalises": None}
+    needs: Allowed = {"qkv_bias": (True,), "shared_expert_gate": (True,)}
+    return {**_needs(spec), **needs, "router_normalises": None}
 
 
 def _qwen3_needs(spec: ModelSpec) -> Allowed:
@@ -143,8 +143,8 @@ def _qwen_values(config: HuggingFaceConfig) -> Values:
 
 
 def _qwen2_values(config: HuggingFaceConfig) -> Values:
-    own = dict.fromkeys(("disable_bias_linear", "add_qkv_bias", "moe_shared_expert_gate"), True)
-    return {**_qwen_values(config), **own}
+    fixed = dict.fromkeys(("disable_bias_linear", "add_qkv_bias", "moe_shared_expert_gate"), True)
+    return {**_qwen_values(config), **fixed}
 
 
 def _qwen3_values(config: HuggingFaceConfig) -> Values:

@@ -22,24 +22,24 @@ _LLAMA_3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embedd
 
 def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
     """Build `rope_scaling` of config.json; None without scaling."""
-    own = spec.positions
-    if own.rope_scaling == 1:
-        factor = own.rotary_interpolation
+    positions = spec.positions
+    if positions.rope_scaling == 1:
+        factor = positions.rotary_interpolation
         return None if factor == 1 else {"rope_type": "linear", "factor": factor}
-    rope = {"rope_type": own.rope_rule, "factor": own.rope_scaling}
-    if own.rope_rule == "dynamic":
+    rope = {"rope_type": positions.rope_rule, "factor": positions.rope_scaling}
+    if positions.rope_rule == "dynamic":
         return rope
-    low, high = own.rope_low_freq_factor, own.rope_high_freq_factor
-    if own.rope_rule == "llama3":
+    low, high = positions.rope_low_freq_factor, positions.rope_high_freq_factor
+    if positions.rope_rule == "llama3":
         rope |= {"low_freq_factor": low, "high_freq_factor": high}
     else:
         rope |= {
             "beta_slow": low,
             "beta_fast": high,
-            "attention_factor": own.rope_attention_factor,
-            "truncate": own.rope_truncation,
+            "attention_factor": positions.rope_attention_factor,
+            "truncate": positions.rope_truncation,
         }
-    return {**rope, "original_max_position_embeddings": own.rope_original_length}
+    return {**rope, "original_max_position_embeddings": positions.rope_original_length}
 
 
 def rotary_values(config: HuggingFaceConfig) -> Values:

@@ -122,8 +122,8 @@ class ChunkedPipelineModule(PipelineModule):
             self.num_stages = ranks * self.chunks
             super()._partition_layers(method)
             self.num_stages = ranks
-        own = slice(self.stage_id, None, ranks)
-        self.chunk_bounds: list[tuple[int, int]] = [*pairwise(self.parts)][own]
+        chunks = slice(self.stage_id, None, ranks)
+        self.chunk_bounds: list[tuple[int, int]] = [*pairwise(self.parts)][chunks]
 
     def _build(self) -> None:
         for bounds in self.chunk_bounds:

@@ -157,10 +157,10 @@ class Blocks:
                 f"there is no {self.folder}: run the task with the same settings before it is "
                 "validated"
             )
-        own = self.ranges[ranks.rank :: ranks.size]
-        count = int(np.ceil(fraction * len(own)))
-        chosen = sorted(np.random.default_rng().permutation(len(own))[:count].tolist())
-        for rows in (own[number] for number in chosen):
+        ranges = self.ranges[ranks.rank :: ranks.size]
+        count = int(np.ceil(fraction * len(ranges)))
+        chosen = sorted(np.random.default_rng().permutation(len(ranges))[:count].tolist())
+        for rows in (ranges[number] for number in chosen):
             found, expected = self.read(rows), compute(rows)
             for key in self._keys:
                 if not _is_same(found[key], expected[key]):
@@ -169,7 +169,7 @@ class Blocks:
                         "is damaged, or was made from other data or settings; delete it and run "
                         "the task again"
                     )
-        return f"{self.folder}: {count} of {len(own)} blocks are valid"
+        return f"{self.folder}: {count} of {len(ranges)} blocks are valid"
 
     def _is_there(self, rows: range) -> bool:
         if rows not in self._known and self.file(rows).exists():

@@ -117,10 +117,10 @@ class NeighborSearch:
         documents = np.array([piece.document for piece in origin.pieces])
         return _document_keys(np.array(self._numbers[origin.prefix]), documents)
 
-    def _others(self, ids: NDArray[np.int64], own: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the first of the chunks `ids` that are of other documents than a sample's `own`."""
+    def _others(self, ids: NDArray[np.int64], own_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the first of the chunks `ids` that are of other documents than a sample's `own_ids`."""
         ids = ids[ids >= 0]
-        ids = ids[~np.isin(self._documents[ids], own)][: self._num_saved]
+        ids = ids[~np.isin(self._documents[ids], own_ids)][: self._num_saved]
         return np.append(ids, np.full(self._num_saved - len(ids), -1))
 
 

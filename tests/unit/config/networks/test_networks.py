@@ -13,7 +13,7 @@ from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import NETWORKS
 from megatron.config.network.model_spec import flat, spec_of
 from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import imported, network_named, network_of
+from megatron.config.networks.architecture import import_dotted, network_named, network_of
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel
@@ -67,7 +67,7 @@ def test_what_it_names_exists(name):
     assert form_of(name) is not None
     assert network.use.startswith("tools/")
     assert not network.extends or network.extends in NETWORKS
-    assert callable(imported(network.batch_in))
+    assert callable(import_dotted(network.batch_in))
 
 
 def test_the_flags_of_another_network_are_refused():
