@@ -300,14 +300,14 @@ def _read_lines() -> Iterator[str]:
 
 def _legacy_lines(heading: str, column: str, has: Callable[[Legacy], bool]) -> Iterator[str]:
     """Yield the table of flags without a field; those that share a sentence share a line."""
-    of_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for flag in LEGACY:
         if not flag.becomes and has(flag):
-            of_reason.setdefault(flag.reason, []).append(f"`{flag.option}`")
+            by_reason.setdefault(flag.reason, []).append(f"`{flag.option}`")
     yield f"{heading}\n"
     yield f"| flag | {column} |"
     yield "|---|---|"
-    for reason, flags in of_reason.items():
+    for reason, flags in by_reason.items():
         yield f"| {', '.join(flags)} | {_text(reason)} |"
     yield ""
 

@@ -180,8 +180,8 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
             continue
         saved = manifest.flag_sections
         extensions = extensions_with(used_sections(manifest.config) - SECTIONS.keys())
-        of_network = chain.from_iterable(declarations_in("flags", "OF_NETWORK", extensions))
-        sections = [name for name in of_network if _is_used(saved.get(name, {}), name)]
+        network_sections = chain.from_iterable(declarations_in("flags", "OF_NETWORK", extensions))
+        sections = [name for name in network_sections if _is_used(saved.get(name, {}), name)]
         flags = {
             name: value
             for section in (*_NETWORK_SECTIONS, *sections)

@@ -310,9 +310,9 @@ def parse_config_for_checkpoint(
     """
     sections = load_sections(argv, saved=saved, extra=extra)
     raise_if_any(missing_plugins(saved, plugins_in(argv)))
-    of_run = {name: section for name, section in saved.items() if name != "plugins"}
+    run_sections = {name: section for name, section in saved.items() if name != "plugins"}
     words = with_file_flags(argv, sections)
-    parsed = _parse(words, {**sections, **extra}, flatten(of_run), description)
+    parsed = _parse(words, {**sections, **extra}, flatten(run_sections), description)
     for notice in parsed.notices:
         log.warning(notice)
     tool_sections = {name: parsed.sections.pop(name) for name in extra}
@@ -381,7 +381,7 @@ def parse_conversion(
     in_files = words_of(found)
     sections = load_sections([*in_files, *argv])
     words = [*in_files, *with_file_flags(argv, sections)]
-    of_tool = {**sections, "own": section}
-    parsed = _parse(words, of_tool, flatten(ANY_RUN), description or "", legacy)
+    tool_sections = {**sections, "own": section}
+    parsed = _parse(words, tool_sections, flatten(ANY_RUN), description or "", legacy)
     tool = parsed.sections.pop("own")
     return ConversionCommand(config_of(parsed.sections), tool, parsed.notices)

@@ -117,18 +117,18 @@ def block_gradients(
     scores, slope = _scores(query, key, block, how)
     weights = scores.sub_(_finite(lse)[..., None]).exp_()
     kept = F.dropout(torch.ones_like(weights), how.dropout) if how.dropout else None
-    of_weights = _product(grad, value.mT, dtype)
+    grad_weights = _product(grad, value.mT, dtype)
     if kept is not None:
-        of_weights = of_weights * kept
+        grad_weights = grad_weights * kept
     inner = (grad.to(lse.dtype) * mixed).sum(-1, keepdim=True)
-    of_scores = weights * (of_weights - inner)
+    grad_scores = weights * (grad_weights - inner)
     if slope is not None:
-        of_scores = of_scores * slope
-    of_scores *= how.scale
+        grad_scores = grad_scores * slope
+    grad_scores *= how.scale
     dropped = weights if kept is None else weights * kept
     return (
-        _product(of_scores, key, dtype),
-        _sum_groups(of_scores, query, key.size(1), dtype),
+        _product(grad_scores, key, dtype),
+        _sum_groups(grad_scores, query, key.size(1), dtype),
         _sum_groups(dropped, grad, key.size(1), dtype),
     )
 

@@ -113,16 +113,16 @@ def _apart(layouts: Iterable[Layout], stages: set[int]) -> str:
     """
     sizes = defaultdict[int, dict[str, list[int]]](dict)
     for layout in layouts:
-        of_stage = sizes[layout.zero_stage].setdefault(layout.recompute, [])
-        if layout.micro_batch_size not in of_stage:
-            of_stage.append(layout.micro_batch_size)
+        stage_sizes = sizes[layout.zero_stage].setdefault(layout.recompute, [])
+        if layout.micro_batch_size not in stage_sizes:
+            stage_sizes.append(layout.micro_batch_size)
     by_stage = {
         stage: [
             _join_values("recompute", names, _RECOMPUTED)
             + _join_values("micro-batch", micro, _MICRO_BATCHES)
-            for micro, names in _with_same_value({r: tuple(m) for r, m in of_stage.items()})
+            for micro, names in _with_same_value({r: tuple(m) for r, m in stage_sizes.items()})
         ]
-        for stage, of_stage in sizes.items()
+        for stage, stage_sizes in sizes.items()
     }
     return " or ".join(
         (_join_values("ZeRO", numbers, stages) + words).strip()

@@ -86,9 +86,9 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     core = _attention_flops(spec) * plan.batch.micro_batch_size
     core /= parallel.tensor * parallel.sequence * parallel.pipeline
     again = plan.recompute.share + (plan.recompute.granularity == "selective")
-    beside, of_mlp = LAYER_PASSES[spec.mlp.is_gated]
+    beside, mlp_passes = LAYER_PASSES[spec.mlp.is_gated]
     passed = float(activations.outside * beside * spec.hidden_size)
-    passed += activations.tokens * of_mlp * spec.mlp.ffn_hidden_size / parallel.tensor
+    passed += activations.tokens * mlp_passes * spec.mlp.ffn_hidden_size / parallel.tensor
     logits = (
         activations.tokens * spec.vocabulary.padded_vocab_size / parallel.tensor / parallel.pipeline
     )

@@ -279,8 +279,8 @@ class CopyingLinear(torch.autograd.Function):
         """Return the gradients of x, of the weight and of the bias."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
-        input_grad = (grad @ weight).contiguous() if of_x else None
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        input_grad = (grad @ weight).contiguous() if needs_x else None
         wait = (
             start_all_reduce(input_grad, ctx.group)
             if input_grad is not None and ctx.group
@@ -288,11 +288,11 @@ class CopyingLinear(torch.autograd.Function):
         )
         # Detached: a product that is put aside must not keep the graph of x.
         rows, columns = grad.flatten(0, -2), x.detach().flatten(0, -2)
-        of_parameters = (
-            _now_or_later(lambda: rows.mT @ columns, ctx.defer, of_weight),
-            rows.sum(0) if of_bias else None,
+        parameter_grads = (
+            _now_or_later(lambda: rows.mT @ columns, ctx.defer, needs_weight),
+            rows.sum(0) if needs_bias else None,
         )
-        return wait() if wait else input_grad, *of_parameters, None, None
+        return wait() if wait else input_grad, *parameter_grads, None, None
 
 
 class GatheringLinear(torch.autograd.Function):
@@ -326,9 +326,9 @@ class GatheringLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,) = grads
         dim, group = ctx.dim, ctx.group
-        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
-        full = start_all_gather(x, dim, group) if of_weight else None
-        input_grad = start_reduce_scatter(grad @ weight, dim, group) if of_x else None
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        full = start_all_gather(x, dim, group) if needs_weight else None
+        input_grad = start_reduce_scatter(grad @ weight, dim, group) if needs_x else None
         # Detached: a product that is put aside must not keep the graph of x.
         rows, own_x = grad.flatten(0, -2), x.detach()
 
@@ -336,11 +336,11 @@ class GatheringLinear(torch.autograd.Function):
             gathered = full() if full else all_gather(own_x, dim, group)
             return rows.mT @ gathered.flatten(0, -2)
 
-        of_parameters = (
-            _now_or_later(product, ctx.defer, of_weight),
-            rows.sum(0) if of_bias else None,
+        parameter_grads = (
+            _now_or_later(product, ctx.defer, needs_weight),
+            rows.sum(0) if needs_bias else None,
         )
-        return input_grad() if input_grad else None, *of_parameters, None, None, None
+        return input_grad() if input_grad else None, *parameter_grads, None, None, None
 
 
 def _now_or_later(

@@ -29,7 +29,7 @@ def config_of_layout(
     saved: Config, manifest: Manifest, output: str, *, tensor: int, pipeline: int
 ) -> Config:
     """Return the config of the run that saved a checkpoint, for another layout on CPUs."""
-    of_run = {hook.section for hook in hooks_of_sections(saved.extensions).values()}
+    run_sections = {hook.section for hook in hooks_of_sections(saved.extensions).values()}
     size, saves = manifest.batch.global_batch_size, manifest.checkpoint
     return replace(
         saved,
@@ -50,7 +50,9 @@ def config_of_layout(
         training=replace(saved.training, global_batch_size=size, max_restarts=0),
         logging=replace(saved.logging, slow_rank_factor=None),
         guards=GuardsConfig(),
-        extensions={name: own for name, own in saved.extensions.items() if name not in of_run},
+        extensions={
+            name: own for name, own in saved.extensions.items() if name not in run_sections
+        },
         kernels=KernelsConfig(),
         checkpoint=CheckpointConfig(
             save=output,

@@ -79,10 +79,10 @@ class Run:
         is_rank_0, saves = groups.rank == 0, plan.checkpoint.save
         self.journal = Journal(Path(saves)) if is_rank_0 and saves else None
         plugins = plan.plugins
-        of_plugins = [HOOKS.get(name, plugins.own_flags)(self) for name in plugins.hooks]
-        require_hooks(of_plugins, f"--hook {' '.join(plugins.hooks)}:")
-        of_flags = [FLAG_HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
-        self._own_hooks = [*of_flags, *of_plugins, *hooks]
+        plugin_hooks = [HOOKS.get(name, plugins.own_flags)(self) for name in plugins.hooks]
+        require_hooks(plugin_hooks, f"--hook {' '.join(plugins.hooks)}:")
+        flag_hooks = [FLAG_HOOKS.get(name)(self) for name in hooks_of_sections(config.extensions)]
+        self._own_hooks = [*flag_hooks, *plugin_hooks, *hooks]
         writer = build_writer(plan.logging, asdict(config)) if is_rank_0 else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
         self.evaluation = Evaluation(

@@ -15,7 +15,7 @@ from megatron.config.objectives import Declaration
 DOCS = REPOSITORY / "docs"
 _FIRST_CELL = re.compile(r"^\| ([^|]+) \|", re.MULTILINE)
 _NAME = re.compile(r"`([\w.]+)(?:\(.*?\))?`")
-_DECLARED = re.compile(r"declared_in\(\s*\"\w+\",\s*\"(\w+)\"")
+_DECLARED = re.compile(r"declarations_in\(\s*\"\w+\",\s*\"(\w+)\"")
 
 
 def names_in(page: str, heading: str = "") -> list[str]:

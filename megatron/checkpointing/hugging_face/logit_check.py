@@ -110,10 +110,10 @@ def compare(
         CheckpointError: transformers cannot load it, or only in part.
     """
     measured = []
-    of_encoder = auto_class == "AutoModel"
+    is_encoder = auto_class == "AutoModel"
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
         ours = _our_logits(
-            spec, checkpoint, TORCH_DTYPES[weights], tokens_bs, of_encoder=of_encoder
+            spec, checkpoint, TORCH_DTYPES[weights], tokens_bs, is_encoder=is_encoder
         )
         model = load_transformers(folder, TORCH_DTYPES[dtype], auto_class)
         theirs = _their_logits(spec, model, tokens_bs)
@@ -129,7 +129,7 @@ def compare(
                 largest=float(logits.abs().max()),
                 agreement=float((logits.argmax(-1) == others.argmax(-1)).float().mean()),
                 positions=len(logits),
-                predicts="" if of_encoder else network_of(spec).predicts(spec),
+                predicts="" if is_encoder else network_of(spec).predicts(spec),
             )
         )
     return measured
@@ -187,14 +187,14 @@ def _our_logits(
     rounded_to: torch.dtype,
     tokens_bs: Tensor,
     *,
-    of_encoder: bool,
+    is_encoder: bool,
 ) -> list[Tensor]:
     """Compute the logits of real tokens, without padding of the vocabulary, and those of other heads.
 
     The model is freed on return.
 
     Args:
-        of_encoder: compute the outputs of the encoder and its pooler instead.
+        is_encoder: compute the outputs of the encoder and its pooler instead.
     """
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
     batch = {"tokens": tokens_bs, "positions": positions_bs}
@@ -211,7 +211,7 @@ def _our_logits(
             "attention_span": span_b12[:, 0][None]
         }
     network = load_network(spec, checkpoint, rounded_to=rounded_to)
-    if of_encoder:
+    if is_encoder:
         return _encode(network, batch, real_bs)
     output = network(batch)
     if spec.head:
@@ -265,8 +265,8 @@ def _of_head(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:
     Shapes: [b, s, C] or [b, C] -> [n, C] float32.
     """
     network = network_of(spec)
-    of_real = logits[real_bs] if network.scores_tokens(spec) else logits
-    return of_real.float().reshape(-1, network.num_logits(spec))
+    real_logits = logits[real_bs] if network.scores_tokens(spec) else logits
+    return real_logits.float().reshape(-1, network.num_logits(spec))
 
 
 def _segments(tokens_bs: Tensor) -> tuple[Tensor, Tensor]:

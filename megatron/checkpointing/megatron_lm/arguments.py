@@ -142,8 +142,8 @@ def _tokenizer(arguments: dict[str, Any]) -> str:
 
 
 def _unknown_parts(arguments: dict[str, Any], *, holds_experts: bool) -> Iterator[str]:
-    of_experts = () if holds_experts else ("num_experts",)
-    for name in ("rotary_interleaved", *of_experts, "multi_latent_attention", "mlp_type"):
+    expert_names = () if holds_experts else ("num_experts",)
+    for name in ("rotary_interleaved", *expert_names, "multi_latent_attention", "mlp_type"):
         value = arguments.get(name)
         if value not in (None, False, [1], "standard"):
             yield f"no flag expresses {name} {value} of its arguments"

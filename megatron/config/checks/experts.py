@@ -132,9 +132,9 @@ def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterato
             yield f"--num-experts {count} is not a multiple of {flag}"
     sequence = sequence_size(parallel)
     if data * sequence % size:
-        of_each = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
+        sequence_note = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
-            f"{flag} does not divide the {data} replicas{of_each}: experts are shared by groups of "
+            f"{flag} does not divide the {data} replicas{sequence_note}: experts are shared by groups of "
             "that size; write a size that divides them"
         )
     if uses_ring(parallel):

@@ -100,7 +100,7 @@ def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Ite
     yield from sampling_problems(generation)
     if not 0 < server.request_timeout < float("inf"):
         yield f"--request-timeout {server.request_timeout} must be a number of seconds above 0"
-    of_a_request = {
+    request_flags = {
         "--prompt": generation.prompt is not None,
         "--sample-input-file": generation.sample_input_file is not None,
         "--sample-output-file": generation.sample_output_file is not None,
@@ -113,5 +113,5 @@ def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Ite
         "--stop-tokens": generation.stop_tokens,
         "--logprobs": generation.logprobs,
     }
-    if given := [flag for flag, on in of_a_request.items() if on]:
+    if given := [flag for flag, on in request_flags.items() if on]:
         yield f"these are set by each request; leave them out: {', '.join(given)}"

@@ -137,8 +137,8 @@ def _stretching(model: ModelConfig) -> dict[str, Any]:
         flags |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if rule == "yarn":
-        of_length = 0.1 * math.log(factor) + 1
-        given["rope_attention_factor"] = model.rope_attention_factor or of_length
+        length_factor = 0.1 * math.log(factor) + 1
+        given["rope_attention_factor"] = model.rope_attention_factor or length_factor
         given["rope_truncation"] = model.rope_truncation
     return {"rope_scaling": factor, "rope_rule": rule, **given}
 

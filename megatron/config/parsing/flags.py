@@ -171,8 +171,8 @@ def add_section(
             if is_switch(keywords):
                 del keywords["required"]
         keywords |= _help_keywords(flag, section, keywords) if is_shown else {"help": SUPPRESS}
-        of_beginners = first is not None and flag.name in BASICS
-        (first if of_beginners else group).add_argument(*flag.options, dest=flag.name, **keywords)
+        is_basic = first is not None and flag.name in BASICS
+        (first if is_basic else group).add_argument(*flag.options, dest=flag.name, **keywords)
 
 
 def is_switch(keywords: Mapping[str, Any]) -> bool:

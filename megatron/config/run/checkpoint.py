@@ -187,22 +187,22 @@ def checkpoint_problems(
 
 
 def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
-    of_load = {
+    needs_load = {
         "--finetune": checkpoint.finetune,
         "--universal-checkpoint": checkpoint.universal_checkpoint,
         "--reset-progress": checkpoint.reset_progress,
         "--use-checkpoint-args": checkpoint.use_checkpoint_args,
         "--exit-on-missing-checkpoint": checkpoint.exit_on_missing_checkpoint,
     }
-    of_save = {
+    needs_save = {
         "--async-save": checkpoint.async_save,
         "--no-save-optim": checkpoint.no_save_optim,
         "--no-save-rng": checkpoint.no_save_rng,
     }
     if not checkpoint.load:
-        yield from (f"{flag} needs --load" for flag, is_given in of_load.items() if is_given)
+        yield from (f"{flag} needs --load" for flag, is_given in needs_load.items() if is_given)
     if not checkpoint.save:
-        yield from (f"{flag} needs --save" for flag, is_given in of_save.items() if is_given)
+        yield from (f"{flag} needs --save" for flag, is_given in needs_save.items() if is_given)
 
 
 def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -160,10 +160,10 @@ def assemble(
     _require_documents(spec, rules, folders, total)
     retry_first_documents(spec, rules, total.tallies)
     with staged_record(spec.prefixes, spec.record, is_kept=lambda: was_assembled(staging)):
-        pairs, of_keys = [], {}
+        pairs, key_reports = [], {}
         for k, key in enumerate(rules.keys):
             pairs.append(write_pair(spec, rules, states, k, total.written[k]))
-            of_keys[key] = key_report(
+            key_reports[key] = key_report(
                 folders,
                 k,
                 total.tallies[k],
@@ -183,7 +183,7 @@ def assemble(
             "bad_lines": total.bad,
             "unselected_documents": total.unselected,
             "tokenizer": dict(spec.tokenizer),
-            "keys": of_keys,
+            "keys": key_reports,
         }
         moves = [_staged_report(spec, report), *_staged_bad_lines(spec, folders)]
         with write_errors_name(staging):
@@ -210,16 +210,16 @@ def publish_assembled(staging: Path) -> list[Written]:
         Written(
             prefix=prefix,
             key=key,
-            documents=of_key["documents"],
-            dropped=of_key["dropped_documents"],
-            empty=of_key["without_tokens"],
+            documents=key_report["documents"],
+            dropped=key_report["dropped_documents"],
+            empty=key_report["without_tokens"],
             bad=report["bad_lines"],
             unselected=report.get("unselected_documents", 0),
-            tokens=of_key["tokens"],
+            tokens=key_report["tokens"],
             bytes=sum(os.path.getsize(prefix + suffix) for suffix in (".bin", ".idx")),
-            report=tuple(readable(key, of_key)),
+            report=tuple(readable(key, key_report)),
         )
-        for (_, _, prefix), (key, of_key) in zip(
+        for (_, _, prefix), (key, key_report) in zip(
             assembled["pairs"], report["keys"].items(), strict=True
         )
     ]

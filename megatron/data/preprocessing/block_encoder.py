@@ -162,8 +162,8 @@ class BlockEncoder:
                 zip(columns, documents.texts, keeps, strict=True)
             )
         ]
-        for key, of_key in zip(keys, full, strict=True):
-            key.num_empty = len(of_key) - int(of_key.sum())
+        for key, key_tokens in zip(keys, full, strict=True):
+            key.num_empty = len(key_tokens) - int(key_tokens.sum())
         kept = int(np.logical_or.reduce(keeps).sum())
         return Encoded(
             num_lines=documents.num_lines,
@@ -218,7 +218,7 @@ class BlockEncoder:
             return tokens, sizes, np.arange(len(texts))
         # A text without sentences is one empty sequence, so that it can be kept.
         sentences = [self._rules.splitter(text) or [""] for text in texts]
-        flat = [sentence for of_text in sentences for sentence in of_text]
+        flat = [sentence for text_sentences in sentences for sentence in text_sentences]
         tokens, sizes = self._encoder.encode_array(flat)
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
         return tokens, sizes, np.cumsum(counts) - counts
@@ -234,11 +234,11 @@ class BlockEncoder:
         tokens = self._to_disk(tokens)
         if not keep.all():
             texts = [text for text, is_kept in zip(texts, keep.tolist(), strict=True) if is_kept]
-            of_sequence = np.repeat(keep, np.diff(firsts, append=len(sizes)))
-            tokens = tokens[np.repeat(of_sequence, sizes)]
+            keep_by_sequence = np.repeat(keep, np.diff(firsts, append=len(sizes)))
+            tokens = tokens[np.repeat(keep_by_sequence, sizes)]
             firsts = firsts[keep]
-            firsts = (np.cumsum(of_sequence) - of_sequence)[firsts]
-            sizes = sizes[of_sequence]
+            firsts = (np.cumsum(keep_by_sequence) - keep_by_sequence)[firsts]
+            sizes = sizes[keep_by_sequence]
         counts = None
         if self._rules.counts_sequences:
             leaves_one = not self._rules.has_empty_entries

@@ -297,14 +297,14 @@ def _output_problems(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]
         KEYS if config.conversations else config.json_keys,
         split_sentences=config.split_sentences,
     )
-    of_one = ("vocab_file", "merge_file", "tokenizer_model")
+    single_file = ("vocab_file", "merge_file", "tokenizer_model")
     read = {
         "--input": [path for path in config.input if path != STDIN],
         "--chat-template": [config.chat_template or ""],
-        **{f"--{name.replace('_', '-')}": [tokenizer_args.get(name) or ""] for name in of_one},
+        **{f"--{name.replace('_', '-')}": [tokenizer_args.get(name) or ""] for name in single_file},
     }
-    of_input = Path(config.input[0]).name.partition(".")[0]
-    yield from prefix_problems(config.output_prefix, of_input.strip("-*?[]") or "corpus")
+    input_stem = Path(config.input[0]).name.partition(".")[0]
+    yield from prefix_problems(config.output_prefix, input_stem.strip("-*?[]") or "corpus")
     yield from key_problems(config.json_keys)
     yield from replacement_problems(outputs, stage, read)
     for path in config.on_error[1:2]:
@@ -340,7 +340,7 @@ def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
         if config.chat_template:
             yield "--chat-template writes messages: add --conversations"
         return
-    of_texts = {
+    text_flags = {
         "--json-keys": config.json_keys != ["text"],
         "--where": config.where is not None,
         "--append-bos": config.append_bos,
@@ -348,7 +348,7 @@ def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
         "--split-sentences": config.split_sentences,
         f"--empty-documents {config.empty_documents}": config.empty_documents != "drop",
     }
-    for flag, given in of_texts.items():
+    for flag, given in text_flags.items():
         if given:
             yield f"{flag} is for texts; --conversations has no use for it"
 

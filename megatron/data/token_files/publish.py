@@ -38,8 +38,8 @@ def pair_prefix(output_prefix: str, key: str, *, split_sentences: bool) -> str:
 def output_files(output_prefix: str, keys: Sequence[str], *, split_sentences: bool) -> list[str]:
     """Return the paths of all output files, without the list of bad lines."""
     pairs = [pair_prefix(output_prefix, key, split_sentences=split_sentences) for key in keys]
-    of_pairs = [pair + end for pair in pairs for end in (".bin", ".bin.xxh3", ".idx", RECORD)]
-    return [*of_pairs, report_of(output_prefix)]
+    pair_files = [pair + end for pair in pairs for end in (".bin", ".bin.xxh3", ".idx", RECORD)]
+    return [*pair_files, report_of(output_prefix)]
 
 
 def prefix_problems(output_prefix: str, name: str) -> Iterator[str]:

@@ -54,8 +54,8 @@ def examine(
     own = None
     if launch.local_rank == 0:
         # Findings about all ranks are reported once, by rank 0.
-        of_all_ranks = [section for _, sections in records for section in sections]
-        more = [*of_all_ranks, *exchanged] if launch.rank == 0 else []
+        all_sections = [section for _, sections in records for section in sections]
+        more = [*all_sections, *exchanged] if launch.rank == 0 else []
         own = _host(config, options, launch, device, *more, is_example=is_example)
     found = all_gather_objects(own)
     dist.destroy_process_group()

@@ -24,8 +24,8 @@ from megatron.extensions.bert.flags import BertSpec
 def encoder_values(config: HuggingFaceConfig) -> Values:
     """Return the settings of positions and activation."""
     activation = activation_values(config["hidden_act"], gated=False)
-    of_head = {"openai_gelu": activation == {"gelu": "tanh"}}
-    return {"position_embedding_type": "learned_absolute", **activation, **of_head}
+    head_values = {"openai_gelu": activation == {"gelu": "tanh"}}
+    return {"position_embedding_type": "learned_absolute", **activation, **head_values}
 
 
 def encoder_needs(_: ModelSpec) -> Allowed:

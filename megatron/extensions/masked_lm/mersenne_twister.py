@@ -75,8 +75,8 @@ def shuffled_order(seed: int, count: int) -> NDArray[np.int64]:
     del key, row, swap, follows
     # A swap of a row with itself brings nothing.
     itself = np.flatnonzero(partner == indices)
-    of_itself = itself[root[itself] == itself]
-    root[of_itself] = np.where(previous[of_itself] < 0, of_itself, previous[of_itself])
+    fixed_points = itself[root[itself] == itself]
+    root[fixed_points] = np.where(previous[fixed_points] < 0, fixed_points, previous[fixed_points])
     previous[itself] = itself
     while not np.array_equal(further := root.take(root), root):
         root = further

@@ -69,7 +69,7 @@ class RetroForm(Form):
         self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
         """Return the settings of the encoder of neighbors and of its form."""
-        of_encoder = {
+        encoder_layers = {
             match[1]
             for name in modules
             if (match := re.search(r"\.encoder\.layers\.(\d+)\.", name))
@@ -78,7 +78,7 @@ class RetroForm(Form):
             "retro_add_retriever": True,
             "retro_normed_residual": True,
             "retro_final_norm": any(name.startswith("final_layernorm.") for name in modules),
-            "retro_encoder_layers": len(of_encoder),
+            "retro_encoder_layers": len(encoder_layers),
             **{
                 field: next(
                     (found for name in names if (found := arguments.get(name)) is not None), None

@@ -240,8 +240,10 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
         # The task is that of the network that is converted.
         own_task = parse_conversion(found, flags, ConversionConfig).config
         config = parse_conversion(found, [*words, *flags], ConversionConfig).config
-        of_task = {name: own_task.extensions.get(name, kind()) for name, kind in SECTIONS.items()}
-        return replace(config, extensions={**config.extensions, **of_task})
+        task_sections = {
+            name: own_task.extensions.get(name, kind()) for name, kind in SECTIONS.items()
+        }
+        return replace(config, extensions={**config.extensions, **task_sections})
 
     given = peek(words)
     heads = given.get("num_attention_heads")

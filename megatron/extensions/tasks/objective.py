@@ -131,12 +131,12 @@ class GPTClassification(Classification):
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the builder of the loss, which also records predictions."""
-        of_rows = class_loss(self.predictions)
+        row_loss = class_loss(self.predictions)
 
         def loss(logits_bsc: Tensor, batch: Batch) -> Tensor | Losses:
             last_b = batch["last"].flatten()
             rows_b = torch.arange(len(last_b), device=last_b.device)
-            return of_rows(logits_bsc[rows_b, last_b], batch)
+            return row_loss(logits_bsc[rows_b, last_b], batch)
 
         return loss_builder(lambda ranks: loss)
 

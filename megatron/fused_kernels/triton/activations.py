@@ -130,7 +130,7 @@ def _glu_backward(
     chunk, start = tile_of(columns, BLOCK)
     column, pair = start + tl.arange(0, BLOCK), 2 * start + tl.arange(0, 2 * BLOCK)
     here, both = column < columns, pair < 2 * columns
-    of_gate, of_up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    grad_gate, grad_up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if BIASED:
         gate_bias, up_bias = _load_pairs(bias, pair, both, BLOCK)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
@@ -142,12 +142,12 @@ def _glu_backward(
         value, slope = _curve(gate, CURVE)
         dy = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
         d_gate, d_up = dy * up * slope, dy * value
-        of_gate += d_gate
-        of_up += d_up
+        grad_gate += d_gate
+        grad_up += d_up
         tl.store(grad + 2 * first + pair, tl.interleave(d_gate, d_up), mask=both)
     if BIASED:
         target = sums + 2 * chunk * columns + pair
-        tl.store(target, tl.interleave(of_gate, of_up), mask=both)
+        tl.store(target, tl.interleave(grad_gate, grad_up), mask=both)
 
 
 class _Activation(torch.autograd.Function):

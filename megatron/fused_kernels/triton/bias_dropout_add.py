@@ -113,15 +113,15 @@ class _BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None]:
-        of_y, of_bias, of_residual = ctx.dtypes
+        y_dtype, bias_dtype, residual_dtype = ctx.dtypes
         grad_out = grads[0].contiguous()
         if not ctx.p:
-            grad = grad_out.to(of_y)
-            grad_bias = grad.flatten(0, -2).sum(0).to(of_bias) if of_bias else None
-            return grad, grad_bias, grad_out.to(of_residual), None
-        grad = torch.empty_like(grad_out, dtype=of_y)
+            grad = grad_out.to(y_dtype)
+            grad_bias = grad.flatten(0, -2).sum(0).to(bias_dtype) if bias_dtype else None
+            return grad, grad_bias, grad_out.to(residual_dtype), None
+        grad = torch.empty_like(grad_out, dtype=y_dtype)
         rows, columns, tile = _tiling(grad_out)
-        chunks = triton.cdiv(rows, tile[0]) if of_bias else 0
+        chunks = triton.cdiv(rows, tile[0]) if bias_dtype else 0
         sums = torch.empty(chunks, columns, dtype=torch.float32, device=grad.device)
         _backward[tile_grid(rows, columns, tile)](
             grad_out,
@@ -131,12 +131,12 @@ class _BiasDropoutAdd(torch.autograd.Function):
             ctx.p,
             rows,
             columns,
-            BIASED=of_bias is not None,
+            BIASED=bias_dtype is not None,
             ROWS=tile[0],
             BLOCK=tile[1],
         )
-        grad_bias = sums.sum(0).to(of_bias) if of_bias else None
-        return grad, grad_bias, grad_out.to(of_residual), None
+        grad_bias = sums.sum(0).to(bias_dtype) if bias_dtype else None
+        return grad, grad_bias, grad_out.to(residual_dtype), None
 
 
 def bias_dropout_add(

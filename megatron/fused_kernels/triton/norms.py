@@ -126,24 +126,24 @@ def _backward(
     features = tl.arange(0, BLOCK)
     here = features < columns
     w = tl.load(weight + features, mask=here, other=0.0).to(tl.float32)
-    of_weight = tl.zeros([BLOCK], tl.float32)
-    of_bias = tl.zeros([BLOCK], tl.float32)
-    of_y = tl.zeros([BLOCK], tl.float32)
+    grad_weight = tl.zeros([BLOCK], tl.float32)
+    grad_bias = tl.zeros([BLOCK], tl.float32)
+    grad_y = tl.zeros([BLOCK], tl.float32)
     for row in range(program, rows, programs):
         dx, dy, normal = _input_gradient(
             x, w, grad_out, grad_total, means, scales, grad, row, columns, CENTRED, ADDS, BLOCK
         )
-        of_weight += dy * normal
+        grad_weight += dy * normal
         if BIASED:
-            of_bias += dy
+            grad_bias += dy
         if Y_BIASED:
-            of_y += dx
+            grad_y += dx
     target, size = sums + program * columns, programs * columns
-    tl.store(target + features, of_weight, mask=here)
+    tl.store(target + features, grad_weight, mask=here)
     if BIASED:
-        tl.store(target + size + features, of_bias, mask=here)
+        tl.store(target + size + features, grad_bias, mask=here)
     if Y_BIASED:
-        tl.store(target + (2 if BIASED else 1) * size + features, of_y, mask=here)
+        tl.store(target + (2 if BIASED else 1) * size + features, grad_y, mask=here)
 
 
 @triton.jit
@@ -189,26 +189,26 @@ def _column_sums(
     chunk, start = tile_of(columns, BLOCK)
     column = start + tl.arange(0, BLOCK)
     here = column < columns
-    of_weight = tl.zeros([BLOCK], tl.float32)
-    of_bias = tl.zeros([BLOCK], tl.float32)
-    of_y = tl.zeros([BLOCK], tl.float32)
+    grad_weight = tl.zeros([BLOCK], tl.float32)
+    grad_bias = tl.zeros([BLOCK], tl.float32)
+    grad_y = tl.zeros([BLOCK], tl.float32)
     for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, rows)):
         first = tl.cast(row, tl.int64) * columns
         normal = tl.load(x + first + column, mask=here, other=0.0).to(tl.float32)
         dy = tl.load(grad_out + first + column, mask=here, other=0.0).to(tl.float32)
         if CENTRED:
             normal = normal - tl.load(means + row)
-        of_weight += dy * normal * tl.load(scales + row)
+        grad_weight += dy * normal * tl.load(scales + row)
         if BIASED:
-            of_bias += dy
+            grad_bias += dy
         if Y_BIASED:
-            of_y += tl.load(grad + first + column, mask=here, other=0.0).to(tl.float32)
+            grad_y += tl.load(grad + first + column, mask=here, other=0.0).to(tl.float32)
     target, size = sums + chunk * columns, tl.cdiv(rows, ROWS) * columns
-    tl.store(target + column, of_weight, mask=here)
+    tl.store(target + column, grad_weight, mask=here)
     if BIASED:
-        tl.store(target + size + column, of_bias, mask=here)
+        tl.store(target + size + column, grad_bias, mask=here)
     if Y_BIASED:
-        tl.store(target + (2 if BIASED else 1) * size + column, of_y, mask=here)
+        tl.store(target + (2 if BIASED else 1) * size + column, grad_y, mask=here)
 
 
 class _Norm(torch.autograd.Function):
@@ -265,20 +265,20 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         total, weight, means, scales = ctx.saved_tensors
-        of_x, of_y, of_y_bias, of_bias = ctx.dtypes
+        x_dtype, y_dtype, y_bias_dtype, bias_dtype = ctx.dtypes
         grad_total, grad_out = (None if grad is None else grad.contiguous() for grad in grads)
         if grad_out is None:
             grad_out = torch.zeros_like(total, dtype=weight.dtype)
         given = (total, weight, grad_out, grad_total, means, scales)
-        biased = (of_bias is not None, of_y_bias is not None)
+        biased = (bias_dtype is not None, y_bias_dtype is not None)
         grad, sums = _gradients(*given, centred=ctx.centred, biased=biased)
         sums = sums.sum(1)
         return (
-            grad.to(of_x),
-            None if of_y is None else grad.to(of_y),
-            sums[-1].to(of_y_bias) if biased[1] else None,
+            grad.to(x_dtype),
+            None if y_dtype is None else grad.to(y_dtype),
+            sums[-1].to(y_bias_dtype) if biased[1] else None,
             sums[0].to(weight.dtype),
-            sums[1].to(of_bias) if biased[0] else None,
+            sums[1].to(bias_dtype) if biased[0] else None,
             None,
             None,
         )
@@ -311,14 +311,14 @@ def _gradients(
     added = grad_out if grad_total is None else grad_total
     row_inputs = (total, weight, grad_out, added, means, scales, grad)
     adds = grad_total is not None
-    of_row = {"CENTRED": centred, "ADDS": adds, "BLOCK": block, "num_warps": num_warps}
-    of_sums = {"CENTRED": centred, "BIASED": biased[0], "Y_BIASED": biased[1]}
+    row_options = {"CENTRED": centred, "ADDS": adds, "BLOCK": block, "num_warps": num_warps}
+    sum_options = {"CENTRED": centred, "BIASED": biased[0], "Y_BIASED": biased[1]}
     if fused:
         # Without a limit ptxas spills a few registers to fit in more programs than there are.
-        options = {**of_row, **of_sums, "maxnreg": _MOST_REGISTERS}
+        options = {**row_options, **sum_options, "maxnreg": _MOST_REGISTERS}
         _backward[(programs,)](*row_inputs, sums, rows, columns, **options)
         return grad, sums
-    _backward_of_rows[(rows,)](*row_inputs, columns, **of_row)
+    _backward_of_rows[(rows,)](*row_inputs, columns, **row_options)
     _column_sums[(chunks * triton.cdiv(columns, _COLUMNS),)](
         total,
         grad_out,
@@ -330,7 +330,7 @@ def _gradients(
         columns,
         ROWS=_COLUMN_ROWS,
         BLOCK=_COLUMNS,
-        **of_sums,
+        **sum_options,
     )
     return grad, sums
 

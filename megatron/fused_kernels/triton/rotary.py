@@ -76,8 +76,8 @@ def _split_heads(
     start,
     to_query,
     to_key,
-    of_query,
-    of_key,
+    is_query,
+    is_key,
     c,
     s,
     half,
@@ -88,29 +88,29 @@ def _split_heads(
     """Turn the queries and keys of the fused heads at `start`, and write them to their tensors."""
     feature = tl.arange(0, HALF)[None, :]
     paired = feature < half
-    here = (of_query | of_key) & paired
+    here = (is_query | is_key) & paired
     first = tl.load(start + feature, mask=here, other=0.0).to(tl.float32)
     second = tl.load(start + half + feature, mask=here, other=0.0).to(tl.float32)
     turned = first * c - second * s
-    tl.store(to_query + feature, turned, mask=of_query & paired)
-    tl.store(to_key + feature, turned, mask=of_key & paired)
+    tl.store(to_query + feature, turned, mask=is_query & paired)
+    tl.store(to_key + feature, turned, mask=is_key & paired)
     turned = second * c + first * s
-    tl.store(to_query + half + feature, turned, mask=of_query & paired)
-    tl.store(to_key + half + feature, turned, mask=of_key & paired)
+    tl.store(to_query + half + feature, turned, mask=is_query & paired)
+    tl.store(to_key + half + feature, turned, mask=is_key & paired)
     if REST > 0:
         other = 2 * half + tl.arange(0, REST)[None, :]
         left = other < width
-        rest = tl.load(start + other, mask=(of_query | of_key) & left, other=0.0)
-        tl.store(to_query + other, rest, mask=of_query & left)
-        tl.store(to_key + other, rest, mask=of_key & left)
+        rest = tl.load(start + other, mask=(is_query | is_key) & left, other=0.0)
+        tl.store(to_query + other, rest, mask=is_query & left)
+        tl.store(to_key + other, rest, mask=is_key & left)
 
 
 @triton.jit
-def _load_gradients(to_query, to_key, to_value, of_query, of_key, of_value, feature, here):
+def _load_gradients(to_query, to_key, to_value, is_query, is_key, is_value, feature, here):
     """Return some features of the gradients of all heads, each from the part that it belongs to."""
-    found = tl.load(to_query + feature, mask=of_query & here, other=0.0).to(tl.float32)
-    found += tl.load(to_key + feature, mask=of_key & here, other=0.0).to(tl.float32)
-    found += tl.load(to_value + feature, mask=of_value & here, other=0.0).to(tl.float32)
+    found = tl.load(to_query + feature, mask=is_query & here, other=0.0).to(tl.float32)
+    found += tl.load(to_key + feature, mask=is_key & here, other=0.0).to(tl.float32)
+    found += tl.load(to_value + feature, mask=is_value & here, other=0.0).to(tl.float32)
     return found
 
 
@@ -120,9 +120,9 @@ def _gather_heads(
     to_query,
     to_key,
     to_value,
-    of_query,
-    of_key,
-    of_value,
+    is_query,
+    is_key,
+    is_value,
     c,
     s,
     half,
@@ -132,20 +132,20 @@ def _gather_heads(
 ):
     """Turn back the gradients of queries and keys, and write those of all heads to `start`."""
     feature = tl.arange(0, HALF)[None, :]
-    paired, known = feature < half, of_query | of_key | of_value
-    first = _load_gradients(to_query, to_key, to_value, of_query, of_key, of_value, feature, paired)
+    paired, known = feature < half, is_query | is_key | is_value
+    first = _load_gradients(to_query, to_key, to_value, is_query, is_key, is_value, feature, paired)
     second = _load_gradients(
-        to_query, to_key, to_value, of_query, of_key, of_value, half + feature, paired
+        to_query, to_key, to_value, is_query, is_key, is_value, half + feature, paired
     )
     # The inverse of a turn is the turn by the opposite angle. Values are not turned.
-    turned = tl.where(of_value, first, first * c + second * s)
+    turned = tl.where(is_value, first, first * c + second * s)
     tl.store(start + feature, turned, mask=known & paired)
-    turned = tl.where(of_value, second, second * c - first * s)
+    turned = tl.where(is_value, second, second * c - first * s)
     tl.store(start + half + feature, turned, mask=known & paired)
     if REST > 0:
         other = 2 * half + tl.arange(0, REST)[None, :]
         left = other < width
-        rest = _load_gradients(to_query, to_key, to_value, of_query, of_key, of_value, other, left)
+        rest = _load_gradients(to_query, to_key, to_value, is_query, is_key, is_value, other, left)
         tl.store(start + other, rest, mask=known & left)
 
 
@@ -184,8 +184,8 @@ def _split(
     position, sample = row // samples, row % samples
     head = chunk * HEADS + tl.arange(0, HEADS)[:, None]
     group, part = (head // (queries + 2)).to(tl.int64), head % (queries + 2)
-    of_query, of_key = (head < heads) & (part < queries), (head < heads) & (part == queries)
-    of_value = (head < heads) & (part > queries)
+    is_query, is_key = (head < heads) & (part < queries), (head < heads) & (part == queries)
+    is_value = (head < heads) & (part > queries)
     start = fused + row * heads * width + head * width
     to_query = query + sample * query_b + position * query_s + (group * queries + part) * query_a
     to_key = key + sample * key_b + position * key_s + group * key_a
@@ -197,9 +197,9 @@ def _split(
             to_query,
             to_key,
             to_value,
-            of_query,
-            of_key,
-            of_value,
+            is_query,
+            is_key,
+            is_value,
             c,
             s,
             half,
@@ -208,15 +208,15 @@ def _split(
             REST,
         )
     else:
-        _split_heads(start, to_query, to_key, of_query, of_key, c, s, half, width, HALF, REST)
+        _split_heads(start, to_query, to_key, is_query, is_key, c, s, half, width, HALF, REST)
 
 
 def _split_or_gather(
     fused: Tensor, parts: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor, backward: bool
 ) -> None:
     """Write queries and keys of `parts` from `fused`; backward, `fused` from all three."""
-    s, b, groups, of_group, d = fused.shape
-    heads, half, block = groups * of_group, cos.size(-1), triton.next_power_of_2(d)
+    s, b, groups, heads_per_group, d = fused.shape
+    heads, half, block = groups * heads_per_group, cos.size(-1), triton.next_power_of_2(d)
     at_once = min(triton.next_power_of_2(heads), max(1, _MOST_FEATURES // block))
     chunks, rest = triton.cdiv(heads, at_once), d - 2 * half
     _split[(s * b * chunks,)](
@@ -226,7 +226,7 @@ def _split_or_gather(
         sin,
         b,
         heads,
-        of_group - 2,
+        heads_per_group - 2,
         d,
         half,
         chunks,
@@ -244,9 +244,9 @@ def _split_or_gather(
 class _SplitRotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        s, b, groups, of_group, d = fused.shape
+        s, b, groups, heads_per_group, d = fused.shape
         # As attention's result is then laid out: [s, b, a, d], as the next product reads it.
-        query = fused.new_empty(s, b, groups * (of_group - 2), d).permute(1, 2, 0, 3)
+        query = fused.new_empty(s, b, groups * (heads_per_group - 2), d).permute(1, 2, 0, 3)
         key = fused.new_empty(s, b, groups, d).permute(1, 2, 0, 3)
         value = fused[:, :, :, -1].permute(1, 2, 0, 3)
         # Values stay where they are: forward does not use the third pointer.

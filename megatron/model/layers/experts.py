@@ -228,11 +228,11 @@ class MixtureOfExperts(nn.Module):
         sent, received = by_rank.sum(-1).tolist()
         arrived = exchange_rows(rows, sent, received, group)
         # From each rank its rows sorted by expert; here all rows of one expert come together.
-        of_ranks = by_rank[1]
-        local = torch.arange(of_ranks.size(1), device=rows.device).repeat(group.size())
-        experts = local.repeat_interleave(of_ranks.flatten(), output_size=len(arrived))
+        counts_by_rank = by_rank[1]
+        local = torch.arange(counts_by_rank.size(1), device=rows.device).repeat(group.size())
+        experts = local.repeat_interleave(counts_by_rank.flatten(), output_size=len(arrived))
         order = experts.argsort(stable=True)
-        outputs = self.experts(_TakeTokens.apply(arrived, order, 1), of_ranks.sum(0))
+        outputs = self.experts(_TakeTokens.apply(arrived, order, 1), counts_by_rank.sum(0))
         back = torch.empty_like(outputs).index_copy(0, order, outputs)
         return exchange_rows(back, received, sent, group)
 
@@ -258,9 +258,9 @@ class _TakeTokens(torch.autograd.Function):
         (order,) = ctx.saved_tensors
         (grad,) = grads
         width = grad.size(1)
-        of_choices = grad.new_zeros(ctx.tokens * ctx.k, width).index_copy(0, order, grad)
+        grad_choices = grad.new_zeros(ctx.tokens * ctx.k, width).index_copy(0, order, grad)
         # A rank may have got no token at all.
-        return of_choices.view(ctx.tokens, ctx.k, width).sum(1), None, None
+        return grad_choices.view(ctx.tokens, ctx.k, width).sum(1), None, None
 
 
 def _gather(routing: Routing, shape: torch.Size, group: dist.ProcessGroup) -> Routing:

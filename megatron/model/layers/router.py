@@ -144,9 +144,9 @@ class Router(nn.Module):
         moe = self.moe
         by_group = scores.unflatten(1, (moe.router_groups, -1))
         counted = moe.experts_per_token // moe.router_groups_per_token
-        of_groups = by_group.topk(counted).values.sum(-1)
-        best = of_groups.topk(moe.router_groups_per_token).indices
-        kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, best, True)
+        group_scores = by_group.topk(counted).values.sum(-1)
+        best = group_scores.topk(moe.router_groups_per_token).indices
+        kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter(1, best, True)
         return by_group.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 
     def _scores(self, logits: Tensor) -> Tensor:

@@ -191,36 +191,36 @@ class _Ring(torch.autograd.Function):
         """Return the gradients of query, key and value."""
         query, key, value, mixed, lse = ctx.saved_tensors
         ranks = ctx.group.size()
-        of_query = torch.zeros_like(query, dtype=lse.dtype)
+        grad_query = torch.zeros_like(query, dtype=lse.dtype)
         local = held = torch.stack([key, value])
-        of_own = torch.zeros_like(local, dtype=lse.dtype)
+        grad_local = torch.zeros_like(local, dtype=lse.dtype)
         sums = None
         with _rewound(ctx.rng_state, query.device):
             for number, blocks in enumerate(ctx.steps):
                 sent = [held] if number < ranks - 1 else []
                 arrive = start_ring(sent if sums is None else [*sent, sums], ctx.group)
                 is_own = number in (0, ranks)
-                found = of_own if is_own else torch.zeros_like(of_own)
+                found = grad_local if is_own else torch.zeros_like(grad_local)
                 for block in blocks:
                     rows, columns = block.queries, block.keys
                     keys, values = (local if is_own else held)[:, :, :, columns]
                     grad, queries, results, its_lse = (
                         x[:, :, rows] for x in (grads[0], query, mixed, lse)
                     )
-                    of_rows, of_keys, of_values = block_gradients(
+                    grad_rows, grad_keys, grad_values = block_gradients(
                         grad, queries, keys, values, results, its_lse, block, ctx.how
                     )
-                    of_query[:, :, rows] += of_rows
-                    found[0, :, :, columns] += of_keys
-                    found[1, :, :, columns] += of_values
+                    grad_query[:, :, rows] += grad_rows
+                    found[0, :, :, columns] += grad_keys
+                    found[1, :, :, columns] += grad_values
                 received = arrive()
                 if sent:
                     held = received.pop(0)
                 if received:
                     found += received[0]
                 sums = None if is_own else found.to(key.dtype)
-        of_key, of_value = of_own.to(key.dtype)
-        return of_query.to(query.dtype), of_key, of_value, None, None, None
+        grad_key, grad_value = grad_local.to(key.dtype)
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
 
 
 def _merge(mixed: Tensor, lse: Tensor, more: Tensor, its_lse: Tensor) -> None:

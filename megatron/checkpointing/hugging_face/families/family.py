@@ -136,12 +136,12 @@ class Family:
         Raises:
             CheckpointError: no flag expresses an option.
         """
-        of_fields = {
+        field_values = {
             field_of(flag_setting(entry)): config[key]
             for key, entry in self.keys.items()
             if isinstance(entry, str) and config.get(key) is not None
         }
-        return {**of_fields, **self.values_of(config)}
+        return {**field_values, **self.values_of(config)}
 
     def parts(self, spec: ModelSpec) -> Iterator[Part]:
         """Yield all parameters but absent ones, front to back; those of a layer as in `layer`.

@@ -93,11 +93,11 @@ def read_norm_once(optimizer: Any, to_host: ToHost) -> None:
     if isinstance(optimizer, BF16_Optimizer):
         wrap_step(optimizer, partial(_with_host_norm, to_host))
     elif hasattr(optimizer, "_get_norm_groups"):
-        of_groups = optimizer._get_norm_groups
-        optimizer._get_norm_groups = lambda: [*to_host(torch.stack(of_groups()))]
+        group_norms = optimizer._get_norm_groups
+        optimizer._get_norm_groups = lambda: [*to_host(torch.stack(group_norms()))]
     elif hasattr(optimizer, "scaled_global_norm"):
-        of_all = optimizer.scaled_global_norm
-        optimizer.scaled_global_norm = lambda: to_host(of_all())
+        global_norm = optimizer.scaled_global_norm
+        optimizer.scaled_global_norm = lambda: to_host(global_norm())
 
 
 def _with_host_norm(to_host: ToHost, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,10 +128,10 @@ def replace_bf16_norm(optimizer: Any, gradients: Callable[[], list[Tensor]]) -> 
     Args:
         gradients: returns those of this rank; each weight is among those of one rank.
     """
-    of_clipping = optimizer.get_grads_for_norm
+    grads_for_norm = optimizer.get_grads_for_norm
 
     def found(for_clipping: bool = False) -> Any:
-        return of_clipping(for_clipping=True) if for_clipping else (gradients(), {})
+        return grads_for_norm(for_clipping=True) if for_clipping else (gradients(), {})
 
     optimizer.get_grads_for_norm = found
     optimizer.mpu = _AllRanks
@@ -187,11 +187,11 @@ def _add_to_bf16_norm(optimizer: Any, scalar: Scalar) -> None:
         found = usual(for_clipping=for_clipping)
         if for_clipping:
             return found
-        dense, of_experts = found
+        dense, expert_grads = found
         groups = zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients, strict=True)
         pairs = [pair for params, grads in groups for pair in zip(params, grads, strict=True)]
         device = next(grad for _, grad in pairs).device
-        return [*dense, scalar(pairs, device)], of_experts
+        return [*dense, scalar(pairs, device)], expert_grads
 
     optimizer.get_grads_for_norm = grads_and_scalar
 

@@ -85,8 +85,8 @@ def visit_pages(
 
     pool = ThreadPoolExecutor(threads)
     try:
-        for of_host in by_host.values():
-            pool.submit(visit_host, of_host)
+        for host_pages in by_host.values():
+            pool.submit(visit_host, host_pages)
         for _ in range(sum(map(len, by_host.values()))):
             found = done.get()
             if isinstance(found, BaseException):

@@ -213,12 +213,12 @@ class _Part:
             self.num_invalid += len(arrays["chunks_invalid"])
             self.num_train += int(np.searchsorted(valid[:, 0], bound))
 
-    def chunks(self, *, of_training: bool) -> Iterator[NDArray]:
+    def chunks(self, *, is_training: bool) -> Iterator[NDArray]:
         """Yield the chunks of documents before or from the bound on. Shapes: [chunks, 5]."""
         for arrays in self._blocks:
             valid = arrays["chunks_valid"]
-            is_training = valid[:, 0] < self.bound
-            rows = valid[is_training if of_training else ~is_training]
+            in_training = valid[:, 0] < self.bound
+            rows = valid[in_training if is_training else ~in_training]
             numbers = np.full(len(rows), self.number, np.uint32)
             yield np.column_stack([numbers, rows])
 
@@ -272,9 +272,9 @@ def _join(project: Project) -> None:
             *(wanted, sum(counts)),
         )
     _write_chunks(directory / SAMPLED, _sample(parts, counts, seed=config.retro_gpt_seed))
-    _write_chunks(directory / VALID, _chunks(parts, of_training=False))
+    _write_chunks(directory / VALID, _chunks(parts, is_training=False))
     num_documents = sum(part.bound for part in parts)
-    train = _chunks(parts, of_training=True)
+    train = _chunks(parts, is_training=True)
     firsts = [0, *accumulate(part.num_train for part in parts)]
     rows = (piece for part in parts for piece in part.offsets(firsts[part.number]))
     offsets = Streamed((num_documents, 3), np.uint64, rows)
@@ -296,11 +296,11 @@ def _join(project: Project) -> None:
         replace_text(directory / INFOS, json.dumps(infos, indent=2) + "\n", is_flushed=True)
 
 
-def _chunks(parts: Sequence[_Part], *, of_training: bool) -> Streamed:
+def _chunks(parts: Sequence[_Part], *, is_training: bool) -> Streamed:
     size = sum(
-        part.num_train if of_training else part.num_chunks - part.num_train for part in parts
+        part.num_train if is_training else part.num_chunks - part.num_train for part in parts
     )
-    pieces = (piece for part in parts for piece in part.chunks(of_training=of_training))
+    pieces = (piece for part in parts for piece in part.chunks(is_training=is_training))
     return Streamed((size, COLUMNS), np.uint32, pieces)
 
 
@@ -315,7 +315,7 @@ def _sample(parts: Sequence[_Part], counts: Sequence[int], *, seed: int) -> Stre
             rng = np.random.Generator(np.random.PCG64([seed, part.number]))
             chosen = np.sort(rng.choice(part.num_train, count, replace=False, shuffle=False))
             before = 0
-            for piece in part.chunks(of_training=True):
+            for piece in part.chunks(is_training=True):
                 first, last = np.searchsorted(chosen, [before, before + len(piece)])
                 yield piece[chosen[first:last] - before]
                 before += len(piece)

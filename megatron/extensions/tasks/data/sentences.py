@@ -173,9 +173,9 @@ def sentence_labels(
     """
     rows = []
     for path in paths:
-        of_file = _without_header(path, _rows(path, layout), layout)
-        _require_labels(path, of_file, layout)
-        rows += [(path, row) for row in of_file]
+        file_rows = _without_header(path, _rows(path, layout), layout)
+        _require_labels(path, file_rows, layout)
+        rows += [(path, row) for row in file_rows]
     numbers = {int(row.label) for _, row in rows if row.label.isdecimal()}
     if not numbers:
         return sorted({row.label for _, row in rows})

@@ -288,15 +288,15 @@ class SquadDataset:
         numbers: dict[str, int] = {}
         words = {q.context: Words.of(q.context) for q in questions}
         for text in (
-            *(word for of_context in words.values() for word in of_context.texts),
+            *(word for context_words in words.values() for word in context_words.texts),
             *(q.text for q in questions),
             *(q.answers[0] for q in questions if q.answer_start is not None),
         ):
             numbers.setdefault(text, len(numbers))
         texts = EncodedTexts([*numbers], tokenizer)
         contexts = {
-            text: _context(of_context, [texts[numbers[word]] for word in of_context.texts])
-            for text, of_context in words.items()
+            text: _context(context_words, [texts[numbers[word]] for word in context_words.texts])
+            for text, context_words in words.items()
         }
         self.contexts = [contexts[q.context] for q in questions]
         self._queries = [texts[numbers[q.text]][: spec.max_query_length] for q in questions]
@@ -330,7 +330,7 @@ class SquadDataset:
 
 
 def _context(words: Words, tokens: list[NDArray]) -> Context:
-    lengths = [len(of_word) for of_word in tokens]
+    lengths = [len(word_tokens) for word_tokens in tokens]
     return Context(
         words,
         np.concatenate(tokens),
@@ -346,8 +346,10 @@ def _answer_span(question: Question, context: Context, answer: NDArray) -> tuple
     exist: "1895" of the word "(1895-1943)".
     """
     text = question.answers[0]
-    of_answer = context.words.slice_of(question.answer_start or 0, len(text))
-    begin, end = (int(context.first_token[word]) for word in (of_answer.start, of_answer.stop))
+    answer_words = context.words.slice_of(question.answer_start or 0, len(text))
+    begin, end = (
+        int(context.first_token[word]) for word in (answer_words.start, answer_words.stop)
+    )
     if begin == end:
         raise WrongDataError(f"question {question.uid!r}: no tokens for the answer {text!r}")
     size = len(answer)

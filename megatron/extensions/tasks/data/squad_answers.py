@@ -80,9 +80,9 @@ def predict(
     """
     rows = zip(dataset.windows, np.asarray(start_logits), np.asarray(end_logits), strict=True)
     predictions = []
-    for i, of_question in groupby(rows, key=lambda row: row[0].question):
+    for i, question_rows in groupby(rows, key=lambda row: row[0].question):
         question, context = dataset.questions[i], dataset.contexts[i]
-        candidates = _candidates([*of_question], context, spec, token_texts)
+        candidates = _candidates([*question_rows], context, spec, token_texts)
         scores = [candidate.score for candidate in candidates]
         exponentials = [math.exp(score - max(scores)) for score in scores]
         probabilities = [e / math.fsum(exponentials) for e in exponentials]
