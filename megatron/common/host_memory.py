@@ -39,10 +39,10 @@ def available_bytes(
 
     Source: cgroup-v2.rst and cgroup-v1/memory.rst of the Linux kernel.
     """
-    return max(0, min([psutil.virtual_memory().available, *_of_groups(own, groups)]))
+    return max(0, min([psutil.virtual_memory().available, *_group_limits(own, groups)]))
 
 
-def _of_groups(own: Path, groups: Path) -> Iterator[int]:
+def _group_limits(own: Path, groups: Path) -> Iterator[int]:
     """Yield the free memory of each control group that has a limit, for versions 1 and 2."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()

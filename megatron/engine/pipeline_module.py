@@ -105,7 +105,7 @@ def pipeline_module(
                 num_dp=topology.data * topology.sequence,
                 num_mp=topology.tensor,
             ),
-            loss_fn=_of_batch(loss, batch_fields),
+            loss_fn=_loss_of_batch(loss, batch_fields),
             partition_method=partition_method,
         )
     _require_work(steps, module.parts, partition_method)
@@ -199,7 +199,7 @@ class StageModule(ChunkedPipelineModule):
         return output.pack()
 
 
-def _of_batch(loss: Callable[..., Any], fields: Sequence[str]) -> Callable[..., Any]:
+def _loss_of_batch(loss: Callable[..., Any], fields: Sequence[str]) -> Callable[..., Any]:
     """Adapt `loss` to the tensors of a batch, which DeepSpeed passes without their names."""
     return lambda output, tensors: loss(output, dict(zip(fields, tensors, strict=True)))
 

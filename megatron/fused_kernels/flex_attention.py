@@ -42,7 +42,7 @@ def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) ->
     first_bq1, stop_bq1 = first_bq[..., None], stop_bq[..., None]
     touched = torch.maximum(first_bq1, starts) < torch.minimum(stop_bq1, starts + BLOCK)
     covered = (first_bq1 <= starts) & (starts + BLOCK <= stop_bq1)
-    seen, full = _of_blocks(touched).any(2), _of_blocks(covered).all(2)
+    seen, full = _in_blocks(touched).any(2), _in_blocks(covered).all(2)
     first_bq, stop_bq = (x.expand(samples, queries).int() for x in (first_bq, stop_bq))
 
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) ->
     )
 
 
-def _of_blocks(x_bqn: Tensor) -> Tensor:
+def _in_blocks(x_bqn: Tensor) -> Tensor:
     """Divide queries into blocks, padded with False: [b, sq, n] -> [b, blocks, BLOCK, n]."""
     padding = -x_bqn.size(1) % BLOCK
     return F.pad(x_bqn, (0, 0, 0, padding)).unflatten(1, (-1, BLOCK))

@@ -72,9 +72,9 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
     divided = 2 * max((w.total for w in layers), default=0) * sizes.weight
     gathered = divided if plan.parallel.zero_stage == 3 else 0
     return Memory(
-        weights=sizes.of_weights(held) + sizes.persistent(plan, stage),
-        gradients=sizes.of_gradients(held),
-        optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
+        weights=sizes.weight_bytes(held) + sizes.persistent(plan, stage),
+        gradients=sizes.gradient_bytes(held),
+        optimizer=0 if sizes.optimizer_on_host else sizes.optimizer_bytes(held),
         buffers=sizes.buckets(held, device),
         activations=sum(number * _activations(plan, part, activations) for number, part in parts)
         + (inputs if stays else 0)
@@ -82,7 +82,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         + (_IN_TRANSIT * activations.stream if plan.parallel.has_own_schedule else 0),
         logits=logits + _pipeline_leftover_bytes(plan, stage, activations),
         transient=max([*again, loss]) + gathered,
-        host=sizes.on_host(held) + (0 if stays else inputs),
+        host=sizes.host_bytes(held) + (0 if stays else inputs),
     )
 
 
@@ -190,7 +190,7 @@ class _Sizes:
             and self.gradient == 4
         )
 
-    def of_weights(self, held: Weights) -> int:
+    def weight_bytes(self, held: Weights) -> int:
         if self.stage < 3:
             return held.total * self.weight
         return 0 if self.weights_on_host else self._divide(held, self.weight)
@@ -219,7 +219,7 @@ class _Sizes:
         small = sum(n for n in layer if n <= most) * len(stage.layers)
         return (small + sum(n for n in tables if n <= most)) * self.weight
 
-    def of_gradients(self, held: Weights) -> int:
+    def gradient_bytes(self, held: Weights) -> int:
         if not self.plan.evaluation.optimizer:
             return 0
         if self.optimizer_on_host:
@@ -230,7 +230,7 @@ class _Sizes:
             return held.total * (self.gradient + (0 if frees else self.weight))
         return held.total * self.gradient if self.stage < 2 else self._divide(held, self.gradient)
 
-    def of_optimizer(self, held: Weights) -> int:
+    def optimizer_bytes(self, held: Weights) -> int:
         if not self.plan.evaluation.optimizer:
             return 0
         has_masters = self.plan.precision.is_mixed or self.stage > 0
@@ -250,10 +250,10 @@ class _Sizes:
         size = int(value_at(self.zero, "reduce_bucket_size", _BUCKET)) * (2 if overlaps else 1)
         return (size if device == "cuda" else min(size, held.total)) * self.weight
 
-    def on_host(self, held: Weights) -> int:
+    def host_bytes(self, held: Weights) -> int:
         """Return the offloaded part."""
         gradients = self._divide(held, 4)
-        kept = self.of_optimizer(held) + gradients if self.optimizer_on_host else 0
+        kept = self.optimizer_bytes(held) + gradients if self.optimizer_on_host else 0
         return kept + (self._divide(held, self.weight) if self.weights_on_host else 0)
 
     def _divide(self, held: Weights, each: int) -> int:

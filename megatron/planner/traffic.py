@@ -175,7 +175,7 @@ def _data(plan: Plan, stage: Stage, number: int) -> Volume:
     all_alike = _Copied(held.dense, copies, _tied_elements(plan, stage))
     experts = _Copied(held.experts, copies // plan.parallel.expert)
     volumes = [
-        _of_copies(plan, each, number, held=held.total)
+        _copies_volume(plan, each, number, held=held.total)
         for each in (all_alike, experts)
         if each.count and each.copies > 1
     ]
@@ -191,7 +191,7 @@ class _Copied:
     shared: int = 0
 
 
-def _of_copies(plan: Plan, weights: _Copied, number: int, *, held: int) -> Volume:
+def _copies_volume(plan: Plan, weights: _Copied, number: int, *, held: int) -> Volume:
     """Return the traffic of weights that are equal on several ranks; the rank has `held` in all."""
     parallel, precision = plan.parallel, plan.precision
     count, ring = weights.count, _ring(weights.copies)
@@ -215,10 +215,10 @@ def _of_copies(plan: Plan, weights: _Copied, number: int, *, held: int) -> Volum
             forward=(1 - at_start) * weight,
             backward=(1 - at_end) * gradient,
         )
-    return _of_deepspeed(plan, weights, number, weight=weight, gradient=gradient)
+    return _deepspeed_volume(plan, weights, number, weight=weight, gradient=gradient)
 
 
-def _of_deepspeed(
+def _deepspeed_volume(
     plan: Plan, weights: _Copied, number: int, *, weight: float, gradient: float
 ) -> Volume:
     """Return the traffic of DeepSpeed's optimizer of ZeRO 1 and 2, which reduces in its hooks."""

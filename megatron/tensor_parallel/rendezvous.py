@@ -67,7 +67,7 @@ def rendezvous(
     """
     if master.processes == 1:
         return HashStore()
-    return _of_attempt(master, _Rendezvous(master, timeout, look, patience).store())
+    return _attempt_store(master, _Rendezvous(master, timeout, look, patience).store())
 
 
 def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) -> None:
@@ -77,10 +77,10 @@ def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) ->
         timeout=timedelta(seconds=patience.answer_s),
         wait_for_workers=False,
     )
-    _of_attempt(master, store).set(key, "")
+    _attempt_store(master, store).set(key, "")
 
 
-def _of_attempt(master: MasterAddress, store: Store) -> Store:
+def _attempt_store(master: MasterAddress, store: Store) -> Store:
     """Return the view of a launcher's store in which no earlier attempt has left keys.
 
     Source: torch.distributed.rendezvous, which does the same.
@@ -111,7 +111,7 @@ class _Rendezvous:
             self._wait_for_port()
         store = self._open()
         store.set_timeout(self.timeout)
-        self._check_in(_of_attempt(self.master, store))
+        self._check_in(_attempt_store(self.master, store))
         return store
 
     def _require_name(self) -> None:

@@ -8,7 +8,7 @@ from source import PACKAGE, files_of
 
 ELSEWHERE = {
     # Weights, once they are loaded, in the layout of the library that multiplies them.
-    "inference/engine/onednn_weights.py": {"weight.data", "module.weight", "own.packed"},
+    "inference/engine/onednn_weights.py": {"weight.data", "module.weight", "packed.packed"},
 }
 
 

@@ -215,7 +215,7 @@ def _our_logits(
         return _encode(network, batch, real_bs)
     output = network(batch)
     if spec.head:
-        return [_of_head(output, real_bs, spec)]
+        return [_head_logits(output, real_bs, spec)]
     return [output.logits[real_bs][:, : spec.vocabulary.vocab_size], output.order_logits]
 
 
@@ -248,9 +248,11 @@ def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor
         inputs = {name: field[None] for name, field in inputs.items()}
     output = model(**inputs)
     if "start_logits" in output:
-        return [_of_head(torch.stack([output.start_logits, output.end_logits], -1), real_bs, spec)]
+        return [
+            _head_logits(torch.stack([output.start_logits, output.end_logits], -1), real_bs, spec)
+        ]
     if spec.head:
-        return [_of_head(output.logits, real_bs, spec)]
+        return [_head_logits(output.logits, real_bs, spec)]
     if "pooler_output" in output:
         return [output.last_hidden_state.float()[real_bs], output.pooler_output.float()]
     if "logits" in output:  # of masked words alone
@@ -259,7 +261,7 @@ def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor
     return [logits_bsv.float()[real_bs][:, : spec.vocabulary.vocab_size], order_b2.float()]
 
 
-def _of_head(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:
+def _head_logits(logits: Tensor, real_bs: Tensor, spec: ModelSpec) -> Tensor:
     """Return the logits of a downstream head for each real token, sample or choice.
 
     Shapes: [b, s, C] or [b, C] -> [n, C] float32.

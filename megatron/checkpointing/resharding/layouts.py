@@ -199,7 +199,7 @@ class ShardedIndex:
                     partition=place.partition or numel,
                     read=partial(
                         files.slice_of,
-                        _of_share(place, name, share, rank=entry.stage * self.tensor + tensor),
+                        _share_place(place, name, share, rank=entry.stage * self.tensor + tensor),
                         name,
                         numel,
                         share=share,
@@ -311,7 +311,7 @@ class _Files:
         return 1 + max(int(match[2]) for match in found)
 
 
-def _of_share(place: _Place, name: str, share: int, *, rank: int) -> _Place:
+def _share_place(place: _Place, name: str, share: int, *, rank: int) -> _Place:
     """Return where the experts of a further replica lie, of which DeepSpeed writes the partitions."""
     if not share or place.partition:
         return place
@@ -355,7 +355,7 @@ def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[s
         main = files.read(_MAIN.format(rank=rank))
         if main["module"] is not None:
             found = {
-                name: _of_network(stage, _MAIN, ("module", name), weight)
+                name: _network_parameter(stage, _MAIN, ("module", name), weight)
                 for name, weight in main["module"].items()
             }
         if optimizer:
@@ -364,7 +364,7 @@ def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[s
     return found | trained
 
 
-def _of_network(stage: int, file: str, keys: tuple[Key, ...], weight: Tensor) -> _Parameter:
+def _network_parameter(stage: int, file: str, keys: tuple[Key, ...], weight: Tensor) -> _Parameter:
     """Return where a weight of the network lies, in its dtype."""
     return _Parameter(stage, tuple(weight.shape), _Place(file, keys, weight.element_size()))
 
@@ -376,7 +376,10 @@ def _layers(files: _Files, names: ParameterNames) -> Iterator[tuple[str, _Parame
             file = f"layer_{match[1]}-model_{{tensor:02d}}-model_states.pt"
             for name, weight in files.read(match.group()).items():
                 # The file of a tied layer has the layer's number; its parameters have the tied name.
-                yield names.of_layer(int(match[1]), name), _of_network(0, file, (name,), weight)
+                yield (
+                    names.of_layer(int(match[1]), name),
+                    _network_parameter(0, file, (name,), weight),
+                )
 
 
 def _find_unpartitioned(
@@ -456,7 +459,9 @@ def _zero_3(files: _Files, *, optimizer: bool) -> dict[str, _Parameter]:
     file, count = files.optimizer_file(0), files.num_replicas()
     main = files.read(_MAIN_OF_STAGE_3.format(replica=0, rank=0))
     found = {
-        name: _of_network(0, _MAIN_OF_STAGE_3.replace("{replica}", "0"), ("module", name), buffer)
+        name: _network_parameter(
+            0, _MAIN_OF_STAGE_3.replace("{replica}", "0"), ("module", name), buffer
+        )
         for name, buffer in main["module"].items()
         if is_buffer(name)
     }

@@ -118,7 +118,7 @@ def tokenizer_arguments(config: TokenizerConfig, *, default: str | None = None) 
         "tokenizer_name_or_path": config.tokenizer_name_or_path,
         **{name: value for name, value in rarer.items() if value is not None},
     }
-    return _of_hugging_face(with_sentencepiece_form(arguments, is_legacy=False))
+    return _hugging_face_arguments(with_sentencepiece_form(arguments, is_legacy=False))
 
 
 def with_sentencepiece_form(arguments: Mapping[str, Any], *, is_legacy: bool) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def with_sentencepiece_form(arguments: Mapping[str, Any], *, is_legacy: bool) ->
     return {"tokenizer_sentencepiece_legacy": is_legacy, **arguments}
 
 
-def _of_hugging_face(arguments: dict[str, Any]) -> dict[str, Any]:
+def _hugging_face_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return `arguments` with Megatron-LM's name of PretrainedFromHF replaced, and its path."""
     name = arguments.get("tokenizer_model")
     if (

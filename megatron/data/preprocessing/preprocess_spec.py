@@ -255,7 +255,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if was == wanted:
             continue
         if name == "--input":
-            found += _of_inputs(was or [], wanted or [])
+            found += _input_changes(was or [], wanted or [])
         elif name == "the end of a document":
             found.append(
                 f"each document ended with {_words(was)} and ends with {_words(wanted)} now "
@@ -281,7 +281,7 @@ def _words(value: Any) -> str:
     return repr(value)
 
 
-def _of_inputs(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> Iterator[str]:
+def _input_changes(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> Iterator[str]:
     """Yield the differences of the files: other names, or other contents.
 
     Args:
@@ -301,12 +301,12 @@ def _of_inputs(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> It
         yield f"--input has another order: {first[1]} comes where {first[0]} was"
     else:
         changed = (pair for pair in zip(was, now, strict=True) if pair[0] != pair[1])
-        yield from map(_of_file, *zip(*islice(changed, _NAMED), strict=True))
+        yield from map(_file_change, *zip(*islice(changed, _NAMED), strict=True))
         if others := sum(1 for _ in changed):
             yield f"{_files(others)} more of --input {'is' if others == 1 else 'are'} not as then"
 
 
-def _of_file(was: Sequence[Any], now: Sequence[Any]) -> str:
+def _file_change(was: Sequence[Any], now: Sequence[Any]) -> str:
     path, kind, num_bytes, changed_at = was
     _, kind_now, num_bytes_now, changed_at_now = now
     found = []

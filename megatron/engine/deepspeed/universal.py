@@ -164,7 +164,7 @@ def _fragments(
 ) -> Iterator[tuple[str, Fragment]]:
     """Yield what this rank keeps of each parameter; nothing of those that others keep."""
     if engine.zero_optimization_partition_weights():
-        yield from _of_stage_3(engine.optimizer, parameters)
+        yield from _stage_3_fragments(engine.optimizer, parameters)
         return
     undivided = engine.optimizer is engine.basic_optimizer
     for name, parameter in parameters.items():
@@ -181,7 +181,7 @@ def _fragments(
             yield name, Fragment(parameter, shape, start, mapping.hp_fragment, owner, place)
 
 
-def _of_stage_3(
+def _stage_3_fragments(
     zero: Any, parameters: Mapping[str, nn.Parameter]
 ) -> Iterator[tuple[str, Fragment]]:
     places = {}

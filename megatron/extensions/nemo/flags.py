@@ -52,12 +52,12 @@ def nemo_flags(argv: Sequence[str], task: NemoTask, *, world_size: int) -> list[
         [*_key_problems(settings, known), *_fixed_problems(settings, {**FIXED, **task.fixed})]
     )
     words = [
-        *_of_files(settings, task),
-        *_of_labels(settings, task),
-        *_of_table(settings, table),
-        *_of_trainer(settings, world_size),
-        *_of_optimizer(settings),
-        *_of_run(settings),
+        *_file_words(settings, task),
+        *_label_words(settings, task),
+        *_table_words(settings, table),
+        *_trainer_words(settings, world_size),
+        *_optimizer_words(settings),
+        *_run_words(settings),
         *language_model_flags(settings),
     ]
     return [*words, *flags]
@@ -108,7 +108,7 @@ def _trains(settings: Settings) -> bool:
     return bool(value(settings, "do_training", True)) and value(settings, "trainer.max_epochs") != 0
 
 
-def _of_files(settings: Settings, task: NemoTask) -> Iterator[str]:
+def _file_words(settings: Settings, task: NemoTask) -> Iterator[str]:
     """Yield the flags of training and validation data; without training those of the test data."""
     folder = Path(str(value(settings, task.folder, ""))) if task.folder else Path()
     train, valid, test = (settings.get(f"model.{role}_ds.{task.file}") for role in ROLES)
@@ -140,7 +140,7 @@ def _of_files(settings: Settings, task: NemoTask) -> Iterator[str]:
         yield "--epochs=0"
 
 
-def _of_labels(settings: Settings, task: NemoTask) -> Iterator[str]:
+def _label_words(settings: Settings, task: NemoTask) -> Iterator[str]:
     """Yield the names of labels in a file, one on each line.
 
     Raises:
@@ -164,7 +164,7 @@ def _word(setting: KeyValue, *words: str) -> list[str]:
     return [FileWord(word, setting.key, setting.location) for word in words]
 
 
-def _of_table(settings: Settings, table: Mapping[str, str]) -> Iterator[str]:
+def _table_words(settings: Settings, table: Mapping[str, str]) -> Iterator[str]:
     for key, flag in table.items():
         setting = settings.get(key)
         if setting is None or setting.value is False:
@@ -179,7 +179,7 @@ def _of_table(settings: Settings, table: Mapping[str, str]) -> Iterator[str]:
             yield from _word(setting, f"{flag}={setting.value}")
 
 
-def _of_trainer(settings: Settings, world_size: int) -> Iterator[str]:
+def _trainer_words(settings: Settings, world_size: int) -> Iterator[str]:
     steps = settings.get("trainer.max_steps")
     if steps is not None and steps.value != -1 and _trains(settings):
         # The schedule of the learning rate has this length, though --epochs may end the run before.
@@ -219,7 +219,7 @@ _DTYPES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _of_optimizer(settings: Settings) -> Iterator[str]:
+def _optimizer_words(settings: Settings) -> Iterator[str]:
     name, betas = settings.get("model.optim.name"), settings.get("model.optim.betas")
     schedule = settings.get("model.optim.sched.name")
     if name is not None:
@@ -246,7 +246,7 @@ def _run_folder(settings: Settings) -> Path | None:
     return Path(str(folder)) / str(name or "") if folder else None
 
 
-def _of_run(settings: Settings) -> Iterator[str]:
+def _run_words(settings: Settings) -> Iterator[str]:
     model, folder = settings.get("pretrained_model"), _run_folder(settings)
     if not _trains(settings):
         model = model or settings.get("model.nemo_path")

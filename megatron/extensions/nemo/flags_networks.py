@@ -76,7 +76,7 @@ def language_model_flags(settings: Settings) -> Iterator[str]:
         config = {**{_NETWORK[key]: size for key, size in LARGE.items()}, **config}
         config.setdefault("--max-position-embeddings", 512)
     yield from (f"{flag}={size}" for flag, size in config.items())
-    yield from _of_tokenizer(settings, name, folder)
+    yield from _tokenizer_words(settings, name, folder)
 
 
 def _folder_of(name: Any) -> Path | None:
@@ -113,7 +113,7 @@ def _language_model_config(settings: Settings) -> dict[str, Any]:
     return {_NETWORK[key]: size for key, size in named.items() if size is not None}
 
 
-def _of_tokenizer(settings: Settings, name: Any, folder: Path | None) -> Iterator[str]:
+def _tokenizer_words(settings: Settings, name: Any, folder: Path | None) -> Iterator[str]:
     """Yield the type of the tokenizer, and its vocabulary in the folder of the network."""
     tokenizer = value(settings, "model.tokenizer.tokenizer_name", name)
     lower = value(settings, "model.dataset.do_lower_case")

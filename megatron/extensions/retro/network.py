@@ -100,7 +100,7 @@ class RetroNetwork(Network):
         retro, kept = sizes.spec.part(RetroSpec), super().kept(entry, sizes)
         if entry.number not in retro.retro_layers:
             return kept
-        neighbors = _of_neighbors(sizes)
+        neighbors = _neighbor_activations(sizes)
         kept += sizes.norm() + sizes.attention() + sizes.keys_beyond(neighbors.tokens)
         if entry.number != retro.retro_layers[0]:
             return kept
@@ -112,7 +112,7 @@ class RetroNetwork(Network):
         retro, kept = sizes.spec.part(RetroSpec), super().deferred_bytes(entry, sizes)
         if entry.number not in retro.retro_layers:
             return kept
-        neighbors = _of_neighbors(sizes)
+        neighbors = _neighbor_activations(sizes)
         kept += sizes.attention_products(neighbors)
         first = entry.number == retro.retro_layers[0]
         return int(kept + (retro.retro_encoder_layers * neighbors.products(1) if first else 0))
@@ -139,7 +139,7 @@ class RetroNetwork(Network):
         return 2 * (3 + recompute.share) * forward
 
 
-def _of_neighbors(sizes: Any) -> Any:
+def _neighbor_activations(sizes: Any) -> Any:
     """Return the activations of a GPT whose samples are retrieved neighbors."""
     spec, retro = sizes.spec, sizes.spec.part(RetroSpec)
     each = spec.seq_length // retro.retro_chunk_length * retro.retro_num_neighbors

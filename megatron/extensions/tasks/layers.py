@@ -107,7 +107,7 @@ class LayersHeadPipe(nn.Module):
     def forward(self, x_bsh: Tensor) -> Tensor:
         if self.on_first_token:
             return on_first_token(self._logits, x_bsh, **self.parts.division)
-        return _of_all_tokens(self._logits(x_bsh), self.parts)
+        return _all_token_logits(self._logits(x_bsh), self.parts)
 
     def _logits(self, x: Tensor) -> Tensor:
         x = F.dropout(x, self.dropout, self.training)
@@ -138,10 +138,10 @@ class ScorePipe(nn.Module):
         )
 
     def forward(self, x_bsh: Tensor) -> Tensor:
-        return _of_all_tokens(self.classification_head(x_bsh), self.parts)
+        return _all_token_logits(self.classification_head(x_bsh), self.parts)
 
 
-def _of_all_tokens(logits: Tensor, parts: LayerParts) -> Tensor:
+def _all_token_logits(logits: Tensor, parts: LayerParts) -> Tensor:
     """Gather the logits of a sequence, if it is divided.
 
     All ranks compute the same loss of all tokens, and the gather sums its gradients over them: only

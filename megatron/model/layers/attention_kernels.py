@@ -62,13 +62,17 @@ class Mask:
                 bias = alibi_bias(slopes_a, sq, sk).to(query.dtype)
             return bias if seen is None else torch.where(seen, bias, -torch.inf)
 
-        return self._of_slopes(("additive", sq, sk, query.dtype), slopes_a, build)
+        return self._cached_for_slopes(("additive", sq, sk, query.dtype), slopes_a, build)
 
     def alibi(self, slopes_a: Tensor, sq: int, sk: int) -> Tensor:
         """Compute ALiBi's bias of the scores once for all layers; see `alibi_bias`."""
-        return self._of_slopes(("alibi", sq, sk), slopes_a, lambda: alibi_bias(slopes_a, sq, sk))
+        return self._cached_for_slopes(
+            ("alibi", sq, sk), slopes_a, lambda: alibi_bias(slopes_a, sq, sk)
+        )
 
-    def _of_slopes(self, key: Hashable, slopes_a: Tensor | None, build: Callable[[], T]) -> T:
+    def _cached_for_slopes(
+        self, key: Hashable, slopes_a: Tensor | None, build: Callable[[], T]
+    ) -> T:
         """Return the memo's value of `key` if it was built for these slopes, which layers share."""
         kept_a, value = once(self.derived, key, lambda: (slopes_a, build()))
         return value if kept_a is slopes_a else build()

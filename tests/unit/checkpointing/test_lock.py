@@ -47,8 +47,8 @@ def test_the_lock_goes_when_a_run_fails(tmp_path):
 
 def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, caplog):
     code = (
-        "import os; from pathlib import Path; from megatron.checkpointing.lock import locked\n"
-        f"with locked(Path({str(tmp_path)!r})): os._exit(9)"
+        "import os; from pathlib import Path; from megatron.checkpointing.lock import hold_lock\n"
+        f"with hold_lock(Path({str(tmp_path)!r})): os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert (tmp_path / LOCK).exists()

@@ -102,8 +102,8 @@ def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch, caplog
 
 def test_a_stopped_owner_of_the_lock_is_reported(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from megatron.checkpointing.lock import locked\n"
-        "with locked(Path(sys.argv[1])): print(1, flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from megatron.checkpointing.lock import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1])): print(1, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True

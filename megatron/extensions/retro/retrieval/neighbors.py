@@ -92,12 +92,12 @@ class NeighborSearch:
         starts = [rows.start, *range(rows.start // step * step + step, rows.stop, step)]
         stops = [*starts[1:], rows.stop]
         parts = [
-            self._of_batch(samples, range(start, stop))
+            self._batch_neighbors(samples, range(start, stop))
             for start, stop in zip(starts, stops, strict=True)
         ]
         return np.concatenate(parts)
 
-    def _of_batch(self, samples: Samples, rows: range) -> NDArray[np.int64]:
+    def _batch_neighbors(self, samples: Samples, rows: range) -> NDArray[np.int64]:
         texts: list[str] = []
         own: list[NDArray] = []
         for number in range(rows.start // self.num_chunks, -(-rows.stop // self.num_chunks)):

@@ -275,7 +275,7 @@ def _rows(path: Path, layout: Layout) -> list[_Row]:
         log.info("%s: columns are %s", path, ", ".join(lines[0].fields))
         lines = lines[1:]
     if columns:
-        return [_of_columns(path, *each, columns, is_relation=is_relation) for each in lines]
+        return [_row_of_columns(path, *each, columns, is_relation=is_relation) for each in lines]
     found = []
     for line, fields in lines:
         *parts, label = fields
@@ -328,7 +328,7 @@ def _columns(
     return None, has_header, False
 
 
-def _of_columns(
+def _row_of_columns(
     path: Path, line: int, fields: list[str], columns: tuple[int, int], *, is_relation: bool
 ) -> _Row:
     """Return sentence and label of a line, given their columns."""
