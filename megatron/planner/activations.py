@@ -46,7 +46,7 @@ class Activations:
 
     def entry(self, entry: Entry) -> int:
         """Return the bytes that an entry of the list of layers keeps when nothing is recomputed."""
-        return self._network.kept(entry, self)
+        return self._network.kept_bytes(entry, self)
 
     def deferred_bytes(self, entry: Entry) -> int:
         """Return the bytes that its weight gradients are computed from: see `products`."""

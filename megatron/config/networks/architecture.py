@@ -221,7 +221,7 @@ class Architecture:
 
     # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
 
-    def kept(self, entry: Entry, sizes: Any) -> int:
+    def kept_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps for backward when nothing is recomputed."""
         parts = {"embedding": sizes.embedding, "norm": sizes.norm, "features": sizes.features}
         if entry.kind == "block":

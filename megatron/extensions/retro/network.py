@@ -95,9 +95,9 @@ class RetroNetwork(Network):
         name = "ParallelTransformerRetroLayerPipe"
         return replace(plain, name=name, weights=plain.weights + Weights(cross))
 
-    def kept(self, entry: Entry, sizes: Any) -> int:
+    def kept_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps, those of retrieval included."""
-        retro, kept = sizes.spec.part(RetroSpec), super().kept(entry, sizes)
+        retro, kept = sizes.spec.part(RetroSpec), super().kept_bytes(entry, sizes)
         if entry.number not in retro.retro_layers:
             return kept
         neighbors = _neighbor_activations(sizes)

@@ -178,13 +178,13 @@ class T5Network(Network):
         head = d * spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * s * stack_flops(spec, recompute) + decoder + 6 * head)
 
-    def kept(self, entry: Entry, sizes: Any) -> int:
+    def kept_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry keeps; the norm is the decoder's."""
         decoder = sizes.of(self.scored_spec(sizes.spec))
         if entry.kind != "norm" and entry.number <= sizes.spec.num_layers:
-            return super().kept(entry, sizes)
+            return super().kept_bytes(entry, sizes)
         if entry.kind != "block":
-            return super().kept(entry, decoder)
+            return super().kept_bytes(entry, decoder)
         return int(decoder.layer(1) + decoder.cross_attention(sizes))
 
     def deferred_bytes(self, entry: Entry, sizes: Any) -> int:

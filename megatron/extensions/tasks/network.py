@@ -84,9 +84,9 @@ class Classifier(Network):
         """Return floating-point operations of forward and backward on one sample, without the head."""
         return float(2 * spec.seq_length * stack_flops(spec, recompute) * self.rows(spec))
 
-    def kept(self, entry: Entry, sizes: Any) -> int:
+    def kept_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that an entry of the network below keeps; the head's are not counted."""
-        return self.under.kept(entry, sizes)
+        return self.under.kept_bytes(entry, sizes)
 
     def kept_logits(self, sizes: Any, tokens: int) -> int:
         """Return the bytes of the logits of `tokens`, or of their sequences."""

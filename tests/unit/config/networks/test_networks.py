@@ -142,11 +142,11 @@ def test_a_plugins_network_says_what_its_layers_keep(wide, monkeypatch):
     plan = tiny_plan("--network", wide)
     (before,) = memory_of_stages(plan)
 
-    def kept(self, entry, sizes):
+    def kept_bytes(self, entry, sizes):
         more = sizes.tokens * 1000 if entry.kind == "block" else 0
-        return Network.kept(self, entry, sizes) + more
+        return Network.kept_bytes(self, entry, sizes) + more
 
-    monkeypatch.setattr(network_named(wide), "kept", kept, raising=False)
+    monkeypatch.setattr(network_named(wide), "kept_bytes", kept_bytes, raising=False)
     (after,) = memory_of_stages(plan)
     tokens = plan.batch.micro_batch_size * plan.model.seq_length
     assert after.activations - before.activations == plan.model.num_layers * tokens * 1000
