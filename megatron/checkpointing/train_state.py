@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass
 class TrainState:
-    """Progress of a run. Every checkpoint saves it."""
+    """Progress of a run. Every checkpoint saves it.
+
+    All ranks hold the same values: the replica check compares them, so a time has no place here.
+    """
 
     iteration: int = 0  # optimizer steps tried, the skipped ones included
     samples: int = 0  # samples consumed, over all replicas

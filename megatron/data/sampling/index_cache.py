@@ -65,11 +65,11 @@ def cached_sample_index(
         DataError: the index of `dataset` is damaged, or `directory` cannot be written.
     """
 
+    rules = {"seq_length": seq_length, "seed": seed}
+
     def build() -> dict[str, NDArray]:
         started_at = time.monotonic()
-        index = build_sample_index(
-            dataset.sizes, documents, epochs, seq_length=seq_length, seed=seed
-        )
+        index = build_sample_index(dataset.sizes, documents, epochs, **rules)
         log.info(
             f"built the sample index of {dataset.prefix}: {len(documents)} documents, "
             f"{epochs.num_epochs} epochs, {epochs.num_samples} samples, "
@@ -80,7 +80,7 @@ def cached_sample_index(
     # The documents' sizes, not their path or date: a copied corpus keeps its index.
     sizes = cached_sizes(dataset, documents, directory=directory)
     maps = cached_maps(
-        f"{documents} {epochs} {seq_length} {seed} {sizes.digest}",
+        " ".join(map(str, (documents, epochs, *rules.values(), sizes.digest))),
         {
             "document_order": (epochs.num_epochs * len(documents),),
             "sample_starts": (epochs.num_samples + 1, 2),
