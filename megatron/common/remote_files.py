@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +37,7 @@ _SILENT_ATTEMPTS = 3
 
 PART_BYTES = 8 << 20  # of one request
 _THREADS = 8  # parts of a file on their way at once
-UPLOADS = 2  # files on their way at once: libraries of the services hold up to 500 MB of each
+_UPLOADS = 2  # files on their way at once: libraries of the services hold up to 500 MB of each
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SECRETS = (
@@ -46,13 +46,6 @@ _SECRETS = (
     (re.compile(r"\b(Bearer|Basic) [A-Za-z0-9._~+/=-]{16,}"), r"\1 ***"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bhf_[A-Za-z0-9]{16,}\b"), "***"),
 )
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
-    **dict.fromkeys(("http", "https"), "aiohttp"),
-    "hf": "huggingface_hub",
-}
 _NUMBERS = {
     FileNotFoundError: errno.ENOENT,
     IsADirectoryError: errno.EISDIR,
@@ -96,21 +89,18 @@ def join(url: str, name: str) -> str:
     return f"{url.rstrip('/')}/{name}"
 
 
-def local_path(url: str, cache: Path) -> Path:
-    """Return the path below `cache` that stands for `url`."""
-    scheme, _, rest = without_secrets(url).partition("://")
-    parts = [part for part in rest.split("/") if part not in ("", ".", "..")]
-    return cache.joinpath(scheme, *parts)
-
-
 def exists(url: str) -> bool:
     """Whether there is a file or a folder at `url`."""
+    return bool(kind_of(url))
+
+
+def kind_of(url: str) -> str:
+    """Return "file" or "directory", what is at `url`; "" for nothing."""
     try:
         # Not `exists` of fsspec, which takes any error of some services for "no".
-        _info(url)
+        return str(_info(url)["type"])
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        return ""
 
 
 def size_of(url: str) -> int:
@@ -138,14 +128,6 @@ def identity_of(url: str) -> str:
         return json.dumps([info.get(name) for name in ("size", *_WEB_IDENTITY)])
 
     return _request(url, identify)
-
-
-def is_file(url: str) -> bool:
-    """Whether there is a file, and no folder, at `url`."""
-    try:
-        return bool(_info(url)["type"] == "file")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def find_files(url: str) -> dict[str, int]:
@@ -227,8 +209,15 @@ def open_input(path: str, buffer_bytes: int = PART_BYTES) -> BinaryIO:
     """
     if not is_url(path):
         return Path(path).open("rb")
-    raw = _RangeReader(path, size_of(path))
-    return io.BufferedReader(raw, max(min(buffer_bytes, raw.num_bytes), 1))
+    from fsspec.spec import AbstractBufferedFile
+
+    def fetch(start: int, stop: int) -> bytes:
+        return read_range(path, start, min(stop - start, size - start, PART_BYTES))
+
+    (files, name), size = _file_system(path), size_of(path)
+    raw = AbstractBufferedFile(files, name, cache_type="none", size=size)
+    raw.cache.fetcher = fetch
+    return io.BufferedReader(raw, max(min(buffer_bytes, size), 1))
 
 
 def size_of_input(path: str) -> int:
@@ -246,18 +235,19 @@ def download(url: str, file: Path) -> None:
     size = size_of(url)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
+        temporary.touch()
 
-            def copy(start: int) -> None:
-                content = read_range(url, start, min(PART_BYTES, size - start))
-                while content:
-                    written = os.pwrite(descriptor, content, start)
-                    content, start = content[written:], start + written
+        def copy(start: int) -> None:
+            write_at(temporary, start, read_range(url, start, min(PART_BYTES, size - start)))
 
-            in_threads(copy, range(0, size, PART_BYTES))
-        finally:
-            os.close(descriptor)
+        in_threads(copy, range(0, size, PART_BYTES))
+
+
+def write_at(file: Path, start: int, content: bytes) -> None:
+    """Write a part of a file that exists, from byte `start` on."""
+    with file.open("r+b") as stream:
+        stream.seek(start)
+        stream.write(content)
 
 
 def upload(file: Path, url: str) -> None:
@@ -275,6 +265,19 @@ def upload(file: Path, url: str) -> None:
             raise ConnectionError(f"{found} bytes arrived of {size}")
 
     _request(url, put)
+
+
+def upload_all(
+    files: Iterable[tuple[str | Path, str]], last: Iterable[tuple[str | Path, str]] = ()
+) -> None:
+    """Upload pairs of a file and its URL, two at a time; those of `last` afterwards, in their order.
+
+    Raises:
+        OSError: as `upload`; nothing of `last` is uploaded before all of `files`.
+    """
+    in_threads(lambda each: upload(Path(each[0]), each[1]), files, _UPLOADS)
+    for file, url in last:
+        upload(Path(file), url)
 
 
 def write_text(url: str, text: str) -> None:
@@ -295,59 +298,17 @@ def rename(old: str, new: str) -> None:
 
 def remove(url: str) -> None:
     """Remove the file at `url`, if there is one."""
-
     if exists(url):
         _request(url, lambda files, path: files.rm_file(path))
 
 
 def in_threads(
-    work: Callable[[Any], None], items: Sequence[Any], threads_at_once: int = _THREADS
+    work: Callable[[Any], None], items: Iterable[Any], threads_at_once: int = _THREADS
 ) -> None:
     """Call `work` for each of `items` in a few threads; raise the first error."""
-    if len(items) < 2:
-        for item in items:
-            work(item)
-        return
     with ThreadPoolExecutor(threads_at_once) as threads:
-        done = [threads.submit(work, item) for item in items]
-        try:
-            for each in done:
-                each.result()
-        except BaseException:
-            threads.shutdown(cancel_futures=True)
-            raise
-
-
-class _RangeReader(io.RawIOBase):
-    """Unbuffered stream of the file at `url`."""
-
-    def __init__(self, url: str, num_bytes: int):
-        self._url, self.num_bytes, self._position = url, num_bytes, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.num_bytes}[whence]
-        self._position = max(start + offset, 0)
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def readinto(self, target: Any) -> int:
-        """Fill `target`; return the number of bytes, 0 at the end."""
-        count = min(len(target), max(self.num_bytes - self._position, 0), PART_BYTES)
-        target[:count] = read_range(self._url, self._position, count)
-        self._position += count
-        return count
+        for _ in threads.map(work, items):  # an error cancels what has not begun
+            pass
 
 
 def _with_scheme(scheme: str, name: str) -> str:
@@ -431,12 +392,6 @@ def _file_system(url: str) -> tuple[Any, str]:
         import fsspec
     try:
         files, path = fsspec.core.url_to_fs(url, **_options(scheme))
-    except ImportError as error:
-        package = _PACKAGES.get(scheme.lower(), "")
-        raise ConfigError(
-            f"{without_secrets(url)}: {scheme}:// needs the package {package or scheme}: "
-            f"pip install {package or '…'} ({error})"
-        ) from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:  # an ImportError names the package to install
         raise ConfigError(f"{without_secrets(url)}: {error}") from error
     return files, path

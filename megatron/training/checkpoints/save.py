@@ -38,12 +38,12 @@ from megatron.checkpointing.remote import (
     pending_uploads,
     prune_remote,
     publish_uploaded,
-    upload_files,
     url_of,
 )
 from megatron.checkpointing.train_state import TrainState
 from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor
 from megatron.common.errors import CheckpointError, MegatronError, reason
+from megatron.common.remote_files import upload_all
 from megatron.config.config import Config
 from megatron.config.plan.plan import Plan
 from megatron.engine.engine import Engine
@@ -297,8 +297,7 @@ class Checkpoints(Hook):
         is_any, problem = from_rank_0(lambda: (bool(files), problem))
         problems = [problem] if problem else []
         if is_any:
-            upload = _attempt(upload_files)
-            own = [self._executor.submit(upload, self._directory, scattered(files))]
+            own = [self._executor.submit(_attempt(upload_all), scattered(files))]
             yield own
             problems = found_on_ranks([p for _, p in (own[0].result(),) if p])
         if is_any and not problems:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from object_store import BUCKET, object_store
+from object_store import BUCKET
 
-from megatron.common import remote_files
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.remote_files import exists, remove, upload, write_text
 from megatron.data.token_files.block_digests import BLOCK_BYTES
@@ -17,17 +16,6 @@ from megatron.data.token_files.merge import merge
 from megatron.data.token_files.remote_pairs import CHUNK_BLOCKS, local_pair, upload_pair
 
 CHUNK = CHUNK_BLOCKS * BLOCK_BYTES
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
 
 
 def write_pair(prefix, *, documents=60, first=0):
@@ -116,7 +104,6 @@ def test_other_files_at_the_url_replace_those_of_the_cache(pair, tmp_path):
 def _read_all(url, cache, digest):
     import xxhash
 
-    remote_files.FIRST_PAUSE_S = 0.01
     dataset = IndexedDataset(local_pair(url, cache))
     tokens = b"".join(dataset[i].tobytes() for i in range(len(dataset)))
     assert xxhash.xxh3_64_hexdigest(tokens) == digest
