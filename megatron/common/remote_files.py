@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -130,54 +131,62 @@ def identity_of(url: str) -> str:
     return _request(url, identify)
 
 
-def find_files(url: str) -> dict[str, int]:
+def find_files(url: str, levels: float = math.inf) -> dict[str, int]:
     """Return the names of all files below the folder `url`, relative to it, and their bytes.
 
     {} where there is no such folder.
+
+    Args:
+        levels: of folders to list; 1: `url` alone.
     """
-
-    def find(files: Any, path: str) -> dict[str, int]:
-        root = path.rstrip("/") + "/"
-        try:
-            found = files.find(path, detail=True)
-        except FileNotFoundError:
-            return {}
-        return {
-            name[len(root) :]: int(entry["size"] or 0)
-            for name, entry in found.items()
-            if name.startswith(root) and name != root
-        }
-
-    names = _request(url, find)
-    # Copies of the files have these names below a local folder.
-    if outside := [name for name in names if ".." in name.split("/")]:
-        raise DataError(f"{url} has a file whose name leaves the folder: {outside[0]}")
+    names: dict[str, int] = {}
+    for name, entry in _list(url).items():
+        if entry["type"] != "directory":
+            names[name] = int(entry["size"] or 0)
+        elif levels > 1:
+            below = find_files(join(url, name), levels - 1)
+            names |= {f"{name}/{each}": size for each, size in below.items()}
     return names
 
 
 def child_folders(url: str) -> list[str]:
     """Return the names of the folders in the folder `url`; [] where there is no such folder."""
+    return [name for name, entry in _list(url).items() if entry["type"] == "directory"]
 
-    def children(files: Any, path: str) -> list[str]:
+
+def _list(url: str) -> dict[str, dict[str, Any]]:
+    """Return what is in the folder `url`, by name; {} where there is no such folder.
+
+    `find` and `glob` of fsspec list folders with this, but leave out those whose listing failed.
+    """
+
+    def entries(files: Any, path: str) -> dict[str, dict[str, Any]]:
+        folder = path.rstrip("/") + "/"
         try:
-            entries = files.ls(path, detail=True)
-        except FileNotFoundError:
-            return []
-        names = [each["name"] for each in entries if each["type"] == "directory"]
-        return [name.rstrip("/").rpartition("/")[2] for name in names]
+            found = {entry["name"].rstrip("/"): entry for entry in files.ls(folder, detail=True)}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {name[len(folder) :]: e for name, e in found.items() if name.startswith(folder)}
 
-    return _request(url, children)
+    listed = _request(url, entries)
+    if ".." in listed:  # copies of the files have these names below a local folder
+        raise DataError(f"{url} has a folder whose name leaves it: ..")
+    return listed
 
 
 def glob_urls(pattern: str) -> list[str]:
     """Return the URLs of the files that match `pattern`, sorted."""
+    # A query of the web begins with a question mark.
+    wildcard = re.search(r"[*[]" if pattern.startswith("http") else r"[*?[]", pattern)
+    if wildcard is None:
+        return [pattern] if exists(pattern) else []
+    folder = pattern[: wildcard.start()].rpartition("/")[0]
+    levels = math.inf if "**" in pattern else pattern.count("/", len(folder))
+    urls = [join(folder, name) for name in find_files(folder, levels)]
+    from fsspec.utils import glob_translate
 
-    def find(files: Any, path: str) -> list[str]:
-        found = files.glob(path, detail=True)
-        return sorted(name for name, entry in found.items() if entry["type"] == "file")
-
-    scheme = pattern.partition("://")[0]
-    return [_with_scheme(scheme, name) for name in _request(pattern, find)]
+    matches = re.compile(glob_translate(pattern)).match
+    return sorted(url for url in urls if matches(url))
 
 
 def read_range(url: str, start: int, count: int) -> bytes:
@@ -309,12 +318,6 @@ def in_threads(
     with ThreadPoolExecutor(threads_at_once) as threads:
         for _ in threads.map(work, items):  # an error cancels what has not begun
             pass
-
-
-def _with_scheme(scheme: str, name: str) -> str:
-    """Return the URL of a name of fsspec's."""
-    bare = _URL.sub("", name)
-    return f"{scheme}://{bare if scheme in ('file', 'local') else bare.lstrip('/')}"
 
 
 def _info(url: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import os
 import random
 import threading
@@ -16,7 +17,7 @@ from web_server import web_server
 
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common import remote_files
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, DataError
 from megatron.common.mirror import local_path
 from megatron.common.remote_files import (
     PART_BYTES,
@@ -81,6 +82,34 @@ def test_a_failed_request_does_not_mean_that_a_file_is_missing(monkeypatch):
         exists("memory://there/file")
     with pytest.raises(OSError, match="cut"):
         remove("memory://there/file")
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_failed_listing_of_a_folder_leaves_out_no_file(store, monkeypatch, tmp_path, failing):
+    root = f"{BUCKET}/{tmp_path.name}"
+    for name in ("a/1.txt", "b/2.txt", "b/c/3.txt"):
+        write_text(f"{root}/{name}", "words")
+    listed, ls = itertools.count(1), S3FileSystem._lsdir
+
+    async def fail_once(*args, **options):
+        if next(listed) == failing:
+            raise ConnectionError("cut")
+        return await ls(*args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_lsdir", fail_once)
+    assert glob_urls(f"{root}/*/?.txt") == [f"{root}/a/1.txt", f"{root}/b/2.txt"]
+    assert next(listed) > 3
+    listed = itertools.count(1)
+    assert glob_urls(f"{root}/**/[23].txt") == [f"{root}/b/2.txt", f"{root}/b/c/3.txt"]
+    listed = itertools.count(1)
+    assert sorted(find_files(root)) == ["a/1.txt", "b/2.txt", "b/c/3.txt"]
+
+
+def test_a_name_that_leaves_its_folder_is_refused(monkeypatch):
+    entry = {"name": "/bucket/..", "type": "directory", "size": 0}
+    monkeypatch.setattr(MemoryFileSystem, "ls", lambda *_, **__: [entry])
+    with pytest.raises(DataError, match="whose name leaves it"):
+        find_files("memory://bucket")
 
 
 def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tmp_path):
@@ -195,6 +224,12 @@ def test_local_paths_of_urls_stay_in_the_cache(tmp_path):
 def web():
     with web_server() as running:
         yield running
+
+
+def test_a_question_mark_begins_the_query_of_a_web_address(web):
+    web.files["a.jsonl"] = b"{}"
+    assert glob_urls(f"{web.url}/a.jsonl?version=1") == [f"{web.url}/a.jsonl?version=1"]
+    assert glob_urls(f"{web.url}/b.jsonl?version=1") == []
 
 
 def test_a_file_that_a_web_server_replaces_is_another_one(web):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from object_store import BUCKET
 
+from megatron.common import remote_files
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.remote_files import exists, remove, upload, write_text
 from megatron.data.token_files.block_digests import BLOCK_BYTES
@@ -99,6 +100,23 @@ def test_other_files_at_the_url_replace_those_of_the_cache(pair, tmp_path):
         IndexedDataset(tmp_path / "new"),
     )
     assert (there[3] == new[3]).all()
+
+
+def test_a_pair_whose_upload_failed_does_not_count_and_stays_here(pair, tmp_path, monkeypatch):
+    prefix, url = pair
+    names = sorted(file.name for file in tmp_path.iterdir())
+
+    def fail_after_the_tokens(file, target):
+        if file.suffix != ".bin":
+            raise OSError(110, "cut")
+        upload(file, target)
+
+    monkeypatch.setattr(remote_files, "upload", fail_after_the_tokens)
+    with pytest.raises(DataError, match="cannot upload: .*cut; the local files stay"):
+        upload_pair(prefix, url)
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    with pytest.raises(WrongDataError, match=r"corpus\.idx is missing"):
+        local_pair(url, tmp_path / "cache")
 
 
 def _read_all(url, cache, digest):
