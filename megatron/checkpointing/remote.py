@@ -38,7 +38,6 @@ from megatron.common.errors import (
 )
 from megatron.common.mirror import first_of, local_path, mirror
 from megatron.common.remote_files import (
-    child_folders,
     download,
     exists,
     find_files,
@@ -46,6 +45,7 @@ from megatron.common.remote_files import (
     is_url,
     join,
     kind_of,
+    list_folder,
     read_bytes,
     remove,
     rename,
@@ -103,7 +103,7 @@ def remote_tags(url: str) -> list[str]:
     Raises:
         OSError: the connection fails at every attempt.
     """
-    iterations = [i for name in child_folders(url) if (i := iteration_of(name)) is not None]
+    iterations = [i for name in list_folder(url) if (i := iteration_of(name)) is not None]
     tags = (tag_of(i) for i in sorted(iterations, reverse=True))
     return [tag for tag in tags if exists(_manifest_url(url, tag))]
 
@@ -302,11 +302,12 @@ def _newest_foreign(url: str) -> list[str]:
     return [name for name in names if not (newest and is_older(name))]
 
 
-def pending_uploads(directory: Path) -> list[tuple[Path, str]]:
-    """List the local files to be uploaded, with their URLs: of checkpoints that the URL lacks.
+def pending_uploads(directory: Path) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """List the local files of checkpoints that the URL lacks, with their URLs; see `upload_all`.
 
-    These are the newest ones: a run that was killed may have left some. A different checkpoint of the
-    same iteration at the URL is invalidated.
+    The second list is of the manifests and `latest`, which are uploaded after all others. These
+    checkpoints are the newest ones: a run that was killed may have left some. A different checkpoint
+    of the same iteration at the URL is invalidated.
 
     Raises:
         OSError: the connection fails at every attempt.
@@ -314,32 +315,19 @@ def pending_uploads(directory: Path) -> list[tuple[Path, str]]:
     url = url_of(directory)
     tags = remote_tags(url)
     newest = (iteration_of(tags[0]) or 0) if tags else -1
-    found = []
+    files, last = [], [(directory / LATEST, join(url, LATEST))]
     for tag in published_tags(directory):
         if (iteration_of(tag) or 0) < newest:
             break
-        folder = directory / tag
+        folder, there = directory / tag, join(url, tag)
         if tag in tags:
-            if read_bytes(_manifest_url(url, tag)) == (folder / MANIFEST).read_bytes():
+            if read_bytes(join(there, MANIFEST)) == (folder / MANIFEST).read_bytes():
                 continue
-            remove(_manifest_url(url, tag))
+            remove(join(there, MANIFEST))
         names = (record.name for record in read_manifest(folder).files)
-        found += [(folder / name, join(join(url, tag), name)) for name in names]
-    return found
-
-
-def publish_uploaded(directory: Path, files: Iterable[tuple[Path, str]]) -> None:
-    """Upload the manifests of the checkpoints with `files`, which are at the URL, and `latest`.
-
-    Raises:
-        OSError: a manifest cannot be read, or the connection fails at every attempt.
-    """
-    url = url_of(directory)
-    tags = {file.relative_to(directory).parts[0] for file, _ in files}
-    ordered = sorted(tags, key=lambda tag: iteration_of(tag) or 0)
-    upload_all((), [(directory / tag / MANIFEST, _manifest_url(url, tag)) for tag in ordered])
-    if ordered:
-        write_text(join(url, LATEST), ordered[-1])
+        files += [(folder / name, join(there, name)) for name in names]
+        last.insert(0, (folder / MANIFEST, join(there, MANIFEST)))  # the oldest first
+    return files, last if files else []
 
 
 def upload_checkpoints(directory: Path) -> None:
@@ -348,12 +336,9 @@ def upload_checkpoints(directory: Path) -> None:
     Raises:
         CheckpointError: the connection fails at every attempt.
     """
-    if not url_of(directory):
-        return
     try:
-        files = pending_uploads(directory)
-        upload_all(files)
-        publish_uploaded(directory, files)
+        if url_of(directory):
+            upload_all(*pending_uploads(directory))
     except OSError as error:
         raise CheckpointError(f"{directory} is not uploaded: {reason(error)}") from error
 

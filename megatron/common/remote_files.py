@@ -140,7 +140,7 @@ def find_files(url: str, levels: float = math.inf) -> dict[str, int]:
         levels: of folders to list; 1: `url` alone.
     """
     names: dict[str, int] = {}
-    for name, entry in _list(url).items():
+    for name, entry in list_folder(url).items():
         if entry["type"] != "directory":
             names[name] = int(entry["size"] or 0)
         elif levels > 1:
@@ -149,12 +149,7 @@ def find_files(url: str, levels: float = math.inf) -> dict[str, int]:
     return names
 
 
-def child_folders(url: str) -> list[str]:
-    """Return the names of the folders in the folder `url`; [] where there is no such folder."""
-    return [name for name, entry in _list(url).items() if entry["type"] == "directory"]
-
-
-def _list(url: str) -> dict[str, dict[str, Any]]:
+def list_folder(url: str) -> dict[str, dict[str, Any]]:
     """Return what is in the folder `url`, by name; {} where there is no such folder.
 
     `find` and `glob` of fsspec list folders with this, but leave out those whose listing failed.

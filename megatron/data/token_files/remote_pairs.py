@@ -7,7 +7,7 @@ what was downloaded, in PREFIX.bin.blocks.
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ from megatron.common.remote_files import (
 )
 from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.preprocess import MergeConfig, PreprocessConfig
-from megatron.data.token_files.block_digests import BLOCK_BYTES, BlockDigests, digests_path
+from megatron.data.token_files.block_digests import BLOCK_BYTES, BlockDigests
 from megatron.data.token_files.publish import RECORD, write_errors_name
 
 CHUNK_BLOCKS = 64
@@ -105,13 +105,23 @@ def with_local_output(config: Output, urls: UrlConfig) -> tuple[Output, str]:
     return replace(config, output_prefix=str(local)), url
 
 
-def deliver(files: Sequence[tuple[str, str]], last: Sequence[tuple[str, str]] = ()) -> None:
+def deliver(
+    files: Sequence[tuple[str, str]],
+    last: Sequence[tuple[str, str]] = (),
+    *,
+    replaced: Sequence[str] = (),
+) -> None:
     """Move local files to their URLs, those of `last` when the others are there.
+
+    Args:
+        replaced: URLs that are removed first.
 
     Raises:
         DataError: the connection fails at every attempt; the local files stay.
     """
     try:
+        for url in replaced:
+            remove(url)
         upload_all(files, last)
     except OSError as error:
         raise DataError(f"cannot upload: {reason(error)}; the local files stay") from error
@@ -123,17 +133,11 @@ def upload_pair(local: str, prefix: str) -> None:
     """Move the local token files `local` to the URL `prefix`, the .idx last: without it there is no pair.
 
     Raises:
-        DataError: the connection fails at every attempt; the local files stay.
+        DataError: see `deliver`.
     """
-    try:
-        for end in (".idx", ".bin.xxh3", RECORD):
-            remove(prefix + end)
-    except OSError as error:
-        raise DataError(f"cannot replace {prefix}: {reason(error)}; {local} is complete") from error
-    files = [(local + end, prefix + end) for end in (".bin", ".bin.xxh3", RECORD)]
-    deliver(
-        [each for each in files if os.path.exists(each[0])], [(f"{local}.idx", f"{prefix}.idx")]
-    )
+    ends = (".bin", ".bin.xxh3", RECORD, ".idx")
+    *files, index = [(local + end, prefix + end) for end in ends if os.path.exists(local + end)]
+    deliver(files, [index], replaced=[prefix + end for end in (".idx", ".bin.xxh3", RECORD)])
 
 
 def _make_sparse(path: Path, num_bytes: int) -> None:
@@ -145,8 +149,7 @@ class FetchedDigests:
     """Digests of the blocks that were downloaded of a .bin which has none at its URL; 0 for others."""
 
     def __init__(self, bin_path: Path, num_bytes: int):
-        self._path = Path(f"{bin_path}{_FETCHED}")
-        self._file = self._path.open("r+b", buffering=0)
+        self._file = Path(f"{bin_path}{_FETCHED}").open("r+b", buffering=0)
         self._num_blocks = -(-num_bytes // BLOCK_BYTES)
 
     def __len__(self) -> int:
@@ -157,32 +160,19 @@ class FetchedDigests:
         written = os.pread(self._file.fileno(), 8, 8 * block)
         return xxh3_64_intdigest(content).to_bytes(8, "little") == written
 
-    def is_damaged(self) -> bool:
-        """Return False: these digests are written by whoever downloads a block."""
-        return False
-
     def add(self, block: int, content: bytes) -> None:
         """Record a downloaded block, after its content is in the .bin."""
         digest = xxh3_64_intdigest(content).to_bytes(8, "little")
         os.pwrite(self._file.fileno(), digest, 8 * block)
 
 
+@dataclass(frozen=True)
 class Origin:
     """The .bin at a URL, of which a local one has some blocks."""
 
-    def __init__(self, url: str, bin_path: Path, num_bytes: int):
-        self.url = url
-        self._bin_path, self._num_bytes = bin_path, num_bytes
-
-    def digests(self) -> BlockDigests | FetchedDigests:
-        """Open the digests of the blocks.
-
-        Raises:
-            DataError: they are damaged, or those of another file.
-        """
-        if digests_path(self._bin_path).exists():
-            return BlockDigests(self._bin_path, self._num_bytes)
-        return FetchedDigests(self._bin_path, self._num_bytes)
+    url: str
+    bin_path: Path
+    num_bytes: int
 
     def fetch(self, block: int, digests: BlockDigests | FetchedDigests) -> list[int]:
         """Download the chunk with `block` into the local .bin; return its undamaged blocks.
@@ -192,14 +182,14 @@ class Origin:
         """
         first = block // CHUNK_BLOCKS * CHUNK_BLOCKS
         start = first * BLOCK_BYTES
-        count = min(CHUNK_BLOCKS * BLOCK_BYTES, self._num_bytes - start)
+        count = min(CHUNK_BLOCKS * BLOCK_BYTES, self.num_bytes - start)
         try:
             content = read_range(self.url, start, count)
-            write_at(self._bin_path, start, content)
+            write_at(self.bin_path, start, content)
         except OSError as error:
             raise DataError(
                 f"cannot read bytes {start} to {start + count} of {self.url} through "
-                f"{self._bin_path}: {reason(error)}"
+                f"{self.bin_path}: {reason(error)}"
             ) from error
         sound = []
         for offset in range(0, count, BLOCK_BYTES):

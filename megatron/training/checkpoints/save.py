@@ -37,7 +37,6 @@ from megatron.checkpointing.publish import (
 from megatron.checkpointing.remote import (
     pending_uploads,
     prune_remote,
-    publish_uploaded,
     url_of,
 )
 from megatron.checkpointing.train_state import TrainState
@@ -293,7 +292,8 @@ class Checkpoints(Hook):
             return
         listing = self._on_rank_0(_attempt(pending_uploads), self._directory)
         yield listing
-        files, problem = listing[0].result() if listing else (None, "")
+        found, problem = listing[0].result() if listing else (None, "")
+        files, last = found or (None, None)
         is_any, problem = from_rank_0(lambda: (bool(files), problem))
         problems = [problem] if problem else []
         if is_any:
@@ -301,7 +301,7 @@ class Checkpoints(Hook):
             yield own
             problems = found_on_ranks([p for _, p in (own[0].result(),) if p])
         if is_any and not problems:
-            manifests = self._on_rank_0(_attempt(publish_uploaded), self._directory, files)
+            manifests = self._on_rank_0(_attempt(upload_all), (), last)
             yield manifests
             _, problem = from_rank_0(lambda: manifests[0].result())
             problems = [problem] if problem else []

@@ -22,12 +22,12 @@ from megatron.common.mirror import local_path
 from megatron.common.remote_files import (
     PART_BYTES,
     RemoteError,
-    child_folders,
     download,
     exists,
     find_files,
     glob_urls,
     identity_of,
+    list_folder,
     open_input,
     read_bytes,
     read_range,
@@ -54,7 +54,7 @@ def test_files_are_listed_read_renamed_and_removed(root):
     write_text(f"{root}/a/one.txt", "first")
     write_text(f"{root}/a/b/two.txt", "second")
     assert find_files(root) == {"a/one.txt": 5, "a/b/two.txt": 6}
-    assert child_folders(root) == ["a"]
+    assert {name: entry["type"] for name, entry in list_folder(root).items()} == {"a": "directory"}
     assert glob_urls(f"{root}/a/*.txt") == [f"{root}/a/one.txt"]
     assert read_range(f"{root}/a/one.txt", 1, 3) == b"irs"
     before = identity_of(f"{root}/a/one.txt")
@@ -67,7 +67,7 @@ def test_files_are_listed_read_renamed_and_removed(root):
     remove(f"{root}/a/new.txt")
     assert [*find_files(root)] == ["a/b/two.txt"]
     assert find_files(f"{root}/nothing") == {}
-    assert child_folders(f"{root}/nothing") == []
+    assert list_folder(f"{root}/nothing") == {}
 
 
 def test_a_failed_request_does_not_mean_that_a_file_is_missing(monkeypatch):
