@@ -149,7 +149,8 @@ class FetchedDigests:
     """Digests of the blocks that were downloaded of a .bin which has none at its URL; 0 for others."""
 
     def __init__(self, bin_path: Path, num_bytes: int):
-        self._file = Path(f"{bin_path}{_FETCHED}").open("r+b", buffering=0)
+        path = Path(f"{bin_path}{_FETCHED}")
+        self._file = path.open("r+b", buffering=0)
         self._num_blocks = -(-num_bytes // BLOCK_BYTES)
 
     def __len__(self) -> int:
