@@ -36,7 +36,7 @@ from megatron.common.errors import (
     raise_if_any,
     reason,
 )
-from megatron.common.mirror import first_of, local_path, mirror
+from megatron.common.mirror import first_of, mirror
 from megatron.common.remote_files import (
     download,
     exists,
@@ -46,6 +46,7 @@ from megatron.common.remote_files import (
     join,
     kind_of,
     list_folder,
+    local_path,
     read_bytes,
     remove,
     rename,

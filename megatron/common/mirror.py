@@ -10,18 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megatron.common.atomic_files import replace_text
-from megatron.common.remote_files import download, identity_of, without_secrets
+from megatron.common.remote_files import download, identity_of
 
 log = logging.getLogger(__name__)
 
 _FORMAT = 1
-
-
-def local_path(url: str, cache: Path) -> Path:
-    """Return the path below `cache` that stands for `url`."""
-    scheme, _, rest = without_secrets(url).partition("://")
-    parts = [part for part in rest.split("/") if part not in ("", ".", "..")]
-    return cache.joinpath(scheme, *parts)
 
 
 @contextmanager

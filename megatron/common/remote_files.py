@@ -90,6 +90,13 @@ def join(url: str, name: str) -> str:
     return f"{url.rstrip('/')}/{name}"
 
 
+def local_path(url: str, cache: Path) -> Path:
+    """Return the path below `cache` that stands for `url`."""
+    scheme, _, rest = without_secrets(url).partition("://")
+    parts = [part for part in rest.split("/") if part not in ("", ".", "..")]
+    return cache.joinpath(scheme, *parts)
+
+
 def exists(url: str) -> bool:
     """Whether there is a file or a folder at `url`."""
     return bool(kind_of(url))

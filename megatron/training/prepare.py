@@ -10,8 +10,7 @@ from typing import Any
 
 from megatron.checkpointing.remote import fetch, local_directory, require_published
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.mirror import local_path
-from megatron.common.remote_files import is_url, url_problems
+from megatron.common.remote_files import is_url, local_path, url_problems
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.objective import ObjectiveName

@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 41,
     "megatron.objectives.gpt": 43,
     "megatron.engine.build": 81,
-    "pretrain_gpt.py": 265,
+    "pretrain_gpt.py": 266,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

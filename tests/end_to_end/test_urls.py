@@ -7,8 +7,7 @@ from object_store import BUCKET, SECRET, Store
 from test_resume import ITERATIONS, RUN, assert_same_files, journal_values
 
 from megatron.checkpointing.remote import remote_tags
-from megatron.common.mirror import local_path
-from megatron.common.remote_files import upload
+from megatron.common.remote_files import local_path, upload
 
 
 def test_a_run_on_urls_resumed_on_another_machine_equals_a_local_one(

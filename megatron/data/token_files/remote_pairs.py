@@ -15,11 +15,12 @@ from xxhash import xxh3_64_intdigest
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import DataError, WrongDataError, raise_if_any, reason
-from megatron.common.mirror import first_of, local_path, mirror, read_record
+from megatron.common.mirror import first_of, mirror, read_record
 from megatron.common.remote_files import (
     download,
     exists,
     is_url,
+    local_path,
     read_range,
     remove,
     size_of,

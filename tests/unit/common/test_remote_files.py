@@ -18,7 +18,6 @@ from web_server import web_server
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common import remote_files
 from megatron.common.errors import ConfigError, DataError
-from megatron.common.mirror import local_path
 from megatron.common.remote_files import (
     PART_BYTES,
     RemoteError,
@@ -28,6 +27,7 @@ from megatron.common.remote_files import (
     glob_urls,
     identity_of,
     list_folder,
+    local_path,
     open_input,
     read_bytes,
     read_range,
