@@ -220,12 +220,12 @@ def open_input(path: str, buffer_bytes: int = PART_BYTES) -> BinaryIO:
     """
     if not is_url(path):
         return Path(path).open("rb")
+    (files, name), size = _file_system(path), size_of(path)
     from fsspec.spec import AbstractBufferedFile
 
     def fetch(start: int, stop: int) -> bytes:
         return read_range(path, start, min(stop - start, size - start, PART_BYTES))
 
-    (files, name), size = _file_system(path), size_of(path)
     raw = AbstractBufferedFile(files, name, cache_type="none", size=size)
     raw.cache.fetcher = fetch
     return io.BufferedReader(raw, max(min(buffer_bytes, size), 1))

@@ -129,6 +129,8 @@ def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tm
         assert file.read() == content[-50:]
         file.seek(PART_BYTES - 10)
         assert file.read(20) == content[PART_BYTES - 10 : PART_BYTES + 10]
+        file.seek(0)
+        assert file.read() == content
     assert store.proxy.cut == 2
 
 
@@ -202,6 +204,9 @@ def test_errors_that_do_not_pass_are_raised_at_once(store, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     with pytest.raises(ConfigError, match="install gcsfs"):
         read_bytes("gs://bucket/key")
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(ConfigError, match="fsspec"):
+        open_input(f"{BUCKET}/missing")
 
 
 def test_secrets_are_removed_from_messages(tmp_path):
