@@ -171,8 +171,9 @@ def list_folder(url: str) -> dict[str, dict[str, Any]]:
         return {name[len(folder) :]: e for name, e in found.items() if name.startswith(folder)}
 
     listed = _request(url, entries)
-    if ".." in listed:  # copies of the files have these names below a local folder
-        raise DataError(f"{url} has a folder whose name leaves it: ..")
+    # Copies of the files have these names below a local folder.
+    if outside := [name for name in listed if ".." in name.split("/")]:
+        raise DataError(f"{url} has a file whose name leaves the folder: {outside[0]}")
     return listed
 
 

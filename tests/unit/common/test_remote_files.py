@@ -105,10 +105,11 @@ def test_a_failed_listing_of_a_folder_leaves_out_no_file(store, monkeypatch, tmp
     assert sorted(find_files(root)) == ["a/1.txt", "b/2.txt", "b/c/3.txt"]
 
 
-def test_a_name_that_leaves_its_folder_is_refused(monkeypatch):
-    entry = {"name": "/bucket/..", "type": "directory", "size": 0}
+@pytest.mark.parametrize("name", ["..", "more/../../secrets"])
+def test_a_name_that_leaves_its_folder_is_refused(monkeypatch, name):
+    entry = {"name": f"/bucket/{name}", "type": "directory", "size": 0}
     monkeypatch.setattr(MemoryFileSystem, "ls", lambda *_, **__: [entry])
-    with pytest.raises(DataError, match="whose name leaves it"):
+    with pytest.raises(DataError, match="whose name leaves the folder"):
         find_files("memory://bucket")
 
 
