@@ -6,7 +6,7 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 BUDGETS = {
     "megatron.model.gpt": 41,
     "megatron.objectives.gpt": 43,
-    "megatron.engine.build": 81,
+    "megatron.engine.build": 80,
     "pretrain_gpt.py": 266,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""

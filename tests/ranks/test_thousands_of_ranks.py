@@ -16,7 +16,8 @@ from forks import exit_codes
 from tiny import tiny_config
 from zero_files import ZeroFiles
 
-from megatron.checkpointing.resharding import layouts
+from megatron.checkpointing.resharding import sharded_index
+from megatron.checkpointing.resharding.layouts import sharded_index as index_of
 from megatron.checkpointing.train_state import TrainState
 from megatron.config.plan.plan import plan as plan_of
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
@@ -145,8 +146,8 @@ def live(world: World, rank: int) -> dict[str, Counter[str]]:
         assert chosen and damage_of(chosen) == []
         end("load")
         files = ZeroFiles(plan, partial(world.counts.update, files=1))
-        with patch.object(layouts, "read_tensors", files.read):
-            index = from_rank_0(lambda: layouts.sharded_index(world.folder, files.manifest()))
+        with patch.object(sharded_index, "read_tensors", files.read):
+            index = from_rank_0(lambda: index_of(world.folder, files.manifest()))
             files.fill_reshaped(index.checkpoint(world.folder).parameters, rank)
         end("reshape")
         (line,) = groups_of_ranks(
