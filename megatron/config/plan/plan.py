@@ -29,9 +29,8 @@ from megatron.config.parallelism.layout import ParallelPlan, plan_parallel
 from megatron.config.parallelism.precision import PrecisionPlan
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.config.plan.notices import plan_notices
 from megatron.config.plan.samples import plan_data_of
-from megatron.config.plan.validation import validate
+from megatron.config.plan.validation import plan_notices, validate
 from megatron.config.plugins import PluginPlan, plan_plugins
 from megatron.config.run.checkpoint import CheckpointPlan, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, plan_evaluation
