@@ -38,8 +38,8 @@ class World:
         self.sent: dict[str, deque[bytes]] = defaultdict(deque)
         self.broadcasts: list[torch.Tensor] = []
         dist.Backend.register_backend(BACKEND, self._group, devices=["cpu"])
-        sys.addaudithook(self._audit)
         self._counts_files = False
+        sys.addaudithook(self._audit)
 
     def count(self, size: int) -> None:
         """Count a message of so many bytes."""
@@ -50,7 +50,8 @@ class World:
         """Be `rank` in the `with` block, which has met the others."""
         self.counts.clear()
         master = MasterAddress("host", 1, rank, self.size)
-        store = rendezvous(master, timedelta(seconds=60), store=(own := _Store(self, rank)))
+        own = _Store(self, rank)  # torch's part of it keeps no reference to Python's
+        store = rendezvous(master, timedelta(seconds=60), store=own)
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=self.size)
         usual = os.stat
 
@@ -65,7 +66,6 @@ class World:
         finally:
             self._counts_files = False
             dist.destroy_process_group()
-            del own  # torch holds no reference to its Python part
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
