@@ -94,3 +94,12 @@ def group():
     """A process group of this process alone."""
     yield lone_group()
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def store():
+    """An S3 server of the module's own, and the proxy before it; see `object_store`."""
+    from object_store import object_store
+
+    with object_store() as running:
+        yield running

@@ -1,6 +1,5 @@
 """An S3 server on the loopback address, and a proxy before it that cuts connections."""
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,8 +7,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import boto3
+import pytest
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
+
+from megatron.common import remote_files
 
 BUCKET = "s3://corpora"
 SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
@@ -76,7 +78,10 @@ class CuttingProxy:
 
 @contextmanager
 def object_store() -> Iterator[Store]:
-    """Start a server with the bucket `BUCKET`, and point the environment at a proxy before it."""
+    """Start a server with the bucket `BUCKET`, and point the environment at a proxy before it.
+
+    Requests that fail are repeated in this process without long pauses.
+    """
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -87,18 +92,15 @@ def object_store() -> Iterator[Store]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://{host}:{proxy.port}",
     }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     S3FileSystem.clear_instance_cache()
     try:
-        boto3.client("s3").create_bucket(Bucket=BUCKET.removeprefix("s3://"))
-        yield Store(f"http://{host}:{port}", proxy)
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
+            patched.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
+            boto3.client("s3").create_bucket(Bucket=BUCKET.removeprefix("s3://"))
+            yield Store(f"http://{host}:{port}", proxy)
     finally:
         S3FileSystem.clear_instance_cache()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
         proxy.close()
         server.stop()

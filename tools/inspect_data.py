@@ -17,7 +17,7 @@ from megatron.common.atomic_files import replacing
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import ConfigError
 from megatron.common.remote_files import is_url
-from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.run.urls import UrlConfig, cache_of
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
     dataset = open_token_files(prefix)
     dataset.verify()
     dataset.tokens.verify()
-    arguments = gpt_tokenizer_arguments(options) if is_given else None
+    arguments = tokenizer_arguments(options, default="GPT2BPETokenizer") if is_given else None
     tokenizer, about = tokenizer_for(prefix, arguments)
     for line in summary(dataset):
         print(line)

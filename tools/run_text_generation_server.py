@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
@@ -20,11 +21,16 @@ from megatron.common import logging as log
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
 from megatron.common.standard_streams import keep_writable
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.server import ServingConfig, plan_limits, serving_problems
-from megatron.inference.loading.model_source import read_model_source
+from megatron.config.inference.server import Limits, ServingConfig, plan_limits, serving_problems
+from megatron.inference.loading.model_source import ModelSource, read_model_source
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.launch import run_tool_or_rank
 from megatron.training.process.launchers import Launchers
+
+if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
+    from megatron.inference.server.backend import Backend
+    from megatron.inference.server.engine_thread import EngineThread
+    from megatron.inference.server.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
 
@@ -40,19 +46,13 @@ def main(argv: Sequence[str]) -> None:
     generation: GenerationConfig = source.own["generation"]
     options: ServingConfig = source.own["serving"]
     raise_if_any(serving_problems(options, generation))
-    if missing := [name for name in _PACKAGES if not find_spec(name)]:
-        raise ConfigError(
-            f"the server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
-            "not installed: python -m pip install --requirement requirements-server.txt"
-        )
+    _require_packages()
     api_key = read_api_key(options)
 
-    from megatron.inference.engine.sampling import SamplingParams
     from megatron.inference.server.app import build_app
     from megatron.inference.server.backend import load_backend
     from megatron.inference.server.engine_thread import EngineThread
     from megatron.inference.server.hosts import is_loopback
-    from megatron.inference.server.served_model import ServedModel
     from megatron.inference.server.server import Server, listener
 
     is_local = is_loopback(options.host)
@@ -73,21 +73,8 @@ def main(argv: Sequence[str]) -> None:
         return
     limits = plan_limits(options, generation)
     engine_thread = EngineThread(backend.engine, queue=limits.queue)
-    served = ServedModel(
-        engine_thread=engine_thread,
-        tokenizer=backend.tokenizer,
-        vocab_size=backend.engine.runner.spec.vocabulary.vocab_size,
-        limits=limits,
-        name=options.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
-        sampling=SamplingParams(
-            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
-        ),
-        seed=source.config.training.seed,
-        chat=backend.chat,
-        fim=backend.fim,
-    )
     app = build_app(
-        served,
+        _served_model(source, backend, engine_thread, limits),
         api_key=api_key,
         is_local=is_local,
         interfaces=backend.interfaces,
@@ -103,6 +90,38 @@ def main(argv: Sequence[str]) -> None:
         launchers=Launchers(is_parent=bool(read_launcher().name)),
     )
     server.serve_until_stopped()
+
+
+def _require_packages() -> None:
+    if missing := [name for name in _PACKAGES if not find_spec(name)]:
+        raise ConfigError(
+            f"the server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            "not installed: python -m pip install --requirement requirements-server.txt"
+        )
+
+
+def _served_model(
+    source: ModelSource, backend: "Backend", engine_thread: "EngineThread", limits: Limits
+) -> "ServedModel":
+    """Return the model with the defaults of its requests."""
+    from megatron.inference.engine.sampling import SamplingParams
+    from megatron.inference.server.served_model import ServedModel
+
+    generation: GenerationConfig = source.own["generation"]
+    options: ServingConfig = source.own["serving"]
+    return ServedModel(
+        engine_thread=engine_thread,
+        tokenizer=backend.tokenizer,
+        vocab_size=backend.engine.runner.spec.vocabulary.vocab_size,
+        limits=limits,
+        name=options.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
+        sampling=SamplingParams(
+            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
+        ),
+        seed=source.config.training.seed,
+        chat=backend.chat,
+        fim=backend.fim,
+    )
 
 
 def read_api_key(options: ServingConfig) -> str | None:

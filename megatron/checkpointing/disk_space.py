@@ -1,10 +1,12 @@
 """Check free disk space (bytes and inodes) before a checkpoint is written."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.checkpointing.manifest import Manifest, published_tags, read_manifest
+from megatron.checkpointing.publish import clear_staging
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan.plan import Plan
@@ -59,6 +61,23 @@ def require_space(directory: Path, size: Size) -> None:
             f"--save {directory}: the next checkpoint needs {size.num_files:,} files (inodes) and "
             f"{disk.f_favail:,} are free; nothing was written: {remedy}"
         )
+
+
+def make_room(directory: Path, iteration: int, plan: Plan) -> None:
+    """Create an empty staging folder for a checkpoint of `plan`, and check that it fits on the disk.
+
+    Raises:
+        CheckpointError: it does not, or the directory cannot be written to.
+    """
+    staging = clear_staging(directory, iteration)
+    try:
+        require_space(directory, expected_size(directory, plan))
+    except CheckpointError:
+        with suppress(OSError):
+            staging.rmdir()
+        raise
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {error}") from error
 
 
 def is_full_disk(error: Exception) -> bool:

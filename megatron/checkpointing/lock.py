@@ -16,7 +16,7 @@ import psutil
 
 from megatron.checkpointing.manifest import LOCK
 from megatron.common.atomic_files import NotRegularError, open_regular
-from megatron.common.errors import BusyError, WrongCheckpointError, reason
+from megatron.common.errors import BusyError, CheckpointError, WrongCheckpointError, reason
 from megatron.common.process_identity import is_running, pid_namespace, start_of
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,20 @@ def require_not_taken(directory: Path) -> None:
         raise BusyError(
             f"--save {directory}: another run writes there now ({_describe(owner)}): it took over the "
             "lock of this one, which gave no heartbeat; this run writes nothing more: leave the directory to the other"
+        )
+
+
+def require_kept(directory: Path) -> None:
+    """Refuse to write to a directory that has lost the lock which this run took there.
+
+    Raises:
+        CheckpointError: it was removed, renamed or emptied meanwhile, or its disk is gone.
+    """
+    if not (directory / LOCK).exists():
+        raise CheckpointError(
+            f"--save {directory} has lost the {LOCK} of this run: the directory was "
+            "removed, renamed, emptied or unmounted meanwhile; nothing more is written there: "
+            "put it back, and start the same command again"
         )
 
 

@@ -4,13 +4,11 @@ A local directory stands for the one at a URL, which its file `url.json` names. 
 there as anywhere; a checkpoint counts at the URL from the moment its manifest is there.
 """
 
-import fcntl
 import json
 import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,22 +36,21 @@ from megatron.common.errors import (
     raise_if_any,
     reason,
 )
+from megatron.common.mirror import first_of, mirror
 from megatron.common.remote_files import (
-    UPLOADS,
-    child_folders,
     download,
     exists,
     find_files,
-    identity_of,
     in_threads,
-    is_file,
     is_url,
     join,
+    kind_of,
+    list_folder,
     local_path,
     read_bytes,
     remove,
     rename,
-    upload,
+    upload_all,
     url_problems,
     write_text,
 )
@@ -107,7 +104,7 @@ def remote_tags(url: str) -> list[str]:
     Raises:
         OSError: the connection fails at every attempt.
     """
-    iterations = [i for name in child_folders(url) if (i := iteration_of(name)) is not None]
+    iterations = [i for name in list_folder(url) if (i := iteration_of(name)) is not None]
     tags = (tag_of(i) for i in sorted(iterations, reverse=True))
     return [tag for tag in tags if exists(_manifest_url(url, tag))]
 
@@ -135,19 +132,11 @@ def local_folder(path: str, cache: Path, *, flag: str = "--save") -> Iterator[Pa
         with TemporaryDirectory(dir=cache, prefix="export-") as folder:
             output = Path(folder, "model")
             yield output
-            names = sorted(names_in(output), key=_publication_order)
-            first = [name for name in names if not _publication_order(name)]
-            in_threads(lambda name: upload(output / name, join(path, name)), first, UPLOADS)
-            for name in names[len(first) :]:
-                upload(output / name, join(path, name))
+            files = [(output / name, join(path, name)) for name in sorted(names_in(output))]
+            last = [each for name in _LAST for each in files if each[0].name == name]
+            upload_all((each for each in files if each not in last), last)
     except OSError as error:
         raise CheckpointError(f"{flag} {path}: {reason(error, path)}") from error
-
-
-def _publication_order(name: str) -> int:
-    """Sort key for uploads: payload first, marker files (manifest, config.json, hints) last."""
-    base = os.path.basename(name)
-    return _LAST.index(base) + 1 if base in _LAST else 0
 
 
 def local_checkpoint(
@@ -220,30 +209,31 @@ def fetch(directory: Path, *, step: int = 0, foreign: bool = False) -> None:
     """
     if not (url := url_of(directory)):
         return
-    started_at = time.time()
-    wanted = f"fetched {step} {'any' if foreign else 'own'}\n".encode()
+    task = f"fetched {step} {'any' if foreign else 'own'}"
     try:
-        with (directory / _LOCK).open("a+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            lock.seek(0)
-            if lock.read() == wanted and os.fstat(lock.fileno()).st_mtime > started_at:
-                return  # another process has done it meanwhile
-            if exists(join(url, MANIFEST)):
-                _fetch_checkpoint(url, directory)
-            elif tags := remote_tags(url):
-                _fetch_newest(url, directory, tags, step)
-            elif exists(join(url, "config.json")):
-                _fetch_files(url, directory, find_files(url))
-            elif foreign and is_file(url):
-                folder, _, name = url.rpartition("/")
-                _fetch_files(folder, directory, [name])
-            elif foreign and (names := _newest_foreign(url)):
-                _fetch_files(url, directory, names)
-            lock.truncate(0)
-            lock.write(wanted)
+        with first_of(directory / _LOCK, task) as is_first:
+            if is_first:
+                _fetch(url, directory, step, foreign=foreign)
     except OSError as error:
         problem = f"{url} cannot be downloaded to {directory}: {reason(error, url)}"
         raise UnreadableCheckpointError(problem) from error
+
+
+def _fetch(url: str, directory: Path, step: int, *, foreign: bool) -> None:
+    names: Iterable[str] = ()
+    if exists(join(url, MANIFEST)):
+        _fetch_checkpoint(url, directory)
+    elif tags := remote_tags(url):
+        _fetch_newest(url, directory, tags, step)
+    elif exists(join(url, "config.json")):
+        names = find_files(url)
+    elif foreign and kind_of(url) == "file":
+        url, _, name = url.rpartition("/")
+        names = [name]
+    elif foreign:
+        names = _newest_foreign(url)
+    if names:
+        mirror(f"{url}/", f"{directory}/", names, directory / _FETCHED)
 
 
 def _fetch_newest(url: str, directory: Path, tags: Sequence[str], step: int) -> None:
@@ -270,27 +260,20 @@ def _fetch_checkpoint(url: str, folder: Path) -> bool:
     staging.mkdir(exist_ok=True)
     (staging / MANIFEST).write_bytes(text)
     try:
-        records = read_manifest(staging).files
+        broken = list(read_manifest(staging).files)
+        log.info("downloading %s (%d bytes) to %s", url, sum(r.size for r in broken), folder)
+        for _ in range(_TRIES):
+            # Files of a download that was interrupted stay.
+            broken = [record for record in broken if damage(staging, [record])]
+            for record in broken:
+                with suppress(FileNotFoundError):
+                    download(join(url, record.name), staging / record.name)
+        if problems := damage(staging, broken):
+            raise CheckpointError("; ".join(problems))
     except NewerCheckpointError:
         raise
     except CheckpointError as error:
         log.warning("%s is skipped: %s", url, error)
-        shutil.rmtree(staging)
-        return False
-    size = sum(record.size for record in records)
-    log.info("downloading %s (%d bytes) to %s", url, size, folder)
-    missing, problems = [*records], [""]
-    for _ in range(_TRIES):
-        # Files of a download that was interrupted stay.
-        missing = [record for record in missing if damage(staging, [record])]
-        for record in missing:
-            with suppress(FileNotFoundError):
-                download(join(url, record.name), staging / record.name)
-        problems = damage(staging, missing)
-        if not problems:
-            break
-    if problems:
-        log.warning("%s is skipped: %s", url, "; ".join(problems))
         shutil.rmtree(staging)
         return False
     if (origin := folder / ORIGIN).exists():
@@ -320,30 +303,12 @@ def _newest_foreign(url: str) -> list[str]:
     return [name for name in names if not (newest and is_older(name))]
 
 
-def _fetch_files(url: str, directory: Path, names: Iterable[str]) -> None:
-    """Download the files of a folder that were not downloaded before, or are other ones now."""
-    record = directory / _FETCHED
-    known: dict[str, str] = {}
-    with suppress(FileNotFoundError, ValueError):
-        known = json.loads(record.read_text(encoding="utf-8"))
-    found = {name: identity_of(join(url, name)) for name in names}
-    for name in known.keys() - found.keys():
-        (directory / name).unlink(missing_ok=True)
-    known = {name: known[name] for name in known.keys() & found.keys()}
-    for name, identity in found.items():
-        file = directory / name
-        if known.get(name) != identity or not file.is_file():
-            log.info("downloading %s", join(url, name))
-            download(join(url, name), file)
-            known[name] = identity
-            replace_text(record, json.dumps(known))
+def pending_uploads(directory: Path) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """List the local files of checkpoints that the URL lacks, with their URLs; see `upload_all`.
 
-
-def pending_uploads(directory: Path) -> list[tuple[str, str]]:
-    """List folder and name of the local files to be uploaded: of checkpoints that the URL lacks.
-
-    These are the newest ones: a run that was killed may have left some. A different checkpoint of the
-    same iteration at the URL is invalidated.
+    The second list is of the manifests and `latest`, which are uploaded after all others. These
+    checkpoints are the newest ones: a run that was killed may have left some. A different checkpoint
+    of the same iteration at the URL is invalidated.
 
     Raises:
         OSError: the connection fails at every attempt.
@@ -351,18 +316,19 @@ def pending_uploads(directory: Path) -> list[tuple[str, str]]:
     url = url_of(directory)
     tags = remote_tags(url)
     newest = (iteration_of(tags[0]) or 0) if tags else -1
-    found = []
+    files, last = [], [(directory / LATEST, join(url, LATEST))]
     for tag in published_tags(directory):
-        iteration = iteration_of(tag) or 0
-        if iteration < newest:
+        if (iteration_of(tag) or 0) < newest:
             break
-        manifest = (directory / tag / MANIFEST).read_bytes()
+        folder, there = directory / tag, join(url, tag)
         if tag in tags:
-            if read_bytes(_manifest_url(url, tag)) == manifest:
+            if read_bytes(join(there, MANIFEST)) == (folder / MANIFEST).read_bytes():
                 continue
-            remove(_manifest_url(url, tag))
-        found += [(tag, record.name) for record in read_manifest(directory / tag).files]
-    return found
+            remove(join(there, MANIFEST))
+        names = (record.name for record in read_manifest(folder).files)
+        files += [(folder / name, join(there, name)) for name in names]
+        last.insert(0, (folder / MANIFEST, join(there, MANIFEST)))  # the oldest first
+    return files, last if files else []
 
 
 def upload_checkpoints(directory: Path) -> None:
@@ -371,43 +337,11 @@ def upload_checkpoints(directory: Path) -> None:
     Raises:
         CheckpointError: the connection fails at every attempt.
     """
-    if not url_of(directory):
-        return
     try:
-        files = pending_uploads(directory)
-        upload_files(directory, files)
-        publish_uploaded(directory, files)
+        if url_of(directory):
+            upload_all(*pending_uploads(directory))
     except OSError as error:
         raise CheckpointError(f"{directory} is not uploaded: {reason(error)}") from error
-
-
-def upload_files(directory: Path, files: Sequence[tuple[str, str]]) -> None:
-    """Upload files that `pending_uploads` lists, or a share of them.
-
-    Raises:
-        OSError: a file cannot be read, or the connection fails at every attempt.
-    """
-    url = url_of(directory)
-
-    def put(file: tuple[str, str]) -> None:
-        tag, name = file
-        upload(directory / tag / name, join(join(url, tag), name))
-
-    in_threads(put, files, UPLOADS)
-
-
-def publish_uploaded(directory: Path, files: Sequence[tuple[str, str]]) -> None:
-    """Upload the manifests of checkpoints whose files are at the URL, and `latest`.
-
-    Raises:
-        OSError: the connection fails at every attempt.
-    """
-    url = url_of(directory)
-    tags = sorted({tag for tag, _ in files}, key=lambda tag: iteration_of(tag) or 0)
-    for tag in tags:
-        upload(directory / tag / MANIFEST, _manifest_url(url, tag))
-    if tags:
-        write_text(join(url, LATEST), tags[-1])
 
 
 def prune_remote(

@@ -8,11 +8,12 @@ import errno
 import io
 import json
 import logging
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ _SILENT_ATTEMPTS = 3
 
 PART_BYTES = 8 << 20  # of one request
 _THREADS = 8  # parts of a file on their way at once
-UPLOADS = 2  # files on their way at once: libraries of the services hold up to 500 MB of each
+_UPLOADS = 2  # files on their way at once: libraries of the services hold up to 500 MB of each
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SECRETS = (
@@ -46,13 +47,6 @@ _SECRETS = (
     (re.compile(r"\b(Bearer|Basic) [A-Za-z0-9._~+/=-]{16,}"), r"\1 ***"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bhf_[A-Za-z0-9]{16,}\b"), "***"),
 )
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
-    **dict.fromkeys(("http", "https"), "aiohttp"),
-    "hf": "huggingface_hub",
-}
 _NUMBERS = {
     FileNotFoundError: errno.ENOENT,
     IsADirectoryError: errno.EISDIR,
@@ -105,12 +99,16 @@ def local_path(url: str, cache: Path) -> Path:
 
 def exists(url: str) -> bool:
     """Whether there is a file or a folder at `url`."""
+    return bool(kind_of(url))
+
+
+def kind_of(url: str) -> str:
+    """Return "file" or "directory", what is at `url`; "" for nothing."""
     try:
         # Not `exists` of fsspec, which takes any error of some services for "no".
-        _info(url)
+        return str(_info(url)["type"])
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        return ""
 
 
 def size_of(url: str) -> int:
@@ -140,62 +138,58 @@ def identity_of(url: str) -> str:
     return _request(url, identify)
 
 
-def is_file(url: str) -> bool:
-    """Whether there is a file, and no folder, at `url`."""
-    try:
-        return bool(_info(url)["type"] == "file")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def find_files(url: str) -> dict[str, int]:
+def find_files(url: str, levels: float = math.inf) -> dict[str, int]:
     """Return the names of all files below the folder `url`, relative to it, and their bytes.
 
     {} where there is no such folder.
+
+    Args:
+        levels: of folders to list; 1: `url` alone.
     """
-
-    def find(files: Any, path: str) -> dict[str, int]:
-        root = path.rstrip("/") + "/"
-        try:
-            found = files.find(path, detail=True)
-        except FileNotFoundError:
-            return {}
-        return {
-            name[len(root) :]: int(entry["size"] or 0)
-            for name, entry in found.items()
-            if name.startswith(root) and name != root
-        }
-
-    names = _request(url, find)
-    # Copies of the files have these names below a local folder.
-    if outside := [name for name in names if ".." in name.split("/")]:
-        raise DataError(f"{url} has a file whose name leaves the folder: {outside[0]}")
+    names: dict[str, int] = {}
+    for name, entry in list_folder(url).items():
+        if entry["type"] != "directory":
+            names[name] = int(entry["size"] or 0)
+        elif levels > 1:
+            below = find_files(join(url, name), levels - 1)
+            names |= {f"{name}/{each}": size for each, size in below.items()}
     return names
 
 
-def child_folders(url: str) -> list[str]:
-    """Return the names of the folders in the folder `url`; [] where there is no such folder."""
+def list_folder(url: str) -> dict[str, dict[str, Any]]:
+    """Return what is in the folder `url`, by name; {} where there is no such folder.
 
-    def children(files: Any, path: str) -> list[str]:
+    `find` and `glob` of fsspec list folders with this, but leave out those whose listing failed.
+    """
+
+    def entries(files: Any, path: str) -> dict[str, dict[str, Any]]:
+        folder = path.rstrip("/") + "/"
         try:
-            entries = files.ls(path, detail=True)
-        except FileNotFoundError:
-            return []
-        names = [each["name"] for each in entries if each["type"] == "directory"]
-        return [name.rstrip("/").rpartition("/")[2] for name in names]
+            found = {entry["name"].rstrip("/"): entry for entry in files.ls(folder, detail=True)}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {name[len(folder) :]: e for name, e in found.items() if name.startswith(folder)}
 
-    return _request(url, children)
+    listed = _request(url, entries)
+    # Copies of the files have these names below a local folder.
+    if outside := [name for name in listed if ".." in name.split("/")]:
+        raise DataError(f"{url} has a file whose name leaves the folder: {outside[0]}")
+    return listed
 
 
 def glob_urls(pattern: str) -> list[str]:
     """Return the URLs of the files that match `pattern`, sorted."""
+    # A query of the web begins with a question mark.
+    wildcard = re.search(r"[*[]" if pattern.startswith("http") else r"[*?[]", pattern)
+    if wildcard is None:
+        return [pattern] if exists(pattern) else []
+    folder = pattern[: wildcard.start()].rpartition("/")[0]
+    levels = math.inf if "**" in pattern else pattern.count("/", len(folder))
+    urls = [join(folder, name) for name in find_files(folder, levels)]
+    from fsspec.utils import glob_translate
 
-    def find(files: Any, path: str) -> list[str]:
-        found = files.glob(path, detail=True)
-        return sorted(name for name, entry in found.items() if entry["type"] == "file")
-
-    scheme = pattern.partition("://")[0]
-    return [_with_scheme(scheme, name) for name in _request(pattern, find)]
+    matches = re.compile(glob_translate(pattern)).match
+    return sorted(url for url in urls if matches(url))
 
 
 def read_range(url: str, start: int, count: int) -> bytes:
@@ -227,8 +221,15 @@ def open_input(path: str, buffer_bytes: int = PART_BYTES) -> BinaryIO:
     """
     if not is_url(path):
         return Path(path).open("rb")
-    raw = _RangeReader(path, size_of(path))
-    return io.BufferedReader(raw, max(min(buffer_bytes, raw.num_bytes), 1))
+    (files, name), size = _file_system(path), size_of(path)
+    from fsspec.spec import AbstractBufferedFile
+
+    def fetch(start: int, stop: int) -> bytes:
+        return read_range(path, start, min(stop - start, size - start, PART_BYTES))
+
+    raw = AbstractBufferedFile(files, name, cache_type="none", size=size)
+    raw.cache.fetcher = fetch
+    return io.BufferedReader(raw, max(min(buffer_bytes, size), 1))
 
 
 def size_of_input(path: str) -> int:
@@ -246,18 +247,19 @@ def download(url: str, file: Path) -> None:
     size = size_of(url)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
+        temporary.touch()
 
-            def copy(start: int) -> None:
-                content = read_range(url, start, min(PART_BYTES, size - start))
-                while content:
-                    written = os.pwrite(descriptor, content, start)
-                    content, start = content[written:], start + written
+        def copy(start: int) -> None:
+            write_at(temporary, start, read_range(url, start, min(PART_BYTES, size - start)))
 
-            in_threads(copy, range(0, size, PART_BYTES))
-        finally:
-            os.close(descriptor)
+        in_threads(copy, range(0, size, PART_BYTES))
+
+
+def write_at(file: Path, start: int, content: bytes) -> None:
+    """Write a part of a file that exists, from byte `start` on."""
+    with file.open("r+b") as stream:
+        stream.seek(start)
+        stream.write(content)
 
 
 def upload(file: Path, url: str) -> None:
@@ -275,6 +277,19 @@ def upload(file: Path, url: str) -> None:
             raise ConnectionError(f"{found} bytes arrived of {size}")
 
     _request(url, put)
+
+
+def upload_all(
+    files: Iterable[tuple[str | Path, str]], last: Iterable[tuple[str | Path, str]] = ()
+) -> None:
+    """Upload pairs of a file and its URL, two at a time; those of `last` afterwards, in their order.
+
+    Raises:
+        OSError: as `upload`; nothing of `last` is uploaded before all of `files`.
+    """
+    in_threads(lambda each: upload(Path(each[0]), each[1]), files, _UPLOADS)
+    for file, url in last:
+        upload(Path(file), url)
 
 
 def write_text(url: str, text: str) -> None:
@@ -295,65 +310,17 @@ def rename(old: str, new: str) -> None:
 
 def remove(url: str) -> None:
     """Remove the file at `url`, if there is one."""
-
     if exists(url):
         _request(url, lambda files, path: files.rm_file(path))
 
 
 def in_threads(
-    work: Callable[[Any], None], items: Sequence[Any], threads_at_once: int = _THREADS
+    work: Callable[[Any], None], items: Iterable[Any], threads_at_once: int = _THREADS
 ) -> None:
     """Call `work` for each of `items` in a few threads; raise the first error."""
-    if len(items) < 2:
-        for item in items:
-            work(item)
-        return
     with ThreadPoolExecutor(threads_at_once) as threads:
-        done = [threads.submit(work, item) for item in items]
-        try:
-            for each in done:
-                each.result()
-        except BaseException:
-            threads.shutdown(cancel_futures=True)
-            raise
-
-
-class _RangeReader(io.RawIOBase):
-    """Unbuffered stream of the file at `url`."""
-
-    def __init__(self, url: str, num_bytes: int):
-        self._url, self.num_bytes, self._position = url, num_bytes, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.num_bytes}[whence]
-        self._position = max(start + offset, 0)
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def readinto(self, target: Any) -> int:
-        """Fill `target`; return the number of bytes, 0 at the end."""
-        count = min(len(target), max(self.num_bytes - self._position, 0), PART_BYTES)
-        target[:count] = read_range(self._url, self._position, count)
-        self._position += count
-        return count
-
-
-def _with_scheme(scheme: str, name: str) -> str:
-    """Return the URL of a name of fsspec's."""
-    bare = _URL.sub("", name)
-    return f"{scheme}://{bare if scheme in ('file', 'local') else bare.lstrip('/')}"
+        for _ in threads.map(work, items):  # an error cancels what has not begun
+            pass
 
 
 def _info(url: str) -> dict[str, Any]:
@@ -431,12 +398,6 @@ def _file_system(url: str) -> tuple[Any, str]:
         import fsspec
     try:
         files, path = fsspec.core.url_to_fs(url, **_options(scheme))
-    except ImportError as error:
-        package = _PACKAGES.get(scheme.lower(), "")
-        raise ConfigError(
-            f"{without_secrets(url)}: {scheme}:// needs the package {package or scheme}: "
-            f"pip install {package or '…'} ({error})"
-        ) from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:  # an ImportError names the package to install
         raise ConfigError(f"{without_secrets(url)}: {error}") from error
     return files, path

@@ -4,7 +4,7 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import deepspeed
@@ -23,7 +23,6 @@ from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
 from megatron.engine.deepspeed.pipeline_program import ProgramEngine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
-from megatron.engine.deepspeed.zero3 import GatheredModel, zero3_init
 from megatron.engine.engine import Engine
 from megatron.engine.experts import register_experts
 from megatron.engine.loss_terms import LossTerms
@@ -107,20 +106,8 @@ def build_engine(
         "num_padding": num_padding,
         "counts": counts,
     }
-    model: nn.Module
     if parallel.pipeline > 1:
-        with nan_in_empty_tensors():
-            model = pipeline_module(
-                steps,
-                topology=groups.topology,
-                loss=terms,
-                partition_method=parallel.partition_method,
-                recompute=recompute,
-                batch_fields=batch_fields,
-                split_rank=parallel.split_rank,
-                chunks=parallel.chunks,
-                splits_backward=parallel.splits_backward,
-            )
+        model = _pipeline_model(steps, terms, groups, parallel, recompute, batch_fields)
         _prepare(model, groups, parallel, compiler)
         config = _with_full_activations(config, steps, always=parallel.has_own_schedule)
         # Here DeepSpeed counts the ranks that divide a sample as replicas.
@@ -128,12 +115,48 @@ def build_engine(
         with pipeline_engine(ProgramEngine) if parallel.has_own_schedule else nullcontext():
             engine = _deepspeed(model, None, initialise, build_optimizer, config)
         return PipelineEngine(engine, groups, terms=terms, **watching)
-    divided = zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext()
+    divided = _zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext()
     with nan_in_empty_tensors(), divided:
         model = SequentialModel(steps, recomputation=recomputation(recompute))
     _prepare(model, groups, parallel, compiler)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
     return DataParallelEngine(engine, groups, terms, **watching)
+
+
+def _pipeline_model(
+    steps: Sequence[Step],
+    loss: LossTerms,
+    groups: Groups,
+    parallel: ParallelPlan,
+    recompute: RecomputePlan,
+    batch_fields: Sequence[str],
+) -> nn.Module:
+    """Build the layers of this rank's pipeline stage."""
+    with nan_in_empty_tensors():
+        return pipeline_module(
+            steps,
+            topology=groups.topology,
+            loss=loss,
+            partition_method=parallel.partition_method,
+            recompute=recompute,
+            batch_fields=batch_fields,
+            split_rank=parallel.split_rank,
+            chunks=parallel.chunks,
+            splits_backward=parallel.splits_backward,
+        )
+
+
+def _zero3_init(groups: Groups, config: dict[str, Any]) -> AbstractContextManager[None]:
+    """Partition the weights of every layer that is built inside the `with` block (zero.Init).
+
+    Args:
+        config: DeepSpeed's JSON.
+
+    Communication: within it, every data-parallel rank must build the same layers in step.
+    """
+    return deepspeed.zero.Init(
+        data_parallel_group=groups.data_and_sequence, config_dict_or_path=config, mpu=Mpu(groups)
+    )
 
 
 def _prepare(
@@ -211,3 +234,25 @@ def _deepspeed(
     if isinstance(optimizer, Muon):
         lay_out_matrices(optimizer, engine)
     return engine
+
+
+class GatheredModel(nn.Module):
+    """`model` whose `named_parameters` gathers one partitioned parameter at a time.
+
+    What is written into a gathered parameter is kept; parameters that are not partitioned are
+    yielded as they are.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield name and gathered parameter; the next one partitions it again.
+
+        Communication: every data-parallel rank must do this in step; one all-gather of each
+        partitioned parameter.
+        """
+        for name, parameter in self.model.named_parameters(*args, **kwargs):
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                yield name, parameter

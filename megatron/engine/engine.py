@@ -59,6 +59,7 @@ from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.engine.experts import ExpertBalance, reduce_experts, save_experts
 from megatron.engine.loss_terms import LossTerms
+from megatron.engine.optimizers import constants_of, forget_moments, put_constants
 from megatron.engine.token_counts import TokenCounts
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.tensor_parallel.broadcast import Batch
@@ -170,8 +171,8 @@ class Engine(ABC):
         """
         group = self._groups.model
         parameters = self.module.named_parameters()
-        divided = {name: shard.dim for name, p in parameters if (shard := shard_of(p))}
-        everyones = all_gather_objects(divided, group)
+        own = {name: shard.dim for name, p in parameters if (shard := shard_of(p))}
+        everyones = all_gather_objects(own, group)
         return dict(sorted(pair for dims in everyones for pair in dims.items()))
 
     @property
@@ -334,7 +335,7 @@ class Engine(ABC):
         # At ZeRO stage 3 the weights come with the optimizer's state; it is forgotten afterwards.
         self._wait_for_weights()
         with_state = optimizer or self._engine.zero_optimization_partition_weights()
-        constants = self._constants()
+        constants = constants_of(self._engine.optimizer)
         self._files.read = read
         try:
             with files_by_name():
@@ -353,8 +354,8 @@ class Engine(ABC):
         if found is None:
             raise CheckpointError(f"{directory / tag} holds no DeepSpeed checkpoint")
         if with_state and not optimizer:
-            self._forget_moments()
-        self._put_constants(constants)
+            forget_moments(self._engine.basic_optimizer)
+        put_constants(self._engine.optimizer, constants, clip=self._engine.gradient_clipping())
         self._wait_for_weights()
         if self._nonfinite:
             self._nonfinite.reset()
@@ -417,35 +418,6 @@ class Engine(ABC):
             yield
         finally:
             engine.optimizer, engine.save_zero_checkpoint = kept
-
-    def _forget_moments(self) -> None:
-        """Reset the optimizer state to that before the first step."""
-        for state in self._engine.basic_optimizer.state.values():
-            for name, value in state.items():
-                # The quantization tables of bitsandbytes' 8-bit states are constants.
-                if not name.startswith("qmap"):
-                    state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
-
-    def _constants(self) -> list[dict[str, Any]]:
-        """Return the hyperparameters of each parameter group but the learning rate.
-
-        That belongs to the last step, and comes with the state of the optimizer.
-        """
-        if self._engine.optimizer is None:
-            return []
-        groups = self._engine.optimizer.param_groups
-        varying = ("params", "lr")
-        return [{k: v for k, v in group.items() if k not in varying} for group in groups]
-
-    def _put_constants(self, constants: list[dict[str, Any]]) -> None:
-        """Restore this run's hyperparameters: DeepSpeed loads those of the run that saved."""
-        optimizer = self._engine.optimizer
-        if optimizer is None:
-            return
-        for group, constant in zip(optimizer.param_groups, constants, strict=True):
-            group.update(constant)
-        if hasattr(optimizer, "clip_grad"):
-            optimizer.clip_grad = self._engine.gradient_clipping()
 
     def _count_tokens(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
         """Return the `number` batches of a step, with their tokens counted where the loss needs it."""

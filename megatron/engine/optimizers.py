@@ -71,6 +71,39 @@ def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> tor
         ) from error
 
 
+def constants_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the hyperparameters of each parameter group but the learning rate; [] without optimizer.
+
+    That belongs to the last step, and comes with the state of the optimizer.
+    """
+    groups = optimizer.param_groups if optimizer else []
+    varying = ("params", "lr")
+    return [{k: v for k, v in group.items() if k not in varying} for group in groups]
+
+
+def put_constants(optimizer: Any, constants: list[dict[str, Any]], *, clip: float) -> None:
+    """Restore this run's hyperparameters: DeepSpeed loads those of the run that saved.
+
+    Args:
+        clip: largest norm of the gradient; 0 for no limit.
+    """
+    if optimizer is None:
+        return
+    for group, own in zip(optimizer.param_groups, constants, strict=True):
+        group.update(own)
+    if hasattr(optimizer, "clip_grad"):
+        optimizer.clip_grad = clip
+
+
+def forget_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Reset the optimizer state to that before the first step."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            # The quantization tables of bitsandbytes' 8-bit states are constants.
+            if not name.startswith("qmap"):
+                state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
+
+
 def lay_out_matrices(optimizer: Muon, engine: Any) -> None:
     """Give Muon the position of its matrices in the flat tensors of ZeRO stages 1 and 2."""
     zero = engine.optimizer

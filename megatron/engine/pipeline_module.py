@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import Tensor, nn
 
 from megatron.common.errors import ConfigError
 from megatron.config.networks.architecture import Entry
@@ -34,7 +35,6 @@ from megatron.pipeline.schedule import Grid
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
-from megatron.tensor_parallel.weight_gradients import WeightGradients
 
 log = logging.getLogger(__name__)
 
@@ -269,3 +269,45 @@ def _spec(step: Step) -> Any:
     return TiedLayerSpec(
         tie.key, step.cls, forward_fn=tie.forward, tied_weight_attr=tie.weight, **step.kwargs
     )
+
+
+Product = Callable[[], Tensor]
+"""Computes a weight gradient from what it keeps: rows of an output gradient and of an input."""
+
+
+class WeightGradients:
+    """Deferred weight gradients by pass, oldest first: second half of a backward pass (zero bubble).
+
+    They reach the weights through autograd, so that hooks run as in any backward pass.
+
+    Source: arXiv:2401.10241, section 2.
+    """
+
+    def __init__(self) -> None:
+        self._passes: deque[list[tuple[nn.Parameter, Product]]] = deque()
+        self._current: list[tuple[nn.Parameter, Product]] = []
+
+    def __len__(self) -> int:
+        """Return the number of passes whose weight gradients are still to be computed."""
+        return len(self._passes)
+
+    def defer(self, weight: nn.Parameter, product: Product) -> None:
+        """Put aside the product that the backward pass in hand adds to the gradient of `weight`."""
+        self._current.append((weight, product))
+
+    def end_pass(self) -> None:
+        """End a backward pass; what has been put aside since the last one belongs to it."""
+        self._passes.append(self._current)
+        self._current = []
+
+    def compute(self) -> None:
+        """Compute the weight gradients of the oldest pass, and let go of what they are computed from."""
+        products = self._passes.popleft()
+        products.reverse()
+        while products:
+            weight, product = products.pop()
+            with torch.no_grad():
+                gradient = product()
+            with torch.enable_grad():
+                used = weight.view_as(weight)
+            used.backward(gradient)

@@ -49,6 +49,7 @@ def rendezvous(
     *,
     look: Callable[[], None] = lambda: None,
     patience: Patience = Patience(),
+    store: Store | None = None,
 ) -> Store:
     """Wait for all processes and return their store.
 
@@ -59,6 +60,7 @@ def rendezvous(
         timeout: for other processes.
         look: called about twice a second while waiting; may raise.
         patience: the other time limits.
+        store: where the processes meet; default: a TCPStore at `master`.
 
     Raises:
         TrainingError: the rendezvous failed.
@@ -67,7 +69,10 @@ def rendezvous(
     """
     if master.processes == 1:
         return HashStore()
-    return _attempt_store(master, _Rendezvous(master, timeout, look, patience).store())
+    meeting = _Rendezvous(master, timeout, look, patience)
+    store = _attempt_store(master, meeting.open() if store is None else store)
+    meeting.check_in(store)
+    return store
 
 
 def set_key(master: MasterAddress, key: str, patience: Patience = Patience()) -> None:
@@ -104,14 +109,13 @@ class _Rendezvous:
         self._reminds_at = time.monotonic() + patience.silence_s
         self._pause_s = max(patience.pause_s, master.world_size / _MOST_REQUESTS)
 
-    def store(self) -> Store:
-        """Return the store when all ranks have connected to it."""
+    def open(self) -> Store:
+        """Return the store at `master`, which rank 0 or a launcher starts."""
         self._require_name()
         if not self.master.hosts:
             self._wait_for_port()
-        store = self._open()
+        store = self._connect()
         store.set_timeout(self.timeout)
-        self._check_in(_attempt_store(self.master, store))
         return store
 
     def _require_name(self) -> None:
@@ -159,7 +163,7 @@ class _Rendezvous:
             self._reminds_at = time.monotonic() + self.patience.repeat_s
         time.sleep(self._pause_s)
 
-    def _open(self) -> TCPStore:
+    def _connect(self) -> TCPStore:
         """Start or connect to the TCPStore.
 
         A torch client waits without a limit for a program that accepts connections and does not
@@ -204,7 +208,7 @@ class _Rendezvous:
                 message = f"{foreign} ({reason})"
             raise TrainingError(message) from error
 
-    def _check_in(self, store: Store) -> None:
+    def check_in(self, store: Store) -> None:
         """Wait until every rank of this run, and of no other run, has connected to `store`."""
         master, keys = self.master, PrefixStore("meeting", store)
         size = str(master.processes)

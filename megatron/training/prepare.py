@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,17 @@ def with_local_data(config: Config, objective: ObjectiveName) -> Config:
     """
     data = _with_texts_of_files(config.data)
     texts = {name: value for name in _names(data) if (value := getattr(data, name))}
-    urls = sorted(
-        {url for value in texts.values() for text in value for url in _URLS.findall(text)}
-    )
-    if not urls:
+    urls = {name: sorted(set(_URLS.findall(" ".join(value)))) for name, value in texts.items()}
+    if not any(urls.values()):
         return config
     raise_if_any(
         problem
-        for name, value in texts.items()
-        for url in sorted({url for text in value for url in _URLS.findall(text)})
+        for name, found in urls.items()
+        for url in found
         for problem in url_problems(f"--{name.replace('_', '-')}", url)
     )
     cache = cache_of(config.urls)
-    for url in urls:
+    for url in sorted(set(chain(*urls.values()))):
         for suffix in declaration_of(objective).suffixes:
             local_pair(url + suffix, cache)
 

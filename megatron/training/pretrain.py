@@ -224,13 +224,7 @@ def _build(
     watchdog.enter_stage("choosing a checkpoint")
     initial = objective.initial_weights(plan.objective)
     chosen, pretrained = _choose_checkpoints(plan, initial)
-    if chosen and padding_counts is None and plan.checkpoint.loads_progress:
-        plan = with_saved_softmax(plan, chosen.manifest)
-    if plan.model.vocabulary.padded_vocab_in_softmax:
-        log.info(
-            "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
-            "--padded-vocab-in-softmax False leaves them out"
-        )
+    plan = _decide_softmax(plan, padding_counts, chosen)
     watchdog.enter_stage("making process groups")
     groups = setup.build_process_groups(plan)
     watchdog.enter_stage("reading index maps")
@@ -289,6 +283,18 @@ def _choose_checkpoints(plan: Plan, initial: str) -> tuple[Chosen | None, Chosen
             "a run saved to with --save"
         )
     return chosen, pretrained
+
+
+def _decide_softmax(plan: Plan, padding_counts: bool | None, chosen: Chosen | None) -> Plan:
+    """Return the plan whose softmax has padded columns if flags say so, or the run that goes on."""
+    if chosen and padding_counts is None and plan.checkpoint.loads_progress:
+        plan = with_saved_softmax(plan, chosen.manifest)
+    if plan.model.vocabulary.padded_vocab_in_softmax:
+        log.info(
+            "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
+            "--padded-vocab-in-softmax False leaves them out"
+        )
+    return plan
 
 
 def _read_sets(plan: Plan, objective: Objective, tokenizer: Tokenizer) -> Datasets:

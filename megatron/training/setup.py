@@ -260,15 +260,7 @@ def build_engine(
                 xavier=model.init == "xavier_uniform",
                 vocab_size=counted,
             ),
-            build_optimizer=partial(
-                engine_optimizer,
-                plan=plan.optimizer,
-                lr=plan.schedule.peak,
-                tensor_group=groups.tensor,
-                dtype=TORCH_DTYPES[plan.precision.dtype],
-            )
-            if plan.evaluation.optimizer
-            else None,
+            build_optimizer=_optimizer_builder(plan, groups),
             config=plan.deepspeed,
             batch_fields=batch_fields,
             timers=_timers(plan),
@@ -279,6 +271,21 @@ def build_engine(
             compiler=_compiler(plan, kernels, compile_backend),
             counts=counts,
         )
+
+
+def _optimizer_builder(
+    plan: Plan, groups: Groups
+) -> Callable[[torch.nn.Module], torch.optim.Optimizer] | None:
+    """Return what builds the optimizer of a model; None for a model that is only evaluated."""
+    if not plan.evaluation.optimizer:
+        return None
+    return partial(
+        engine_optimizer,
+        plan=plan.optimizer,
+        lr=plan.schedule.peak,
+        tensor_group=groups.tensor,
+        dtype=TORCH_DTYPES[plan.precision.dtype],
+    )
 
 
 def _compiler(plan: Plan, kernels: Kernels, backend: str) -> Compiler | None:

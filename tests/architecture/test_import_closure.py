@@ -6,8 +6,8 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 BUDGETS = {
     "megatron.model.gpt": 41,
     "megatron.objectives.gpt": 43,
-    "megatron.engine.build": 81,
-    "pretrain_gpt.py": 265,
+    "megatron.engine.build": 79,
+    "pretrain_gpt.py": 264,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -24,10 +24,9 @@ from torch.testing import assert_close
 
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.train_state import TrainState
-from megatron.engine.build import build_engine
+from megatron.engine.build import GatheredModel, build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
-from megatron.engine.deepspeed.zero3 import GatheredModel
 from megatron.engine.optimizers import engine_optimizer
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel

@@ -99,22 +99,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     )
     if template:
         _write_template(folder, template, no_tokenizer if options.chat_template else "")
-    measured: list[LogitDifference] = []
-    remaining = None
-    if options.verifies:
-        computed, tokens_bs = family.computes(spec), sample_tokens(spec, tokenizer)
-        against = partial(
-            compare,
-            checkpoint=job.checkpoint,
-            folder=folder,
-            tokens_bs=tokens_bs,
-            stored=dtype,
-            auto_class=family.auto_class,
-        )
-        measured = against(computed)
-        require_equal(measured)
-        if computed != spec:
-            remaining = against(spec)[0]
+    measured, remaining = _verify(job, folder, spec, family) if options.verifies else ([], None)
     origin = _template_origin(template, trained_with)
     card = model_card(
         manifest,
@@ -129,6 +114,28 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     return ExportResult(family, dtype, no_tokenizer, measured, origin, remaining)
+
+
+def _verify(
+    job: Export, folder: Path, spec: ModelSpec, family: Family
+) -> tuple[list[LogitDifference], LogitDifference | None]:
+    """Compare the logits with those of the model in `folder`; return `measured` and `remaining`.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    computed = family.computes(spec)
+    against = partial(
+        compare,
+        checkpoint=job.checkpoint,
+        folder=folder,
+        tokens_bs=sample_tokens(spec, job.tokenizer),
+        stored=job.dtype,
+        auto_class=family.auto_class,
+    )
+    measured = against(computed)
+    require_equal(measured)
+    return measured, against(spec)[0] if computed != spec else None
 
 
 def with_label_names(spec: ModelSpec, manifest: Manifest) -> ModelSpec:

@@ -135,19 +135,7 @@ def found_in(
     saved_args = vars(arguments) if arguments is not None else {}
     version = known_version(float(first.get("checkpoint_version", 0)), folder)
     try:
-        parts = [[_parts(rank) for rank in ranks] for ranks in stages]
-        architecture, form = identify_network(
-            {n for ranks in parts for part in ranks[0] for n in part}
-        )
-        modules, layers = _modules(
-            [[[_rename(part, form) for part in rank] for rank in ranks] for ranks in parts]
-        )
-        names = ParameterNames(
-            architecture=architecture,
-            num_layers=layers[""],
-            num_decoder_layers=layers["decoder."],
-            tied=not saved_args.get("untie_embeddings_and_output_weights"),
-        )
+        form, names, modules = _network_of(stages, saved_args)
         shards = {
             names.parameter(module): own
             for module, own in modules.items()
@@ -167,7 +155,7 @@ def found_in(
         values={
             **(
                 values_of(arguments, holds_experts=holds_experts)
-                or _values_of_shapes(modules, layers[""], heads)
+                or _values_of_shapes(modules, names.num_layers, heads)
             ),
             **form.values(modules, names.num_decoder_layers, saved_args),
         },
@@ -179,11 +167,29 @@ def found_in(
             )
         ),
         state=_progress(folder, first, saved_args),
-        objective=architecture,
+        objective=names.architecture,
         notices=["optimizer states are not read: only weights are loaded"]
         if "optimizer" in first
         else [],
     )
+
+
+def _network_of(
+    stages: Sequence[Sequence[Mapping[str, Any]]], saved_args: Mapping[str, Any]
+) -> tuple[Form, ParameterNames, dict[str, list[Weight]]]:
+    """Return the form of a network's files, its names, and the shards of its modules."""
+    parts = [[_parts(rank) for rank in ranks] for ranks in stages]
+    architecture, form = identify_network({n for ranks in parts for part in ranks[0] for n in part})
+    modules, layers = _modules(
+        [[[_rename(part, form) for part in rank] for rank in ranks] for ranks in parts]
+    )
+    names = ParameterNames(
+        architecture=architecture,
+        num_layers=layers[""],
+        num_decoder_layers=layers["decoder."],
+        tied=not saved_args.get("untie_embeddings_and_output_weights"),
+    )
+    return form, names, modules
 
 
 def _progress(

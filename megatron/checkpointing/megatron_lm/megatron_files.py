@@ -89,23 +89,14 @@ def write_megatron(
 
     Source: Megatron-LM's checkpoints of version 3.0.
     """
-    spec, tokenizer = manifest.spec, manifest.tokenizer
+    spec = manifest.spec
     form = _form_of(spec)
     raise_if_any(_problems(spec, tensor, pipeline, flags))
     if distributed and not form.distributed:
         raise ConfigError(
             f"a {spec.architecture} is not written in the format torch_dist: write --ckpt-format torch"
         )
-    rows = padded_vocab_size(
-        spec.vocabulary.vocab_size,
-        divisible_by=tokenizer.make_vocab_size_divisible_by,
-        tensor=tensor,
-        pad_to=tokenizer.pad_vocab_size_to,
-    )
-    if rows % tensor:
-        raise ConfigError(
-            f"{flags[0]} {tensor} does not divide the {rows} rows of the token embedding"
-        )
+    rows = _rows(manifest, tensor, flag=flags[0])
     iteration = manifest.state.iteration
     folder = output / f"iter_{iteration:07d}"
     if folder.exists():
@@ -130,6 +121,24 @@ def write_megatron(
     except OSError as error:
         raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
     return folder
+
+
+def _rows(manifest: Manifest, tensor: int, *, flag: str) -> int:
+    """Return the rows of the token embedding, padded for `tensor` ranks.
+
+    Raises:
+        ConfigError: they cannot be divided among these.
+    """
+    tokenizer = manifest.tokenizer
+    rows = padded_vocab_size(
+        manifest.spec.vocabulary.vocab_size,
+        divisible_by=tokenizer.make_vocab_size_divisible_by,
+        tensor=tensor,
+        pad_to=tokenizer.pad_vocab_size_to,
+    )
+    if rows % tensor:
+        raise ConfigError(f"{flag} {tensor} does not divide the {rows} rows of the token embedding")
+    return rows
 
 
 def _vocab_info(spec: ModelSpec, rows: int) -> dict[str, int]:

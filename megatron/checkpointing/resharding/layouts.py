@@ -8,7 +8,7 @@ processes. Other files are opened when elements in them are needed.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,29 @@ from torch import Tensor
 from megatron.checkpointing.manifest import Manifest, damage
 from megatron.checkpointing.parameter_names import (
     ParameterNames,
-    expert_file,
     is_buffer,
-    is_of_experts,
+)
+from megatron.checkpointing.resharding.sharded_index import (
+    OPTIMIZER_FILE,
+    Key,
+    ParameterLocation,
+    ShardedIndex,
+    ShardFiles,
+    ShardLocation,
 )
 from megatron.checkpointing.resharding.sharded_tensor import (
     OPTIMIZER_NAMES,
     FullCheckpoint,
-    LazyParameters,
-    ParameterState,
-    ShardedTensor,
-    StoredShard,
 )
-from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.errors import CheckpointError
 
 _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
-_OPTIMIZER_FILE = re.compile(r"((?:bf16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MAIN = "mp_rank_{rank:02d}_model_states.pt"
 _MAIN_OF_STAGE_3 = "zero_pp_rank_{replica}_mp_rank_{rank:02d}_model_states.pt"
 _STATE = "optimizer_state_dict"
 _SPANS = "param_slice_mappings"
 _OLD_EXPERTS = re.compile(r"layer_\d+_expert_\d+_")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-
-Key = str | int
 
 
 def read_sharded(
@@ -74,10 +72,10 @@ def read_sharded(
 
 
 def _has_weights(name: str, zero_stage: int) -> bool:
-    return zero_stage == 3 or not _OPTIMIZER_FILE.fullmatch(name)
+    return zero_stage == 3 or not OPTIMIZER_FILE.fullmatch(name)
 
 
-def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> "ShardedIndex":
+def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> ShardedIndex:
     """Return where each parameter of the checkpoint in `folder` lies.
 
     Args:
@@ -92,7 +90,7 @@ def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -
             f"{folder} has a file for each expert, as versions with DeepSpeed's layers of experts "
             f"saved them; go on with the version that saved it: {manifest.versions.get('megatron')}"
         )
-    files = _Files(folder, {record.name for record in manifest.files})
+    files = ShardFiles(folder, {record.name for record in manifest.files})
     parallel = manifest.parallel
     return ShardedIndex(
         tensor=parallel.tensor,
@@ -107,249 +105,17 @@ def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a flattened shard of each tensor-parallel rank lies.
-
-    Args:
-        file: its name, with `tensor`, the `rank` in a replica, and the `replica` left open.
-        keys: of the tensor in the file.
-        element_size: in bytes.
-        partition: elements in a replica's partition; 0 for a tensor that is not partitioned.
-        start: first element: in the joined partitions, or at ZeRO stage 3 in each of them.
-        spans: keys of the spans that the partition has of each parameter; () if it names none.
-    """
-
-    file: str
-    keys: tuple[Key, ...]
-    element_size: int
-    partition: int = 0
-    start: int = 0
-    spans: tuple[Key, ...] = ()
-
-    @property
-    def is_of_stage_3(self) -> bool:
-        """Whether each replica has an equal part of each parameter."""
-        return bool(self.partition) and not self.spans
-
-
-@dataclass(frozen=True)
-class _Parameter:
-    """Where a parameter lies.
-
-    Args:
-        stage: of the pipeline.
-        shape: of a shard.
-        states: of the optimizer, by name.
-        dim: along which shards are joined; None for a replicated parameter.
-    """
-
-    stage: int
-    shape: tuple[int, ...]
-    weight: _Place
-    states: Mapping[str, _Place] = field(default_factory=dict)
-    steps: float | None = None
-    dim: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardedIndex:
-    """Where each parameter of a checkpoint lies; holds no tensors.
-
-    Args:
-        tensor: tensor-parallel ranks of the run that saved it.
-        expert: neighbouring replicas that divided the experts of a layer.
-        progress: counters, and the attributes of the loss scaler.
-    """
-
-    tensor: int
-    parameters: Mapping[str, _Parameter]
-    progress: tuple[Mapping[str, int], Mapping[str, Any]]
-    expert: int = 1
-
-    def checkpoint(self, folder: Path) -> FullCheckpoint:
-        """Return the checkpoint in `folder`; a file is opened when elements in it are needed."""
-        files = _Files(folder)
-        counters, scaler = self.progress
-        return FullCheckpoint(
-            parameters=LazyParameters(
-                {
-                    name: partial(self._parameter, files, name, entry)
-                    for name, entry in self.parameters.items()
-                }
-            ),
-            counters=counters,
-            loss_scaler=scaler,
-        )
-
-    def _parameter(self, files: "_Files", name: str, entry: _Parameter) -> ParameterState:
-        shape = list(entry.shape)
-        numel, count = math.prod(shape), 1 if entry.dim is None else self.tensor
-        shares = self.expert if is_of_experts(name) else 1
-        shape[0] *= shares
-        if entry.dim is not None:
-            shape[entry.dim] *= count
-
-        def joined(place: _Place) -> ShardedTensor:
-            shards = [
-                StoredShard(
-                    numel=numel,
-                    element_size=place.element_size,
-                    first=0 if place.is_of_stage_3 else place.start,
-                    partition=place.partition or numel,
-                    read=partial(
-                        files.slice_of,
-                        _share_place(place, name, share, rank=entry.stage * self.tensor + tensor),
-                        name,
-                        numel,
-                        share=share,
-                        shares=shares,
-                        tensor=tensor,
-                        rank=entry.stage * self.tensor + tensor,
-                    ),
-                )
-                for share in range(shares)
-                for tensor in range(count)
-            ]
-            return ShardedTensor(
-                shape=tuple(shape),
-                dim=entry.dim,
-                shards=shards,
-                stored=shape[0],
-                stacks=shares,
-            )
-
-        return ParameterState(
-            weight=joined(entry.weight),
-            states={state: joined(place) for state, place in entry.states.items()},
-            steps=entry.steps,
-        )
-
-
-class _Files:
-    """The files of a checkpoint, each opened once.
-
-    Args:
-        names: of all files; None where they are not known.
-    """
-
-    def __init__(self, folder: Path, names: set[str] | None = None):
-        self.folder, self.names = folder, names or set()
-        self._read: dict[str, Any] = {}
-        self._must_be_known = names is not None
-
-    def read(self, name: str) -> Any:
-        """Load the file `name`."""
-        if self._must_be_known and name not in self.names:
-            raise CheckpointError(f"{self.folder} has no file {name}")
-        if name not in self._read:
-            self._read[name] = read_tensors(self.folder / name)
-        return self._read[name]
-
-    def slice_of(
-        self,
-        place: _Place,
-        name: str,
-        numel: int,
-        replica: int,
-        low: int,
-        high: int,
-        *,
-        share: int,
-        shares: int,
-        **ranks: int,
-    ) -> Tensor:
-        """Return elements `low` to `high` of a replica's partition, or of an undivided tensor.
-
-        Args:
-            name: of the parameter.
-            numel: of its shard.
-            replica: among those that have the same experts.
-            share: which experts, of `shares` parts of them.
-
-        Raises:
-            CheckpointError: the file does not hold them.
-        """
-
-        def cut() -> Tensor:
-            content = self.read(place.file.format(replica=share + replica * shares, **ranks))
-            if place.spans:
-                _require_span(_at(content, place.spans), place, name, numel, replica)
-            flat: Tensor = _at(content, place.keys).reshape(-1)
-            first = place.start if place.is_of_stage_3 else 0
-            found = flat[first + low : first + high]
-            if len(found) != high - low or not place.partition and flat.numel() != numel:
-                raise ValueError(f"the tensor of {name} has {flat.numel()} elements")
-            return found
-
-        return self.in_layout(cut)
-
-    def in_layout(self, make: Any) -> Any:
-        """Call `make`, which reads files.
-
-        Raises:
-            CheckpointError: they are not as DeepSpeed lays them out.
-        """
-        try:
-            return make()
-        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.folder}: the files are not as DeepSpeed lays them out: {error!r}"
-            ) from error
-
-    def optimizer_file(self, rank: int) -> str:
-        """Return the name of the optimizer file of the first replica, with the replica left open."""
-        for name in self.names:
-            match = _OPTIMIZER_FILE.fullmatch(name)
-            if match and int(match[2]) == 0 and int(match[3]) == rank:
-                return match[1] + "zero_pp_rank_{replica}_mp_rank_{rank:02d}_optim_states.pt"
-        raise CheckpointError(f"{self.folder} has no optimizer states of rank {rank}")
-
-    def num_replicas(self) -> int:
-        """Return the number of replicas that have optimizer states."""
-        found = [match for name in self.names if (match := _OPTIMIZER_FILE.fullmatch(name))]
-        return 1 + max(int(match[2]) for match in found)
-
-
-def _share_place(place: _Place, name: str, share: int, *, rank: int) -> _Place:
-    """Return where the experts of a further replica lie, of which DeepSpeed writes the partitions."""
-    if not share or place.partition:
-        return place
-    is_state = place.keys[0] == "optimizer"
-    keys = ("optimizer", name, place.keys[-1]) if is_state else ("module", name)
-    return replace(place, file=expert_file(share, rank), keys=keys)
-
-
-def _at(content: Any, keys: Sequence[Key]) -> Any:
-    for key in keys:
-        content = content[key]
-    return content
-
-
-def _require_span(
-    spans: Mapping[str, Any], place: _Place, name: str, numel: int, replica: int
-) -> None:
-    """Refuse a partition that has other elements of a parameter than follow from its length."""
-    begins = replica * place.partition
-    low = max(place.start, begins) - begins
-    length = min(place.start + numel, begins + place.partition) - begins - low
-    found = spans[name]
-    if (found.start, found.numel) != (low, length):
-        raise ValueError(
-            f"elements {found.start} to {found.start + found.numel} of replica {replica}'s "
-            f"partition are those of {name}, instead of {low} to {low + length}"
-        )
-
-
-def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[str, _Parameter]:
+def _parameters(
+    files: ShardFiles, manifest: Manifest, *, optimizer: bool
+) -> dict[str, ParameterLocation]:
     """Return where all parameters lie; of tied weights, the first stage's."""
     parallel = manifest.parallel
     if parallel.zero_stage == 3:
         return _zero_3(files, optimizer=optimizer)
-    found: dict[str, _Parameter] = {}
+    found: dict[str, ParameterLocation] = {}
     if parallel.pipeline > 1:
         found = dict(_layers(files, ParameterNames.of(manifest.spec)))
-    trained: dict[str, _Parameter] = {}
+    trained: dict[str, ParameterLocation] = {}
     for stage in range(parallel.pipeline):
         rank = stage * parallel.tensor
         main = files.read(_MAIN.format(rank=rank))
@@ -364,12 +130,16 @@ def _parameters(files: _Files, manifest: Manifest, *, optimizer: bool) -> dict[s
     return found | trained
 
 
-def _network_parameter(stage: int, file: str, keys: tuple[Key, ...], weight: Tensor) -> _Parameter:
+def _network_parameter(
+    stage: int, file: str, keys: tuple[Key, ...], weight: Tensor
+) -> ParameterLocation:
     """Return where a weight of the network lies, in its dtype."""
-    return _Parameter(stage, tuple(weight.shape), _Place(file, keys, weight.element_size()))
+    return ParameterLocation(
+        stage, tuple(weight.shape), ShardLocation(file, keys, weight.element_size())
+    )
 
 
-def _layers(files: _Files, names: ParameterNames) -> Iterator[tuple[str, _Parameter]]:
+def _layers(files: ShardFiles, names: ParameterNames) -> Iterator[tuple[str, ParameterLocation]]:
     """Yield the weights in a pipeline's layer files."""
     for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.names))):
         if int(match[2]) == 0:
@@ -383,12 +153,12 @@ def _layers(files: _Files, names: ParameterNames) -> Iterator[tuple[str, _Parame
 
 
 def _find_unpartitioned(
-    files: _Files,
+    files: ShardFiles,
     stage: int,
     rank: int,
     main: Mapping[str, Any],
-    network: Mapping[str, _Parameter],
-) -> dict[str, _Parameter]:
+    network: Mapping[str, ParameterLocation],
+) -> dict[str, ParameterLocation]:
     """Return where trained weights and states lie that ZeRO does not partition (stage 0)."""
     saved, names = main["optimizer"], main[OPTIMIZER_NAMES]
     found = {}
@@ -396,7 +166,7 @@ def _find_unpartitioned(
         for number, name in zip(group["params"], own, strict=True):
             weight = network[name]
             state, numel = saved["state"].get(number, {}), math.prod(weight.shape)
-            place = partial(_Place, _MAIN)
+            place = partial(ShardLocation, _MAIN)
             found[name] = replace(
                 weight,
                 stage=stage,
@@ -407,12 +177,12 @@ def _find_unpartitioned(
 
 
 def _zero_1_or_2(
-    files: _Files,
+    files: ShardFiles,
     stage: int,
     rank: int,
     main: Mapping[str, Any],
-    network: Mapping[str, _Parameter],
-) -> dict[str, _Parameter]:
+    network: Mapping[str, ParameterLocation],
+) -> dict[str, ParameterLocation]:
     """Return where fp32 weights and optimizer states lie that ZeRO stage 1 or 2 partitions."""
     file = files.optimizer_file(rank)
     saved = files.read(file.format(replica=0, rank=rank))[_STATE]
@@ -426,7 +196,7 @@ def _zero_1_or_2(
         behind = paddings[number] if paddings else [0] * len(shapes)
         for (name, shape), padding in zip(shapes.items(), behind, strict=True):
             place = partial(
-                _Place,
+                ShardLocation,
                 file,
                 # A group that ends in the first partition is saved without its padding.
                 partition=weights.numel(),
@@ -436,7 +206,7 @@ def _zero_1_or_2(
             keys = (_STATE, "base_optimizer_state", "state", number)
             # Where weights are saved without the padding at their end, states are saved with it.
             sizes = {weights.numel(), weights.numel() + at_end[number]}
-            found[name] = _Parameter(
+            found[name] = ParameterLocation(
                 stage,
                 tuple(shape),
                 place(
@@ -450,7 +220,7 @@ def _zero_1_or_2(
     return found
 
 
-def _zero_3(files: _Files, *, optimizer: bool) -> dict[str, _Parameter]:
+def _zero_3(files: ShardFiles, *, optimizer: bool) -> dict[str, ParameterLocation]:
     """Return where weights and states lie that ZeRO stage 3 partitions; trained weights are fp32.
 
     Each replica has ceil(numel / replicas) elements of a parameter, padded at the end; partitions
@@ -467,13 +237,13 @@ def _zero_3(files: _Files, *, optimizer: bool) -> dict[str, _Parameter]:
     }
     for name, shape in (main["frozen_param_shapes"] or {}).items():
         fragment = main["frozen_param_fragments"][name]
-        weight = _Place(
+        weight = ShardLocation(
             _MAIN_OF_STAGE_3,
             ("frozen_param_fragments", name),
             fragment.element_size(),
             partition=-(-math.prod(shape) // count),
         )
-        found[name] = _Parameter(0, tuple(shape), weight)
+        found[name] = ParameterLocation(0, tuple(shape), weight)
     saved = files.read(file.format(replica=0, rank=0))[_STATE]
     base = saved[_STATE]
     constants = _groups_by_index(base["param_groups"])
@@ -483,8 +253,8 @@ def _zero_3(files: _Files, *, optimizer: bool) -> dict[str, _Parameter]:
         while start < weights.numel():
             name, shape = next(order)
             size = -(-math.prod(shape) // count)
-            place = partial(_Place, file, partition=size, start=start)
-            found[name] = _Parameter(
+            place = partial(ShardLocation, file, partition=size, start=start)
+            found[name] = ParameterLocation(
                 0,
                 tuple(shape),
                 place(
@@ -505,7 +275,7 @@ def _groups_by_index(groups: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[s
 
 def _states(
     state: Mapping[str, Any], sizes: set[int], place: Any, keys: tuple[Key, ...]
-) -> dict[str, _Place]:
+) -> dict[str, ShardLocation]:
     """Return where an optimizer's states lie.
 
     Raises:
@@ -528,13 +298,13 @@ def _steps(state: Mapping[str, Any], group: Mapping[str, Any]) -> float | None:
 
 
 def _counters_and_scaler(
-    files: _Files, zero_stage: int
+    files: ShardFiles, zero_stage: int
 ) -> tuple[dict[str, int], Mapping[str, Any]]:
     """Read DeepSpeed's counters and the attributes of its loss scaler; {} if there is none."""
     template = _MAIN_OF_STAGE_3 if zero_stage == 3 else _MAIN
     main = files.read(template.format(replica=0, rank=0))
     counters = {name: int(main[name]) for name in _COUNTERS}
-    if any(map(_OPTIMIZER_FILE.fullmatch, files.names)):
+    if any(map(OPTIMIZER_FILE.fullmatch, files.names)):
         saved = files.read(files.optimizer_file(0).format(replica=0, rank=0))[_STATE]
         scaler = saved.get("loss_scaler")
         # Its numbers and switches alone, which ranks can send each other.

@@ -146,11 +146,6 @@ def _hugging_face_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**others, "tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": name}
 
 
-def gpt_tokenizer_arguments(config: TokenizerConfig) -> dict[str, Any]:
-    """Return the arguments of `build_tokenizer` for GPT (default: GPT-2's tokenizer)."""
-    return tokenizer_arguments(config, default="GPT2BPETokenizer")
-
-
 def true_vocab_size(tokenizer: TokenizerConfig, known: int) -> int:
     """Return the rows of the token table without padding, for a tokenizer of `known` tokens."""
     return known if tokenizer.true_vocab_size is None else tokenizer.true_vocab_size

@@ -29,9 +29,8 @@ from megatron.config.parallelism.layout import ParallelPlan, plan_parallel
 from megatron.config.parallelism.precision import PrecisionPlan
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.config.plan.notices import plan_notices
 from megatron.config.plan.samples import plan_data_of
-from megatron.config.plan.validation import validate
+from megatron.config.plan.validation import plan_notices, validate
 from megatron.config.plugins import PluginPlan, plan_plugins
 from megatron.config.run.checkpoint import CheckpointPlan, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, plan_evaluation
@@ -122,15 +121,7 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
     model = plan_model(
         config, vocab_size=vocab_size, tensor=parallel.tensor, objective=start.objective
     )
-    raise_if_any(size_problems(config.training, model.num_parameters))
-    entries = start.network.entries(model, tensor=parallel.tensor, expert=parallel.expert)
-    layers_only = {
-        "--lora-rank": model.lora is not None,
-        "--bitfit": start.optimizer.biases_only,
-        "--optimizer muon": start.optimizer.name == "muon",
-    }
-    raise_if_any(stage_problems(parallel, entries, layers_only))
-    raise_if_any(fp8_size_problems(config.precision, model, tensor=parallel.tensor))
+    _require_fitting_network(start, model, parallel)
     objective = plan_objective(config, start.objective)
     own_flags = OBJECTIVES.flags_of(start.objective, config.extensions)
     return Plan(
@@ -170,6 +161,24 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
             *start.storage.notices,
         ),
     )
+
+
+def _require_fitting_network(start: Start, model: ModelSpec, parallel: ParallelPlan) -> None:
+    """Refuse a network that is too small for its ranks, its stages or its dtype.
+
+    Raises:
+        ConfigError: lists the problems of the first kind.
+    """
+    config, tensor = start.config, parallel.tensor
+    raise_if_any(size_problems(config.training, model.num_parameters))
+    entries = start.network.entries(model, tensor=tensor, expert=parallel.expert)
+    layers_only = {
+        "--lora-rank": model.lora is not None,
+        "--bitfit": start.optimizer.biases_only,
+        "--optimizer muon": start.optimizer.name == "muon",
+    }
+    raise_if_any(stage_problems(parallel, entries, layers_only))
+    raise_if_any(fp8_size_problems(config.precision, model, tensor=tensor))
 
 
 def _merge_ds_config(start: Start, parallel: ParallelPlan) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from megatron.data.token_files.publish import (
     report_of,
     stage_of,
 )
-from megatron.data.token_files.remote_pairs import upload_file, upload_pair, with_local_output
+from megatron.data.token_files.remote_pairs import deliver, upload_pair, with_local_output
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
@@ -80,7 +80,7 @@ class PreprocessCommand:
             return
         for written in results:
             upload_pair(written.prefix, self.final(written.prefix))
-        upload_file(report_of(self.spec.output_prefix), report_of(self.output_url))
+        deliver([(report_of(self.spec.output_prefix), report_of(self.output_url))])
         print_written([replace(each, prefix=self.final(each.prefix)) for each in results])
 
 

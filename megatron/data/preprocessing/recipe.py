@@ -11,7 +11,7 @@ from megatron.data.preprocessing.assemble import Written
 from megatron.data.preprocessing.command import PreprocessCommand
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.token_files.publish import report_of
-from megatron.data.token_files.remote_pairs import upload_file
+from megatron.data.token_files.remote_pairs import deliver
 
 
 def corpus_report_of(output_prefix: str) -> str:
@@ -55,5 +55,5 @@ def tokenize_corpus(command: PreprocessCommand, report: Mapping[str, Any]) -> li
     write_report(path, {**report, "documents": documents, "token_files": tokens})
     command.deliver(written)
     if command.output_url:
-        upload_file(path, command.final(path))
+        deliver([(path, command.final(path))])
     return written

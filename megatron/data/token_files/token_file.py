@@ -44,10 +44,10 @@ class TokenFile:
         self._length = self.num_bytes // dtype.itemsize
         self._origin = origin_of(path, self.num_bytes)
         self._digests: BlockDigests | FetchedDigests | None = None
-        if self._origin:
-            self._digests = self._origin.digests()
-        elif digests_path(path).exists():
+        if digests_path(path).exists():
             self._digests = BlockDigests(path, self.num_bytes)
+        elif self._origin:
+            self._digests = FetchedDigests(path, self.num_bytes)
         self._is_checked = bytearray(0 if self._digests is None else len(self._digests))
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class TokenFile:
                 f"{url} is damaged, or {url}.xxh3 is: they differ at {where}{more}; upload both "
                 "again from an intact copy"
             )
-        if self._digests is not None and self._digests.is_damaged():
+        if isinstance(self._digests, BlockDigests) and self._digests.is_damaged():
             return DataError(
                 f"{digests_path(self.path)} is damaged, or {self.path} is as well: they differ at "
                 f"{where}{more}; {mend_hint(self.path)}"

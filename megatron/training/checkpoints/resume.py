@@ -17,7 +17,8 @@ from megatron.checkpointing.compare import (
 )
 from megatron.checkpointing.manifest import damage
 from megatron.checkpointing.remote import set_aside
-from megatron.checkpointing.resharding.layouts import ShardedIndex, sharded_index
+from megatron.checkpointing.resharding.layouts import sharded_index
+from megatron.checkpointing.resharding.sharded_index import ShardedIndex
 from megatron.checkpointing.resharding.universal import UniversalIndex, universal_index
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.checkpointing.train_state import TrainState
@@ -146,21 +147,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         details = f":\n{table(changes)}" if changes else ""
         megabytes = requested.reshape_buffer_bytes >> 20
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
-    if adds[0]:
-        log.info("%s has no adapters: they start with no effect on its weights", folder)
-    if adds[1]:
-        log.info(
-            "%s holds a GPT: cross-attention to neighbors and their encoder start with initial weights",
-            folder,
-        )
-    if other:
-        log.warning(
-            "%s has the head of --task %s: that of this task starts with initial weights",
-            folder,
-            other,
-        )
-    elif new_head:
-        log.info("%s has no head of this task, which starts with initial weights", folder)
+    _log_initial_weights(folder, *adds, new_head=new_head, other_task=other)
     _load_resharded(engine, plan, chosen, new_head=new_head)
     if not requested.loads_streams:
         return
@@ -173,6 +160,26 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         "RNG states belong to ranks, and the ranks differ: they are seeded again from --seed and "
         "the iteration; dropout masks differ from those of the former layout"
     )
+
+
+def _log_initial_weights(
+    folder: Path, adapters: bool, neighbors: bool, *, new_head: bool, other_task: str
+) -> None:
+    """Log which parts of the network the checkpoint in `folder` does not hold."""
+    if adapters:
+        log.info("%s has no adapters: they start with no effect on its weights", folder)
+    if neighbors:
+        log.info(
+            "%s holds a GPT: cross-attention to neighbors and their encoder start with initial weights",
+            folder,
+        )
+    if other_task:
+        log.warning(
+            "%s has the head of --task %s: that of this task starts with initial weights",
+            *(folder, other_task),
+        )
+    elif new_head:
+        log.info("%s has no head of this task, which starts with initial weights", folder)
 
 
 def _other_head(folder: Path, saved: ModelSpec, spec: ModelSpec, task: str, other: str) -> str:

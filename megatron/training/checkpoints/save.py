@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from megatron.checkpointing.disk_space import expected_size, is_full_disk, require_space
+from megatron.checkpointing.disk_space import is_full_disk, make_room
+from megatron.checkpointing.lock import require_kept
 from megatron.checkpointing.manifest import (
     LOCK,
     UNREAD,
@@ -28,7 +28,6 @@ from megatron.checkpointing.manifest import (
     tag_of,
 )
 from megatron.checkpointing.publish import (
-    clear_staging,
     discard_staging,
     prune,
     publish_written,
@@ -37,13 +36,12 @@ from megatron.checkpointing.publish import (
 from megatron.checkpointing.remote import (
     pending_uploads,
     prune_remote,
-    publish_uploaded,
-    upload_files,
     url_of,
 )
 from megatron.checkpointing.train_state import TrainState
 from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor
 from megatron.common.errors import CheckpointError, MegatronError, reason
+from megatron.common.remote_files import upload_all
 from megatron.config.config import Config
 from megatron.config.plan.plan import Plan
 from megatron.engine.engine import Engine
@@ -293,16 +291,16 @@ class Checkpoints(Hook):
             return
         listing = self._on_rank_0(_attempt(pending_uploads), self._directory)
         yield listing
-        files, problem = listing[0].result() if listing else (None, "")
+        found, problem = listing[0].result() if listing else (None, "")
+        files, last = found or (None, None)
         is_any, problem = from_rank_0(lambda: (bool(files), problem))
         problems = [problem] if problem else []
         if is_any:
-            upload = _attempt(upload_files)
-            uploads = [self._executor.submit(upload, self._directory, scatter(files))]
-            yield uploads
-            problems = gather_findings([p for _, p in (uploads[0].result(),) if p])
+            own = [self._executor.submit(_attempt(upload_all), scatter(files))]
+            yield own
+            problems = gather_findings([p for _, p in (own[0].result(),) if p])
         if is_any and not problems:
-            manifests = self._on_rank_0(_attempt(publish_uploaded), self._directory, files)
+            manifests = self._on_rank_0(_attempt(upload_all), (), last)
             yield manifests
             _, problem = from_rank_0(lambda: manifests[0].result())
             problems = [problem] if problem else []
@@ -399,17 +397,9 @@ class Checkpoints(Hook):
         )
 
     def _make_room(self, iteration: int) -> None:
-        """Create an empty staging folder, and check that the checkpoint fits on the disk."""
-        self._require_not_moved()
-        staging = clear_staging(self._directory, iteration)
-        try:
-            require_space(self._directory, expected_size(self._directory, self._plan))
-        except CheckpointError:
-            with suppress(OSError):
-                staging.rmdir()
-            raise
-        except OSError as error:
-            raise CheckpointError(f"--save {self._directory}: {error}") from error
+        if self._has_lock:
+            require_kept(self._directory)
+        make_room(self._directory, iteration, self._plan)
 
     def _write(self, iteration: int) -> Sequence[Future[FileRecord]]:
         """Have the engine write its states of this rank to the staging folder."""
@@ -459,19 +449,6 @@ class Checkpoints(Hook):
                 found = f"the file on disk differs from what was written, {consequence}"
             raise CheckpointError(f"--save {self._directory}: {found}: {'; '.join(problems)}")
         self._unverified = []
-
-    def _require_not_moved(self) -> None:
-        """Refuse to write to a directory that has lost the lock which this run took there.
-
-        Raises:
-            CheckpointError: it was removed, renamed or emptied meanwhile, or its disk is gone.
-        """
-        if self._has_lock and not (self._directory / LOCK).exists():
-            raise CheckpointError(
-                f"--save {self._directory} has lost the {LOCK} of this run: the directory was "
-                "removed, renamed, emptied or unmounted meanwhile; nothing more is written there: "
-                "put it back, and start the same command again"
-            )
 
     def _require_shared(self, folder: Path) -> None:
         """Refuse a --save that is another directory on another node."""

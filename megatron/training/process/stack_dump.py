@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,10 @@ _DUMP = re.compile(r"rank-(\d+)\.json")
 
 REPORT = "groups.txt"
 """File next to the dumps with the ranks at each stack position, written by one of them."""
+
+_PAUSE_S = 0.2
+_LATER_S = 1.0
+"""Time in which a rank that has all dumps writes the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,45 @@ def read_places(folder: Path, known: Mapping[int, str] | None = None) -> dict[in
     return places
 
 
-def claim_report(folder: Path) -> bool:
+def groups_of_ranks(
+    folder: Path, *, rank: int, world_size: int, patience_s: float, poll_s: float
+) -> list[str]:
+    """Return a line for the ranks at each stack position: one rank reads all dumps in `folder`.
+
+    Every rank may be that one; where nothing can be written it is rank 0. The others have its
+    report; [] if that does not come.
+
+    Args:
+        patience_s: timeout for the dumps of other ranks.
+        poll_s: interval at which another rank looks for the report.
+    """
+    try:
+        reads = _claim_report(folder)
+    except OSError:
+        reads = rank == 0
+    if reads:
+        groups = group_lines(_wait_for_places(folder, world_size, patience_s), world_size)
+        with suppress(OSError):
+            replace_text(folder / REPORT, "".join(f"{line}\n" for line in groups))
+        return groups
+    give_up_at = time.monotonic() + patience_s + _LATER_S
+    while not (groups := _read_report(folder)) and time.monotonic() < give_up_at:
+        time.sleep(max(_PAUSE_S, poll_s))
+    return groups
+
+
+def _wait_for_places(folder: Path, world_size: int, patience_s: float) -> dict[int, str]:
+    """Return every rank's stack position, once all have written theirs or time is up."""
+    give_up_at = time.monotonic() + patience_s
+    places: dict[int, str] = {}
+    while len(places) < world_size and time.monotonic() < give_up_at:
+        time.sleep(_PAUSE_S)
+        with suppress(OSError):
+            places = read_places(folder, places)
+    return places
+
+
+def _claim_report(folder: Path) -> bool:
     """Whether this process is the first that reports on the dumps in `folder`.
 
     Raises:
@@ -122,12 +165,7 @@ def claim_report(folder: Path) -> bool:
     return True
 
 
-def write_report(lines: Sequence[str], folder: Path) -> None:
-    """Write the report, by an atomic rename."""
-    replace_text(folder / REPORT, "".join(f"{line}\n" for line in lines))
-
-
-def read_report(folder: Path) -> list[str]:
+def _read_report(folder: Path) -> list[str]:
     """Return the lines of the report; [] if it is not written yet."""
     with suppress(OSError):
         return (folder / REPORT).read_text(encoding="utf-8").splitlines()

@@ -18,12 +18,8 @@ from megatron.training.process.failure import Failure, FailureFile, failure_of, 
 from megatron.training.process.launchers import Launchers, write_root_cause
 from megatron.training.process.node_messages import NodeMessages
 from megatron.training.process.stack_dump import (
-    claim_report,
-    group_lines,
-    read_places,
-    read_report,
+    groups_of_ranks,
     take_stacks,
-    write_report,
     write_stacks,
 )
 from megatron.training.process.starting_peers import StartingPeers
@@ -173,12 +169,10 @@ class Watchdog:
         self.peers = peers
         self._forget_start()
         here = peers.on_this_host()
-        this_rank = next((peer for peer in here if peer.rank == self._rank), None)
-        if this_rank:
-            self._messages = NodeMessages(
-                this_rank, [peer for peer in here if peer is not this_rank]
-            )
-            self._schedule_polls(world_size, here.index(this_rank) / len(here))
+        own = next((peer for peer in here if peer.rank == self._rank), None)
+        if own:
+            self._messages = NodeMessages(own, [peer for peer in here if peer is not own])
+            self._schedule_polls(world_size, here.index(own) / len(here))
 
     def _schedule_polls(self, world_size: int, turn: float) -> None:
         """Poll the disk as often as one of so many ranks may, the first time after that fraction."""
@@ -371,7 +365,13 @@ class Watchdog:
             write_stacks(
                 take_stacks(rank=self._rank, host=host, pid=pid, stage=stage), hangs.folder
             )
-        groups = self._groups_of_ranks(hangs)
+        groups = groups_of_ranks(
+            hangs.folder,
+            rank=self._rank,
+            world_size=hangs.world_size,
+            patience_s=_patience_s(hangs),
+            poll_s=_interval_s(hangs.world_size) / 5,
+        )
         message = f"no progress for {self._limit_s(hangs):g} s (--hang-timeout)"
         failure = Failure(
             kind="hang",
@@ -391,26 +391,6 @@ class Watchdog:
             time.sleep(_POLL_S)
         self._is_reported.set()
         self.before_leaving()
-
-    def _groups_of_ranks(self, hangs: Hangs) -> list[str]:
-        """Return a line for the ranks at each stack position: one rank reads all dumps.
-
-        Every rank may be that one; where nothing can be written it is rank 0. The others have its
-        report.
-        """
-        try:
-            reads = claim_report(hangs.folder)
-        except OSError:
-            reads = self._rank == 0
-        if reads:
-            groups = group_lines(_positions_of_ranks(hangs), hangs.world_size)
-            with suppress(OSError):
-                write_report(groups, hangs.folder)
-            return groups
-        give_up_at = time.monotonic() + _patience_s(hangs) + _POLL_S
-        while not (groups := read_report(hangs.folder)) and time.monotonic() < give_up_at:
-            time.sleep(max(_POLL_S / 5, _interval_s(hangs.world_size) / 5))
-        return groups
 
     def _write_message(self, message: str) -> None:
         prefix = f"[rank {self._rank}] " if self._rank else ""
@@ -436,14 +416,3 @@ def _interval_s(world_size: int) -> float:
 def _patience_s(hangs: Hangs) -> float:
     """Return the timeout for the stack dumps of other ranks."""
     return max(5 * _POLL_S, 1.5 * _interval_s(hangs.world_size)) + hangs.timeout_s / 4
-
-
-def _positions_of_ranks(hangs: Hangs) -> dict[int, str]:
-    """Return every rank's stack position, once all have written theirs or time is up."""
-    give_up_at = time.monotonic() + _patience_s(hangs)
-    positions: dict[int, str] = {}
-    while len(positions) < hangs.world_size and time.monotonic() < give_up_at:
-        time.sleep(_POLL_S / 5)
-        with suppress(OSError):
-            positions = read_places(hangs.folder, positions)
-    return positions

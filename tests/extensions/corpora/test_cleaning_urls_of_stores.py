@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from object_store import BUCKET, object_store
+from object_store import BUCKET
 from scripts import tool_at
 
 from megatron.common.errors import ConfigError
@@ -16,11 +16,10 @@ LINES = [json.dumps({"text": text}) for text in TEXTS]
 
 
 @pytest.fixture
-def url(tmp_path):
-    with object_store():
-        folder = f"{BUCKET}/{tmp_path.name}"
-        write_text(f"{folder}/a.jsonl", "".join(f"{line}\n" for line in LINES))
-        yield folder
+def url(store, tmp_path):
+    folder = f"{BUCKET}/{tmp_path.name}"
+    write_text(f"{folder}/a.jsonl", "".join(f"{line}\n" for line in LINES))
+    return folder
 
 
 def tool(name, words):

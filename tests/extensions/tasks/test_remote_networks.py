@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-from object_store import BUCKET, object_store
+from object_store import BUCKET
 
 from megatron.checkpointing.manifest import (
     MANIFEST,
@@ -17,12 +16,6 @@ from megatron.checkpointing.train_state import TrainState
 from megatron.common.remote_files import upload, write_text
 from megatron.config.parsing.parser import peek
 from megatron.extensions.tasks.entry import with_pretrained_network
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as running:
-        yield running
 
 
 def test_a_checkpoint_in_one_file_is_downloaded(store, tmp_path):

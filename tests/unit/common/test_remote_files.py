@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import os
 import random
 import threading
@@ -10,22 +11,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from object_store import BUCKET, SECRET, object_store
+from object_store import BUCKET, SECRET
 from s3fs import S3FileSystem
 from web_server import web_server
 
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common import remote_files
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, DataError
 from megatron.common.remote_files import (
     PART_BYTES,
     RemoteError,
-    child_folders,
     download,
     exists,
     find_files,
     glob_urls,
     identity_of,
+    list_folder,
     local_path,
     open_input,
     read_bytes,
@@ -37,17 +38,6 @@ from megatron.common.remote_files import (
     without_secrets,
     write_text,
 )
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture(params=["s3", "memory", "file"])
@@ -64,7 +54,7 @@ def test_files_are_listed_read_renamed_and_removed(root):
     write_text(f"{root}/a/one.txt", "first")
     write_text(f"{root}/a/b/two.txt", "second")
     assert find_files(root) == {"a/one.txt": 5, "a/b/two.txt": 6}
-    assert child_folders(root) == ["a"]
+    assert {name: entry["type"] for name, entry in list_folder(root).items()} == {"a": "directory"}
     assert glob_urls(f"{root}/a/*.txt") == [f"{root}/a/one.txt"]
     assert read_range(f"{root}/a/one.txt", 1, 3) == b"irs"
     before = identity_of(f"{root}/a/one.txt")
@@ -77,7 +67,7 @@ def test_files_are_listed_read_renamed_and_removed(root):
     remove(f"{root}/a/new.txt")
     assert [*find_files(root)] == ["a/b/two.txt"]
     assert find_files(f"{root}/nothing") == {}
-    assert child_folders(f"{root}/nothing") == []
+    assert list_folder(f"{root}/nothing") == {}
 
 
 def test_a_failed_request_does_not_mean_that_a_file_is_missing(monkeypatch):
@@ -92,6 +82,35 @@ def test_a_failed_request_does_not_mean_that_a_file_is_missing(monkeypatch):
         exists("memory://there/file")
     with pytest.raises(OSError, match="cut"):
         remove("memory://there/file")
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_failed_listing_of_a_folder_leaves_out_no_file(store, monkeypatch, tmp_path, failing):
+    root = f"{BUCKET}/{tmp_path.name}"
+    for name in ("a/1.txt", "b/2.txt", "b/c/3.txt"):
+        write_text(f"{root}/{name}", "words")
+    listed, ls = itertools.count(1), S3FileSystem._lsdir
+
+    async def fail_once(*args, **options):
+        if next(listed) == failing:
+            raise ConnectionError("cut")
+        return await ls(*args, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_lsdir", fail_once)
+    assert glob_urls(f"{root}/*/?.txt") == [f"{root}/a/1.txt", f"{root}/b/2.txt"]
+    assert next(listed) > 3
+    listed = itertools.count(1)
+    assert glob_urls(f"{root}/**/[23].txt") == [f"{root}/b/2.txt", f"{root}/b/c/3.txt"]
+    listed = itertools.count(1)
+    assert sorted(find_files(root)) == ["a/1.txt", "b/2.txt", "b/c/3.txt"]
+
+
+@pytest.mark.parametrize("name", ["..", "more/../../secrets"])
+def test_a_name_that_leaves_its_folder_is_refused(monkeypatch, name):
+    entry = {"name": f"/bucket/{name}", "type": "directory", "size": 0}
+    monkeypatch.setattr(MemoryFileSystem, "ls", lambda *_, **__: [entry])
+    with pytest.raises(DataError, match="whose name leaves the folder"):
+        find_files("memory://bucket")
 
 
 def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tmp_path):
@@ -111,6 +130,8 @@ def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tm
         assert file.read() == content[-50:]
         file.seek(PART_BYTES - 10)
         assert file.read(20) == content[PART_BYTES - 10 : PART_BYTES + 10]
+        file.seek(0)
+        assert file.read() == content
     assert store.proxy.cut == 2
 
 
@@ -182,8 +203,11 @@ def test_errors_that_do_not_pass_are_raised_at_once(store, monkeypatch):
     with pytest.raises(ConfigError, match="leave user, password and query"):
         read_bytes("s3://user:word@bucket/key")
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(ConfigError, match="pip install gcsfs"):
+    with pytest.raises(ConfigError, match="install gcsfs"):
         read_bytes("gs://bucket/key")
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(ConfigError, match="fsspec"):
+        open_input(f"{BUCKET}/missing")
 
 
 def test_secrets_are_removed_from_messages(tmp_path):
@@ -206,6 +230,12 @@ def test_local_paths_of_urls_stay_in_the_cache(tmp_path):
 def web():
     with web_server() as running:
         yield running
+
+
+def test_a_question_mark_begins_the_query_of_a_web_address(web):
+    web.files["a.jsonl"] = b"{}"
+    assert glob_urls(f"{web.url}/a.jsonl?version=1") == [f"{web.url}/a.jsonl?version=1"]
+    assert glob_urls(f"{web.url}/b.jsonl?version=1") == []
 
 
 def test_a_file_that_a_web_server_replaces_is_another_one(web):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.config.data.tokenizer import (
-    gpt_tokenizer_arguments,
     padded_vocab_size,
     tokenizer_arguments,
 )
@@ -284,7 +283,10 @@ def test_tokenizer_arguments():
     printed = tiny_config("--vocab-file", "v", "--merge-file", "m").tokenizer
     files = {"vocab_file": "v", "merge_file": "m", "tokenizer_name_or_path": None}
     assert tokenizer_arguments(printed) == {"tokenizer_type": None, **files}
-    assert gpt_tokenizer_arguments(printed) == {"tokenizer_type": "GPT2BPETokenizer", **files}
+    assert tokenizer_arguments(printed, default="GPT2BPETokenizer") == {
+        "tokenizer_type": "GPT2BPETokenizer",
+        **files,
+    }
 
 
 @pytest.mark.parametrize(

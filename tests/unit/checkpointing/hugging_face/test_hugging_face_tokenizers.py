@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, DataCollatorForLanguageModeling, pipelin
 
 from megatron.checkpointing.manifest import read_manifest, write_manifest
 from megatron.common.errors import DataError, WrongDataError
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import tokenizer_arguments
 from megatron.config.plan.plan import plan
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.gpt2 import END_OF_TEXT
@@ -61,7 +61,9 @@ def saved(group, tmp_path):
 
     def save(*flags):
         config = tiny_config("--max-position-embeddings", "48", *flags)
-        tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+        tokenizer = build_tokenizer(
+            **tokenizer_arguments(config.tokenizer, default="GPT2BPETokenizer")
+        )
         size = tokenizer.vocab_size
         spec = plan(config, world_size=1, vocab_size=size, device="cpu").model
         model = spread_network(spec, group)

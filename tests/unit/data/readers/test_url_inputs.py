@@ -6,9 +6,8 @@ import sys
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
-from object_store import BUCKET, object_store
+from object_store import BUCKET
 
-from megatron.common import remote_files
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError
 from megatron.common.remote_files import find_files, upload
@@ -24,17 +23,6 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 TEXTS = [f"line {i} {'abc' * (i * 7 % 2000)}" for i in range(1000)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture

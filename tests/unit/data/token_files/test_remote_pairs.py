@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from object_store import BUCKET, object_store
+from object_store import BUCKET
 
 from megatron.common import remote_files
 from megatron.common.errors import DataError, WrongDataError
@@ -17,17 +17,6 @@ from megatron.data.token_files.merge import merge
 from megatron.data.token_files.remote_pairs import CHUNK_BLOCKS, local_pair, upload_pair
 
 CHUNK = CHUNK_BLOCKS * BLOCK_BYTES
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
 
 
 def write_pair(prefix, *, documents=60, first=0):
@@ -113,10 +102,26 @@ def test_other_files_at_the_url_replace_those_of_the_cache(pair, tmp_path):
     assert (there[3] == new[3]).all()
 
 
+def test_a_pair_whose_upload_failed_does_not_count_and_stays_here(pair, tmp_path, monkeypatch):
+    prefix, url = pair
+    names = sorted(file.name for file in tmp_path.iterdir())
+
+    def fail_after_the_tokens(file, target):
+        if file.suffix != ".bin":
+            raise OSError(110, "cut")
+        upload(file, target)
+
+    monkeypatch.setattr(remote_files, "upload", fail_after_the_tokens)
+    with pytest.raises(DataError, match="cannot upload: .*cut; the local files stay"):
+        upload_pair(prefix, url)
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    with pytest.raises(WrongDataError, match=r"corpus\.idx is missing"):
+        local_pair(url, tmp_path / "cache")
+
+
 def _read_all(url, cache, digest):
     import xxhash
 
-    remote_files.FIRST_PAUSE_S = 0.01
     dataset = IndexedDataset(local_pair(url, cache))
     tokens = b"".join(dataset[i].tobytes() for i in range(len(dataset)))
     assert xxhash.xxh3_64_hexdigest(tokens) == digest

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from object_store import BUCKET, SECRET, object_store
+from object_store import BUCKET, SECRET
 from steps import step
 from tiny import tiny_config, tiny_plan
 
@@ -21,27 +21,22 @@ from megatron.checkpointing.remote import (
     pending_uploads,
     remote_tags,
     set_aside,
-    upload_files,
 )
 from megatron.checkpointing.train_state import TrainState
 from megatron.common import remote_files
 from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
-from megatron.common.remote_files import find_files, read_bytes, remove, upload, write_text
+from megatron.common.remote_files import (
+    find_files,
+    read_bytes,
+    remove,
+    upload,
+    upload_all,
+    write_text,
+)
 from megatron.config.run.urls import UrlConfig
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import require_own
 from megatron.training.prepare import with_local_checkpoints
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -104,16 +99,15 @@ def test_a_save_is_uploaded_and_another_machine_goes_on_from_it(remote, store, c
 
 def test_the_manifest_is_uploaded_last(remote, monkeypatch):
     order = []
-    from megatron.checkpointing import remote as module
 
     def noted(file, url):
-        order.append(Path(file).name)
+        order.append(file.name)
         upload(file, url)
 
-    monkeypatch.setattr(module, "upload", noted)
+    monkeypatch.setattr(remote_files, "upload", noted)
     remote.save(5)
-    assert sorted(order[:-1]) == ["more.txt", "weights.pt"]
-    assert order[-1] == MANIFEST
+    assert sorted(order[:-2]) == ["more.txt", "weights.pt"]
+    assert order[-2:] == [MANIFEST, "latest"]
 
 
 def test_a_run_killed_while_uploading_leaves_the_previous_checkpoint(remote):
@@ -121,9 +115,9 @@ def test_a_run_killed_while_uploading_leaves_the_previous_checkpoint(remote):
     url = remote.checkpoints._url
     remote.checkpoints._url = ""  # the upload of the next one is left to this test
     remote.save(10)
-    killed_at, first = pending_uploads(remote.directory)[:1], remote.directory
-    assert [tag for tag, _ in killed_at] == ["global_step10"]
-    upload_files(first, killed_at)
+    killed_at = pending_uploads(remote.directory)[0][:1]
+    assert [file.parent.name for file, _ in killed_at] == ["global_step10"]
+    upload_all(killed_at)
     assert remote.elsewhere() == 5
     remote.save(10)
     assert remote_tags(url) == ["global_step10", "global_step5"]
@@ -135,13 +129,12 @@ def test_what_was_not_uploaded_is_by_the_next_save_or_at_the_end(
 ):
     remote.save(5)
     monkeypatch.setattr(remote_files, "ATTEMPTS", 1)
-    from megatron.checkpointing import remote as module
 
     def fail(file, url):
         raise OSError(110, "cut")
 
     with monkeypatch.context() as broken:
-        broken.setattr(module, "upload", fail)
+        broken.setattr(remote_files, "upload", fail)
         remote.save(10)
         assert "is not uploaded to" in caplog.text
         with pytest.raises(

@@ -2,8 +2,8 @@
 
 import torch
 
+from megatron.engine.pipeline_module import WeightGradients
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from megatron.tensor_parallel.weight_gradients import WeightGradients
 
 
 def layers_of(group):
