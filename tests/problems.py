@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from megatron.common.errors import ConfigError, MegatronError
+from megatron.common.errors import ConfigError
 
 
 def require_problem(words: str, messages: Iterable[str]) -> None:
@@ -21,8 +21,8 @@ def require_problem(words: str, messages: Iterable[str]) -> None:
 
 @contextmanager
 def problem(
-    words: str, error: type[MegatronError] = ConfigError
-) -> Iterator[pytest.ExceptionInfo[MegatronError]]:
+    words: str, error: type[Exception] = ConfigError
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """Expect an error with a message that has all parts of `words`; see `require_problem`."""
     with pytest.raises(error) as caught:
         yield caught
