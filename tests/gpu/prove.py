@@ -267,7 +267,7 @@ def benchmark(result: dict[str, Any], kind: str, ends_at: float) -> dict[str, An
 def cases(kind: str) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     """Yield size, batch, flags and further words of each row, the most important first."""
     if kind == "cpu":
-        tiny = ("--seq-length", "8", "--rounds", "1", "--steps", "1", "--no-compile")
+        tiny = ("--seq-length", "64", "--rounds", "1", "--steps", "1", "--no-compile")
         yield "tiny", "auto", "", tiny
         return
     yield "345m", "auto", "", ()
