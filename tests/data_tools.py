@@ -1,8 +1,6 @@
 """Tools that show data, as they are run."""
 
-import subprocess
-import sys
-
+from scripts import run_script
 from sentence_corpora import thousand_documents, write_sentences, write_vocabulary
 from source import REPOSITORY
 
@@ -10,9 +8,7 @@ TOOLS = REPOSITORY / "tools"
 
 
 def run(tool, line, *words):
-    return subprocess.run(
-        [sys.executable, TOOLS / tool, *line.split(), *words], capture_output=True, text=True
-    )
+    return run_script(f"tools/{tool}", *line.split(), *words)
 
 
 def output(tool, line, *words):

@@ -105,14 +105,16 @@ def test_other_tests_need_no_extension() -> None:
     assert {file.name: extensions_in(file) for file in files if extensions_in(file)} == {}
 
 
-def copy_without(extensions: set[str], copy: Path) -> Path:
-    """Copy the tree without its tests, these folders of extensions, and the scripts that use them."""
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the tree without its tests, all extensions, and the scripts that use one."""
+    copy = tmp_path_factory.mktemp("core").resolve()
     listed = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others"]
     done = subprocess.run(
         [*listed, "--exclude-standard"], check=True, capture_output=True, text=True
     )
-    scripts = {file for file in SCRIPTS if extensions_in(file) & extensions}
-    removed = {TESTS, *(FOLDER / each for each in extensions)}
+    scripts = {file for file in SCRIPTS if extensions_in(file)}
+    removed = {TESTS, *(FOLDER / each for each in extension_names())}
     for name in filter(None, done.stdout.split("\0")):
         file = REPOSITORY / name
         if file.is_file() and file not in scripts and removed.isdisjoint(file.parents):
@@ -135,86 +137,64 @@ def run(copy: Path, *words: str) -> str:
 
 
 IMPORT_ALL = """
-import importlib, os, pathlib, sys
+import importlib, os, sys
+from pathlib import Path
 import deepspeed, transformers.modeling_utils
 
-for copy in sys.argv[1:]:  # each in a fork, which has these libraries
-    if fork := os.fork():
-        if os.waitpid(fork, 0)[1]:
-            sys.exit(f"a module of {copy} cannot be imported")
-        continue
-    os.chdir(copy)
-    for file in sorted(pathlib.Path("megatron").rglob("*.py")):
-        module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+def import_all(folder, package):
+    for file in sorted(folder.rglob("*.py")):
+        parts = file.relative_to(folder).with_suffix("").parts
+        module = ".".join([package, *parts]).removesuffix(".__init__")
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name.startswith("megatron"):
                 raise
-    assert importlib.import_module("megatron.api").__file__ == f"{copy}/megatron/api.py"
+
+import_all(Path("megatron"), "megatron")
+assert importlib.import_module("megatron.api").__file__ == f"{os.getcwd()}/megatron/api.py"
+from megatron.common import extensions
+for folder in sys.argv[1:]:  # each in a fork, which has the core
+    if fork := os.fork():
+        if os.waitpid(fork, 0)[1]:
+            sys.exit(f"a module of {folder} cannot be imported")
+        continue
+    sys.modules[extensions.PACKAGE].__path__ = [folder]
+    extensions._FOLDER = Path(folder)
+    extensions.extension_names.cache_clear()
+    for each in extensions.extension_names():
+        import_all(Path(folder, each).resolve(), f"{extensions.PACKAGE}.{each}")
     break
 """
-ALL = "all of them"
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the trees without each extension and those that need it, and without all of them."""
-    folder = tmp_path_factory.mktemp("copies").resolve()
-    removed = {each: removed_with(each) for each in extension_names()}
-    removed[ALL] = {*extension_names()}
-    return {name: copy_without(each, folder / name) for name, each in removed.items()}
+def test_every_module_that_is_left_can_be_imported(core: Path, tmp_path: Path) -> None:
+    """The core without any extension, then all extensions but each and those that need it."""
+    for removed in extension_names():
+        (tmp_path / removed).mkdir()
+        for left in {*extension_names()} - removed_with(removed):
+            (tmp_path / removed / left).symlink_to(FOLDER / left)
+    run(core, "-c", IMPORT_ALL, *(str(tmp_path / each) for each in extension_names()))
 
 
-@pytest.fixture(scope="module")
-def types(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache of mypy: it looks again only at what a copy has otherwise."""
-    cache = tmp_path_factory.mktemp("types") / "cache"
-    if (REPOSITORY / ".mypy_cache").is_dir():
-        shutil.copytree(REPOSITORY / ".mypy_cache", cache)
-    return cache
-
-
-def test_every_module_that_is_left_can_be_imported(copies: dict[str, Path], tmp_path: Path) -> None:
-    run(tmp_path, "-c", IMPORT_ALL, *map(str, copies.values()))
-
-
-@pytest.mark.parametrize("extension", [*extension_names(), ALL])
-def test_a_tree_without_an_extension_passes_lint_and_types(
-    extension: str, copies: dict[str, Path], types: Path
-) -> None:
-    copy = copies[extension]
-    removed = {*extension_names()} if extension == ALL else removed_with(extension)
-    left = {each.parent.name for each in (copy / "megatron" / "extensions").glob("*/__init__.py")}
-    assert left == {*extension_names()} - removed
-    run(copy, "-m", "ruff", "check", "megatron")
-    run(copy, "-m", "mypy", "--cache-dir", str(types))
-
-
-def test_a_gpt_needs_no_extension(copies: dict[str, Path], corpus: Corpus) -> None:
-    """A tree without any of them takes a GPT from text to an export."""
-    folder = copies[ALL]
-    assert [file.name for file in (folder / "megatron/extensions").iterdir()] == ["__init__.py"]
-    train_a_gpt(folder, corpus)
-
-
-def train_a_gpt(folder: Path, corpus: Corpus) -> None:
-    """Preprocess, train on two ranks, resume, generate and export, in a copy of the tree."""
+def test_a_gpt_needs_no_extension(core: Path, corpus: Corpus) -> None:
+    """Preprocess, train on two ranks, resume, generate and export, in a tree without any."""
+    assert [file.name for file in (core / "megatron/extensions").glob("*.py")] == ["__init__.py"]
     own = ("--input", corpus.text_file, "--output-prefix", "own", "--append-eod")
     vocabulary = ("--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file)
     tokenizer = ("--tokenizer-type", "GPT2BPETokenizer", *vocabulary)
-    run(folder, "tools/preprocess_data.py", *own, *tokenizer)
+    run(core, "tools/preprocess_data.py", *own, *tokenizer)
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     data = ("--data-path", "own_text_document", *vocabulary)
     for stop in (("--exit-interval", "2"), ()):
         words = (*TRAINING, *data, "--train-iters", "4", "--log-interval", "1", *stop)
-        run(folder, *launch, "pretrain_gpt.py", *words)
-    assert [each["iteration"] for each in journal(folder / "run", "train")] == [1, 2, 3, 4]
+        run(core, *launch, "pretrain_gpt.py", *words)
+    assert [each["iteration"] for each in journal(core / "run", "train")] == [1, 2, 3, 4]
     words = ("--load", "run", "--num-samples", "1", "--genfile", "texts.jsonl", *vocabulary)
-    run(folder, "tools/generate_samples_gpt.py", *words)
+    run(core, "tools/generate_samples_gpt.py", *words)
     words = ("--load", "run", "--save", "exported", *vocabulary)
-    run(folder, "tools/convert_checkpoint/to_hf.py", *words)
-    assert (folder / "exported" / "config.json").is_file()
+    run(core, "tools/convert_checkpoint/to_hf.py", *words)
+    assert (core / "exported" / "config.json").is_file()
 
 
 TRAIN_AND_PRINT = """

@@ -1,13 +1,9 @@
 """What the tests of the cleaning tools share."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-TOOLS = Path(__file__).parents[3] / "tools" / "openwebtext"
+from scripts import run_script
 
 
 @pytest.fixture
@@ -37,8 +33,4 @@ def read(tmp_path):
 def tool(tmp_path):
     """Return a function that runs a tool in the temporary directory."""
 
-    def run(name, *words):
-        command = [sys.executable, str(TOOLS / name), *map(str, words)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    return run
+    return lambda name, *words: run_script(f"tools/openwebtext/{name}", *words, folder=tmp_path)

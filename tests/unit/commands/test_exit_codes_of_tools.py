@@ -15,6 +15,8 @@ GPT2 = "--tokenizer-type GPT2BPETokenizer"
 BPE = f"{GPT2} --vocab-file vocab.json --merge-file merges.txt"
 TEXT = "--input corpus.jsonl --output-prefix out"
 
+NEAR = "did you mean nones?"
+
 MISTAKES = [
     ("tools/preprocess_data.py", f"--input none.jsonl --output-prefix out {BPE}", "none.jsonl"),
     (
@@ -38,17 +40,24 @@ MISTAKES = [
     ("tools/build_index.py", "--seq-length 8 --micro-batch-size 1 --train-iters 1", "--data-path"),
     ("tools/plan.py", "--num-layers 2", "--hidden-size"),
     ("tools/make_ds_config.py", "--num-layers 2", "--hidden-size"),
-    ("tools/watch.py", "none", "none"),
-    ("tools/why_step.py", "3 --load none", "none"),
-    ("tools/checkpoint/inspect.py", "none", "none"),
-    ("tools/checkpoint/digest.py", "none", "none"),
-    ("tools/checkpoint/util.py", "--model-type GPT --load-dir none --save-dir new", "none"),
+    ("tools/watch.py", "none", NEAR),
+    ("tools/why_step.py", "3 --load none", NEAR),
+    ("tools/tb/rebuild.py", "--load none --tensorboard-dir new", NEAR),
+    (
+        "tools/convert_checkpoint/ds_to_universal.py",
+        "--input_folder none --output_folder new",
+        NEAR,
+    ),
+    ("tools/convert_checkpoint/inspect_checkpoint.py", "none", NEAR),
+    ("tools/checkpoint/inspect.py", "none", NEAR),
+    ("tools/checkpoint/digest.py", "none", NEAR),
+    ("tools/checkpoint/util.py", "--model-type GPT --load-dir none --save-dir new", NEAR),
     ("tools/merge_mp_partitions.py", "--model-type GPT --load none", "none"),
-    ("tools/convert_checkpoint/to_hf.py", "--load none --save new", "none"),
-    ("tools/convert_checkpoint/from_hf.py", "--load none --save new", "none"),
+    ("tools/convert_checkpoint/to_hf.py", "--load none --save new", NEAR),
+    ("tools/convert_checkpoint/from_hf.py", "--load none --save new", NEAR),
     ("tools/convert_checkpoint/lora_to_peft.py", "--load none --save new", "none"),
     ("tools/generate_samples_gpt.py", "--prompt a", "--load"),
-    ("tools/generate_samples_gpt.py", "--prompt a --load none", "none"),
+    ("tools/generate_samples_gpt.py", "--prompt a --load none", NEAR),
     ("tools/run_text_generation_server.py", "--load none", "none"),
     ("tasks/main.py", "--task LAMBADA --valid-data none --load none", "none"),
     ("tasks/main.py", "--task RACE --valid-data none --load none", "--num-layers"),
@@ -89,6 +98,7 @@ def ending(tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.jsonl").write_text("plain text\n")
     for suffix in ("bin", "idx"):
         (tmp_path / f"broken.{suffix}").write_bytes(b"garbage")
+    (tmp_path / "nones").mkdir()
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
 
@@ -103,12 +113,23 @@ def ending(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("script", "words", "named"), MISTAKES)
-def test_what_another_attempt_would_meet_again_is_2(ending, script, words, named):
+def test_what_another_attempt_would_meet_again_is_2(ending, script, words, named, tmp_path):
     code, output = ending(tool_at(script).main, words)
     assert code == 2
     assert output.startswith("error: ")
     assert named in output
     assert not re.search(r"Traceback|\[Errno", output)
+    assert not (tmp_path / "new").exists()
+
+
+# Those first look at flags that they cannot do without.
+NEEDY = {"tools/why_step.py", "tools/tb/rebuild.py", "tasks/main.py"}
+
+
+@pytest.mark.parametrize("script", sorted({script for script, *_ in MISTAKES} - NEEDY))
+def test_a_wrong_flag_is_2_and_named(ending, script):
+    code, output = ending(tool_at(script).main, "--no-such-flag=1")
+    assert (code, "no-such-flag" in output) == (2, True), output
 
 
 def failing(error, cause=None):

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from problems import problem, require_problem
 from test_problems import problems
 from tiny import tiny_plan
 
-from megatron.common.errors import ConfigError
-
+TENSOR, CHUNKS = "--tensor-model-parallel-size {}", "--num-virtual-stages-per-pipeline-rank {}"
+LAYERS = "--num-layers-per-virtual-pipeline-stage {}"
 STAGES = "--num-layers 8 --pipeline-model-parallel-size 2 --global-batch-size 8"
 
 
@@ -18,103 +19,75 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
 
 
 @pytest.mark.parametrize(
-    ("line", "world_size", "message"),
+    ("world_size", "line", "words"),
     [
         (
-            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
             6,
-            "--tensor-model-parallel-size 2 * --pipeline-model-parallel-size 2 = 4 needs a multiple of "
-            "4 processes, got 6; start them with `deepspeed --num_gpus 4 …`, or lower one of them",
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+            "tensor-model-parallel-size 2 * --pipeline-model-parallel-size 2 = 4 … 4 … got 6",
         ),
+        (4, TENSOR.format(4), f"--num-attention-heads 2 … {TENSOR.format(4)}"),
         (
-            "--tensor-model-parallel-size 4",
-            4,
-            "--num-attention-heads 2 is not a multiple of --tensor-model-parallel-size 4",
-        ),
-        (
-            "--tensor-model-parallel-size 2 --group-query-attention",
             2,
-            "--num-query-groups 1 is not a multiple of --tensor-model-parallel-size 2: every rank "
-            "needs full groups of heads; take 2 groups, or fewer ranks",
+            f"{TENSOR.format(2)} --group-query-attention",
+            f"--num-query-groups 1 … {TENSOR.format(2)} … 2 groups",
         ),
         (
-            "--tensor-model-parallel-size 2 --ffn-hidden-size 9",
             2,
-            "--ffn-hidden-size 9 is not a multiple of --tensor-model-parallel-size 2",
+            f"{TENSOR.format(2)} --ffn-hidden-size 9",
+            f"--ffn-hidden-size 9 … {TENSOR.format(2)}",
+        ),
+        (1, CHUNKS.format(2), f"{CHUNKS.format(2)} … --pipeline-model-parallel-size 2"),
+        (
+            2,
+            f"--pipeline-model-parallel-size 2 {CHUNKS.format(2)}",
+            f"{CHUNKS.format(2)} … --num-layers 2",
+        ),
+        (2, f"{STAGES} {CHUNKS.format(0)}", f"{CHUNKS.format(0)} … at least 1"),
+        (
+            2,
+            f"{STAGES} {LAYERS.format(3)}",
+            f"{LAYERS.format(3)} … --num-layers 8 … --pipeline-model-parallel-size 2 = 6",
         ),
         (
-            "--num-virtual-stages-per-pipeline-rank 2",
+            2,
+            f"{STAGES} {LAYERS.format(2)} {CHUNKS.format(2)}",
+            f"{LAYERS.format(2)} and {CHUNKS.format(2)} … take one of them out",
+        ),
+        (
+            2,
+            f"{STAGES} {LAYERS.format(2)} --rampup-batch-size 4 2 100 --train-samples 400",
+            "--pipeline-model-parallel-size 2 … 6 samples has 3 … multiples of 4 … --rampup-batch-size",
+        ),
+        (
             1,
-            "--num-virtual-stages-per-pipeline-rank 2 divides the stages of a pipeline, and there is "
-            "one stage: add --pipeline-model-parallel-size 2 or more, or leave it out",
-        ),
-        (
-            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
-            2,
-            "--num-virtual-stages-per-pipeline-rank 2: 2 chunks of 2 stages are more than "
-            "--num-layers 2: a chunk would have no layer",
-        ),
-        (
-            f"{STAGES} --num-virtual-stages-per-pipeline-rank 0",
-            2,
-            "--num-virtual-stages-per-pipeline-rank 0 must be at least 1",
-        ),
-        (
-            f"{STAGES} --num-layers-per-virtual-pipeline-stage 3",
-            2,
-            "--num-layers-per-virtual-pipeline-stage 3: --num-layers 8 is not a multiple of it times "
-            "--pipeline-model-parallel-size 2 = 6",
-        ),
-        (
-            f"{STAGES} --num-layers-per-virtual-pipeline-stage 2 "
-            "--num-virtual-stages-per-pipeline-rank 2",
-            2,
-            "--num-layers-per-virtual-pipeline-stage 2 and --num-virtual-stages-per-pipeline-rank 2 "
-            "set the same number in two ways: take one of them out",
-        ),
-        (
-            f"{STAGES} --num-layers-per-virtual-pipeline-stage 2 --global-batch-size 8 "
-            "--rampup-batch-size 4 2 100 --train-samples 400",
-            2,
-            "the interleaved pipeline schedule (2 chunks a stage) needs a number of micro-batches that "
-            "is a multiple of --pipeline-model-parallel-size 2, and a global batch of 6 samples has 3: "
-            "write multiples of 4 in --global-batch-size and --rampup-batch-size",
-        ),
-        (
             "--enable-zbh1-pipeline",
-            1,
-            "--enable-zbh1-pipeline is a schedule of pipeline stages, and there is one: add "
-            "--pipeline-model-parallel-size 2 or more, or leave it out",
+            "--enable-zbh1-pipeline … --pipeline-model-parallel-size 2 or more, or leave it out",
         ),
         (
+            2,
             f"{STAGES} --enable-zbh1-pipeline --compile",
-            2,
-            "--enable-zbh1-pipeline does not go with --compile: weight gradients cannot be put off "
-            "there; leave one of the two out",
+            "--enable-zbh1-pipeline … --compile … leave one of the two out",
         ),
         (
-            "--pipeline-model-parallel-size 3",
             3,
-            "--pipeline-model-parallel-size 3 is more than --num-layers 2: a stage would have no "
-            "layer",
+            "--pipeline-model-parallel-size 3",
+            "--pipeline-model-parallel-size 3 … more than --num-layers 2",
         ),
         (
+            2,
             "--pipeline-model-parallel-size 2 --zero-stage 2",
-            2,
-            "--zero-stage 2 does not work with --pipeline-model-parallel-size 2: a pipeline "
-            "accumulates gradients over its micro-batches, so they cannot be divided over ranks; "
-            "write --zero-stage 1, or one pipeline stage",
+            "--zero-stage 2 … --pipeline-model-parallel-size 2 … write --zero-stage 1",
         ),
         (
-            "--global-batch-size 6",
             2,
-            "--global-batch-size 6 is not a multiple of --micro-batch-size 2 * 2 replicas = 4; "
-            "--elastic trains on fewer, which divide it",
+            "--global-batch-size 6",
+            "--global-batch-size 6 … --micro-batch-size 2 * 2 replicas = 4; --elastic",
         ),
     ],
 )
-def test_a_layout_that_does_not_fit_is_told(line, world_size, message):
-    assert message in problems(line, world_size=world_size)
+def test_a_layout_that_does_not_fit_is_told(world_size, line, words):
+    require_problem(words, problems(line, world_size=world_size))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +106,7 @@ def test_json_of_another_type_is_a_mistake_of_the_user(tmp_path, content, messag
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(content))
     line = f"--deepspeed_config {file} --pipeline-model-parallel-size 2"
-    assert message in "\n".join(problems(line, world_size=2))
+    require_problem(message, problems(line, world_size=2))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +117,7 @@ def test_json_of_another_type_is_a_mistake_of_the_user(tmp_path, content, messag
     ],
 )
 def test_what_a_pipeline_cannot_do_is_told(flags, message):
-    found = problems(f"--pipeline-model-parallel-size 2 {flags}", world_size=2)
-    assert [problem for problem in found if message in problem]
+    require_problem(message, problems(f"--pipeline-model-parallel-size 2 {flags}", world_size=2))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +140,7 @@ def test_what_a_pipeline_cannot_do_is_told(flags, message):
 def test_what_zero_cannot_do_is_told(block, message, tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": block}))
-    found = problems(f"--deepspeed_config {file}", world_size=2)
-    assert [problem for problem in found if message in problem]
+    require_problem(message, problems(f"--deepspeed_config {file}", world_size=2))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +172,7 @@ def test_what_zero_can_do_passes_through(block, tmp_path):
 def test_gradients_that_a_pipeline_would_lose_are_told(pipeline, flags, refused):
     words = f"--pipeline-model-parallel-size {pipeline} {flags}".split()
     if refused:
-        with pytest.raises(ConfigError, match="where DeepSpeed would lose some of them"):
+        with problem("DeepSpeed would lose"):
             tiny_plan(*words, world_size=2, device="cuda")
     else:
         tiny_plan(*words, world_size=2, device="cuda")

@@ -428,11 +428,15 @@ def test_the_summary_says_what_was_computed():
     assert last.startswith("does not run on a100-40gb: needs more than")
 
 
-def test_the_search_ranks_what_fits_and_groups_what_does_not():
+@pytest.fixture(scope="module")
+def found():
+    """Layouts of BLOOM on its GPUs, at its last batch size."""
     config, _ = parse_config(BLOOM_176B.split())
-    training = replace(config.training, rampup_batch_size=None)
-    config = replace(config, training=training)
-    found = search(config, num_gpus=384, vocab_size=250680, device=A100)
+    config = replace(config, training=replace(config.training, rampup_batch_size=None))
+    return search(config, num_gpus=384, vocab_size=250680, device=A100)
+
+
+def test_the_search_ranks_what_fits_and_groups_what_does_not(found):
     assert len(found.fitting) > 10
     times = [fitting.speed.step_s for fitting in found.fitting]
     assert times == sorted(times)
@@ -466,10 +470,7 @@ def test_what_no_layout_mends_is_refused_by_the_search():
         search(tiny_config("--bf16"), num_gpus=2, vocab_size=11, device=device_of("v100-16gb"))
 
 
-def test_the_search_tells_layouts_that_do_not_run_from_those_that_do():
-    config, _ = parse_config(BLOOM_176B.split())
-    config = replace(config, training=replace(config.training, rampup_batch_size=None))
-    found = search(config, num_gpus=384, vocab_size=250680, device=A100)
+def test_the_search_tells_layouts_that_do_not_run_from_those_that_do(found):
     fit = {f"tp {one.layout.tensor} pp {one.layout.pipeline}" for one in found.fitting}
     for refusal in found.refused:
         assert fit.isdisjoint(refusal.where)

@@ -3,13 +3,12 @@
 import json
 import math
 import string
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import tiny_config, tiny_plan
 
@@ -76,12 +75,7 @@ def curves(folder):
 
 
 def tool(name, *words):
-    return subprocess.run(
-        [sys.executable, str(TOOLS / name), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_script(f"tools/{name}", *words)
 
 
 def test_rebuilt_curves_are_those_that_were_written_live(run):

@@ -1,6 +1,5 @@
 """tools/merge_preprocessed_data.py, as it is run."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 from megatron.common.errors import DataError
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
@@ -29,14 +29,8 @@ def directory(tmp_path):
     return tmp_path
 
 
-def run(directory, line, **how):
-    return subprocess.run(
-        [sys.executable, str(TOOL), *line.split()],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        **how,
-    )
+def run(directory, line):
+    return run_script("tools/merge_preprocessed_data.py", *line.split(), folder=directory)
 
 
 LINE = "--datasets p1_text_document p0_text_document p2_text_document --output-prefix all"
@@ -138,8 +132,10 @@ MPIRUN = {
 
 
 @pytest.mark.parametrize("position", [{"RANK": "1", "WORLD_SIZE": "2"}, MPIRUN])
-def test_ranks_but_the_first_leave_the_work_to_it(directory, position):
-    done = run(directory, LINE, env=os.environ | position)
+def test_ranks_but_the_first_leave_the_work_to_it(directory, position, monkeypatch):
+    for name, value in position.items():
+        monkeypatch.setenv(name, value)
+    done = run(directory, LINE)
     assert (done.returncode, done.stdout) == (0, "")
     assert not (directory / "all.bin").exists()
 
@@ -173,9 +169,11 @@ def test_no_replacement_is_announced_before_it_is_known(directory):
 @pytest.mark.parametrize("how", ["", "--merge distributed --workers 2"])
 def test_a_full_disk_leaves_nothing(directory, how):
     before = sorted(directory.iterdir())
-    done = run(
-        directory,
-        f"{LINE} {how}",
+    done = subprocess.run(
+        [sys.executable, str(TOOL), *LINE.split(), *how.split()],
+        cwd=directory,
+        capture_output=True,
+        text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000)),
     )
     assert done.returncode == 1

@@ -1,11 +1,10 @@
 """The tools that look at data, for samples of other objectives."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 from tokenizers import pre_tokenizers
 
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
@@ -34,9 +33,7 @@ def write(prefix, ids):
 
 
 def lines_of(tool, line):
-    done = subprocess.run(
-        [sys.executable, TOOLS / tool, *line.split()], capture_output=True, text=True
-    )
+    done = run_script(f"tools/{tool}", *line.split())
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if not line.startswith("built the ")]
 

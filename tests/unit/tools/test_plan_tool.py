@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NETWORK = (
@@ -15,8 +16,7 @@ NETWORK = (
 
 
 def run(*flags, bits="--bf16"):
-    words = (sys.executable, str(REPOSITORY / "tools" / "plan.py"), *NETWORK, bits, *flags)
-    return subprocess.run(words, capture_output=True, text=True, timeout=100)
+    return run_script("tools/plan.py", *NETWORK, bits, *flags)
 
 
 def test_a_run_is_planned_to_its_cost():

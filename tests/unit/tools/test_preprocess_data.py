@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 from tokenizers import pre_tokenizers
 
 from megatron.data.token_files.indexed_dataset import IndexedDataset
@@ -43,7 +44,7 @@ def command(line):
 
 
 def run(directory, line):
-    return subprocess.run(command(line), cwd=directory, capture_output=True, text=True)
+    return run_script("tools/preprocess_data.py", *command(line)[2:], folder=directory)
 
 
 def new_files(directory):

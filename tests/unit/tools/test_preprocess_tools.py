@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 from tokenizers import pre_tokenizers
 
 ROOT = Path(__file__).parents[3]
@@ -33,14 +34,8 @@ def words_of(tool, line):
     return [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *flags.split()]
 
 
-def run(directory, tool, line, **environment):
-    return subprocess.run(
-        words_of(tool, line),
-        cwd=directory,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+def run(directory, tool, line):
+    return run_script(f"tools/{tool}.py", *words_of(tool, line)[2:], folder=directory)
 
 
 def pairs(directory, prefix):

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 TOOL = str(Path(__file__).parents[3] / "tools" / "watch.py")
 
 
 def watch(*words):
-    words = [sys.executable, TOOL, *map(str, words)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return run_script("tools/watch.py", *words)
 
 
 def step(iteration):

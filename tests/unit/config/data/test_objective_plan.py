@@ -1,9 +1,9 @@
 """Which flags an objective has, and its messages."""
 
 import pytest
+from problems import problem
 from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
-from megatron.common.errors import ConfigError
 from megatron.config.plan.plan import plan
 from megatron.config.plan.validation import validate
 
@@ -24,7 +24,7 @@ from megatron.config.plan.validation import validate
 )
 def test_flags_of_another_objective_are_refused(name, flags, message):
 
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         validate(tiny_config(*flags), world_size=1, device="cpu", objective=name)
 
 
@@ -52,7 +52,7 @@ def test_what_may_surprise_is_told(name, flags, notice):
     ],
 )
 def test_flags_of_an_extension_name_its_script(flags, script):
-    with pytest.raises(ConfigError, match=f"is for {script}; pretrain_gpt.py has no use for it"):
+    with problem(f"{script} … pretrain_gpt.py"):
         tiny_plan(*flags.split())
 
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
+from problems import problem
 from tiny import tiny_argv
 
-from megatron.common.errors import ConfigError
 from megatron.config.config import all_sections, parse_config
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.parsing.declaration import flags_of
@@ -30,5 +29,5 @@ def test_underscores_spell_the_same_flag():
 
 
 def test_a_misspelled_flag_of_another_program_has_its_near_miss():
-    with pytest.raises(ConfigError, match="did you mean --use-persistent-ckpt-worker"):
+    with problem("did you mean --use-persistent-ckpt-worker"):
         parse_config(tiny_argv("--use-persistent-ckpt-workers"))

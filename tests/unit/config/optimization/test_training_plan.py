@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import problem
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
@@ -82,7 +83,7 @@ def test_merged_ranges_hold_the_same_iterations(ranges):
 
 @pytest.mark.parametrize("text", ["5", "5-", "-5", "7-5", "0-3", "a-b", "1-2-3", "1_-2"])
 def test_a_range_that_is_none_is_told(text):
-    with pytest.raises(ConfigError, match="write FIRST-LAST, two iterations from 1 on"):
+    with problem("FIRST-LAST"):
         tiny_plan(f"--skip-train-iteration-range={text}")
 
 
@@ -92,9 +93,9 @@ def test_the_size_of_the_network_can_be_asked_for():
     for text in (str(parameters), f"{parameters / 1000 * 1.04:.3f}K", f"{parameters / 1e9:.9f}b"):
         assert tiny_plan("--expect-params", text)
     for text in (f"{parameters / 1000 * 1.06:.3f}K", "1.3B"):
-        with pytest.raises(ConfigError, match=f"a network of {parameters:,} parameters, which is"):
+        with problem(f"{parameters:,} parameters"):
             tiny_plan("--expect-params", text)
-    with pytest.raises(ConfigError, match="write a number with K, M, B or T"):
+    with problem("K, M, B or T"):
         tiny_plan("--expect-params", "large")
 
 
@@ -113,7 +114,7 @@ def test_eval_only_may_be_followed_by_its_truth(words, on):
 
 
 def test_a_truth_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="'perhaps' is neither True nor False"):
+    with problem("'perhaps' … True … False"):
         tiny_config("--eval-only", "perhaps")
 
 

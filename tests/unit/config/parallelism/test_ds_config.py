@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from problems import problem
 from tiny import tiny_plan
 
 from megatron.common.errors import ConfigError
@@ -105,8 +106,7 @@ def test_a_file_that_repeats_the_flags_is_fine(decide):
         ({"train_batch_size": 16}, "train_batch_size is 16, but --global-batch-size is 8"),
         (
             {"gradient_accumulation_steps": 2},
-            r"gradient_accumulation_steps is 2, but --global-batch-size / \(--micro-batch-size \* "
-            r"replicas\) is 4",
+            "gradient_accumulation_steps … 2 … --global-batch-size … --micro-batch-size … 4",
         ),
         ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but --clip-grad is 1.0"),
         ({"fp16": {"enabled": True}}, "fp16.enabled is true, but --fp16 is False"),
@@ -119,7 +119,7 @@ def test_a_file_that_repeats_the_flags_is_fine(decide):
     ],
 )
 def test_a_contradiction_names_both(decide, content, message):
-    with pytest.raises(ConfigError, match=f"ds.json: {message}"):
+    with problem(f"ds.json: {message}"):
         decide(content, "--global-batch-size", "8", "--zero-stage", "1")
 
 
@@ -184,7 +184,7 @@ def test_with_a_ramp_the_first_and_the_final_size_are_accepted(decide, size):
 
 def test_with_a_ramp_another_size_is_refused(decide):
     flags = ["--global-batch-size", "8", "--rampup-batch-size", "2", "2", "24"]
-    with pytest.raises(ConfigError, match="train_batch_size is 4, but --global-batch-size is 2"):
+    with problem("train_batch_size … 4 … --global-batch-size … 2"):
         decide(
             {"train_batch_size": 4}, *flags, "--train-samples", "100", without=("--train-iters",)
         )
@@ -252,7 +252,7 @@ def test_the_flags_of_the_loss_scale_are_written(decide):
     ],
 )
 def test_a_loss_scale_that_the_file_contradicts_is_told(decide, key, value, flag, message):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         decide({"fp16": {key: value}}, "--fp16", *flag.split(), device="cuda")
 
 
@@ -266,7 +266,7 @@ def test_a_power_said_as_the_loss_scale_is_read_as_the_file_means_it(decide):
         "--loss-scale 12 is read as fp16.initial_scale_power of the JSON: the loss scale is dynamic and "
         "starts at 4096"
     ) in plan.notices
-    with pytest.raises(ConfigError, match="loss_scale is 0, but --loss-scale is 13.0"):
+    with problem("loss_scale … 0 … --loss-scale … 13.0"):
         decide({"fp16": SCALE_12}, "--fp16", "--loss-scale", "13", device="cuda")
 
 
@@ -318,7 +318,7 @@ def test_the_flags_of_zero_are_written(flags, block):
     ],
 )
 def test_a_flag_of_zero_that_the_file_contradicts_is_told(decide, block, flags, message):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         decide({"zero_optimization": {"stage": 3} | block}, *flags.split())
 
 
@@ -398,10 +398,10 @@ def test_offload_needs_nothing_compiled(decide):
     ],
 )
 def test_what_is_no_object_is_refused(decide, text, message):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         decide(text)
 
 
 def test_a_missing_file_is_told():
-    with pytest.raises(ConfigError, match="--deepspeed_config nowhere: No such file or directory"):
+    with problem("--deepspeed_config nowhere: No such file or directory"):
         tiny_plan("--deepspeed_config", "nowhere")

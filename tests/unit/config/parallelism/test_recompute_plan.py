@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from problems import problem
 from tiny import tiny_plan
 
 from megatron.common.errors import ConfigError
@@ -135,9 +136,7 @@ def test_the_json_serves_many_layouts(tmp_path):
 def test_a_flag_against_the_json_is_told(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"activation_checkpointing": {"partition_activations": False}}))
-    with pytest.raises(
-        ConfigError, match="activation_checkpointing.partition_activations of the DeepSpeed JSON"
-    ):
+    with problem("activation_checkpointing.partition_activations of the DeepSpeed JSON"):
         plan_of(f"--deepspeed_config {file} {TENSOR} --partition-activations", world_size=2)
 
 

@@ -1,6 +1,7 @@
 """Flags from a YAML file."""
 
 import pytest
+from problems import problem
 from tiny import tiny_argv, tiny_config
 
 from megatron.common.errors import ConfigError
@@ -72,9 +73,9 @@ def test_without_a_file_the_words_are_those_of_the_command_line():
     ("text", "message"),
     [
         ("a: [", "run.yaml is not YAML: "),
-        ("a: 1\nlr: 1\nlr: 2\n", "run.yaml is not YAML: line 3, column 1: lr stands twice, .* 2"),
+        ("a: 1\nlr: 1\nlr: 2\n", "run.yaml … line 3, column 1: lr … 2"),
         ("a:\n  - b: 1\n    b: 1\n", "line 3, column 5: b stands twice, first in line 2"),
-        ("- a\n- b\n", "run.yaml: expected `flag: value` lines, found \\['a', 'b'\\]"),
+        ("- a\n- b\n", "run.yaml: expected `flag: value` lines, found ['a', 'b']"),
         ("", "run.yaml: expected `flag: value` lines, found None"),
         ("just words", "run.yaml: expected `flag: value` lines, found 'just words'"),
         ("no_such_flag: 1", "run.yaml, line 1: unknown key no_such_flag"),
@@ -83,7 +84,7 @@ def test_without_a_file_the_words_are_those_of_the_command_line():
     ],
 )
 def test_a_mistake_in_the_file_is_one_message(write, text, message):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         tiny_config("--config", str(write(text)))
 
 
@@ -132,9 +133,7 @@ def bomb(kind):
 def test_aliases_that_stand_for_too_much_end_at_once(write, text):
     file = write(text)
     assert file.stat().st_size < 1000
-    with pytest.raises(
-        ConfigError, match=r"run.yaml is not YAML: its aliases \(\*name\) stand for"
-    ):
+    with problem("run.yaml … aliases (*name)"):
         file_flags(file)
 
 
@@ -158,7 +157,7 @@ def test_a_long_list_without_aliases_is_not_limited(write):
 
 def test_the_keys_of_a_file_are_limited(write):
     """Each takes time: to be read, and to be compared with the names of all flags."""
-    with pytest.raises(ConfigError, match="it has more than 5000 keys"):
+    with problem("more than 5000 keys"):
         file_flags(write("".join(f"key{i}: 1\n" for i in range(6000))))
     file = write("".join(f"keyword{i}: 1\n" for i in range(300)))
     with pytest.raises(ConfigError) as caught:
@@ -176,13 +175,13 @@ def test_the_keys_of_a_file_are_limited(write):
     ],
 )
 def test_values_that_yaml_cannot_make_are_told(write, text, message):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         file_flags(write(text))
 
 
 @pytest.mark.parametrize("value", ["false", "null"])
 def test_an_unknown_flag_is_refused_whatever_its_value(write, value):
-    with pytest.raises(ConfigError, match="line 1: unknown key no_such_flag"):
+    with problem("line 1: unknown key no_such_flag"):
         tiny_config("--config", str(write(f"no_such_flag: {value}")))
 
 
@@ -194,15 +193,15 @@ def test_a_switch_that_is_on_by_default_can_be_turned_off_by_its_field(write):
 def test_bytes_that_are_no_text_are_told(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_bytes(b"a: \xff")
-    with pytest.raises(ConfigError, match="run.yaml is not YAML: 'utf-8' codec"):
+    with problem("run.yaml … 'utf-8'"):
         file_flags(file)
 
 
 def test_a_missing_file_is_told():
-    with pytest.raises(ConfigError, match="--config nowhere.yaml: No such file or directory"):
+    with problem("--config nowhere.yaml: No such file or directory"):
         tiny_config("--config", "nowhere.yaml")
 
 
 def test_the_flag_without_a_value_is_told():
-    with pytest.raises(ConfigError, match="argument --config: expected one argument"):
+    with problem("argument --config: expected one argument"):
         tiny_config("--config")

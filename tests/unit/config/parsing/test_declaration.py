@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-import pytest
+from problems import problem
 
 from megatron.config.parsing.declaration import flags_of, range_problems, resolve, setting
 
@@ -36,7 +36,7 @@ def test_decisions_are_made_or_copied():
 
 
 def test_a_decision_that_nothing_makes_is_an_error():
-    with pytest.raises(TypeError, match="own: nothing decides depth"):
+    with problem("own … depth", TypeError):
         resolve(OwnPlan, "own", OwnConfig())
     assert resolve(OwnPlan, "own", OwnConfig(), left_at_default=["depth"]).depth == 0
 

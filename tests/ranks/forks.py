@@ -34,7 +34,7 @@ _PRELOADED = [
     "forks",
 ]
 _ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-_TESTS = str(Path(__file__).parent)
+_TESTS = str(Path(__file__).parents[1])
 # Processes look after each other when one starts: two threads would read the same exit code.
 _lock = threading.Lock()
 

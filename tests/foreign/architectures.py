@@ -29,7 +29,7 @@ from megatron.checkpointing.conversion.network import load_network, weights_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools" / "convert_checkpoint"
+TOOLS = Path(__file__).resolve().parents[2] / "tools" / "convert_checkpoint"
 SIZES = """
     --num-layers 2 --hidden-size 24 --num-attention-heads 6 --seq-length 10
     --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0

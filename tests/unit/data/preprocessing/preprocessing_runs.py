@@ -10,7 +10,7 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 
 
 SLOW = """
