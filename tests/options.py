@@ -441,6 +441,7 @@ TRAINING = {
     "micro_batch_size": Turned("--micro-batch-size 4", "batches"),
     "global_batch_size": Turned("--global-batch-size 2", "sizes"),
     "rampup_batch_size": Turned("--rampup-batch-size 2 2 8", "sizes", **_SAMPLES),
+    "step_batch_size_schedule": Turned("--step-batch-size-schedule 0:2 64:4", "sizes", **_SAMPLES),
     "train_iters": Turned("--train-iters 2", "sizes"),
     "train_samples": Turned("--train-samples 8", "sizes", **_SAMPLES),
     "train_tokens": Turned("--train-tokens 100", "sizes"),

@@ -6,12 +6,11 @@ from megatron.config.checks.deepspeed import json_problems, zero_problems
 from megatron.config.checks.experts import expert_problems
 from megatron.config.checks.pipeline import interleaving_problems
 from megatron.config.checks.start import Start
-from megatron.config.optimization.batch_size import BatchPlan, plan_batch
+from megatron.config.optimization.batch_size import BatchPlan, plan_batch, size_schedule_problems
 from megatron.config.optimization.curriculum import curriculum_problems
 from megatron.config.optimization.lr_schedule import schedule_problems, unit_problems
 from megatron.config.optimization.training import global_batch_size_of, training_problems
 from megatron.config.parallelism.layout import sequence_parts, world_size_problems
-from megatron.config.parsing.json_tree import value_at
 
 
 def length_problems(start: Start) -> Iterator[str]:
@@ -46,8 +45,7 @@ def elastic_problems(start: Start) -> Iterator[str]:
     """Yield why a run cannot continue with another number of replicas."""
     config = start.config
     yield from world_size_problems(config.parallel, start.world_size)
-    by_json = value_at(start.deepspeed, "train_batch_size")
-    if config.training.global_batch_size is None and by_json is None:
+    if global_batch_size_of(config.training, start.deepspeed) is None:
         yield (
             "--elastic needs --global-batch-size: without it a step has as many samples as the "
             "replicas that there are"
@@ -60,7 +58,7 @@ def elastic_problems(start: Start) -> Iterator[str]:
 
 
 def batch_problems(start: Start) -> Iterator[str]:
-    """Yield every reason why micro-batches, global batch and ramp do not fit together."""
+    """Yield every reason why micro-batches, global batch and its schedule do not fit together."""
     training, data = start.config.training, start.replicas
     micro, ramp = training.micro_batch_size, training.rampup_batch_size
     global_batch_size = global_batch_size_of(training, start.deepspeed)
@@ -71,6 +69,9 @@ def batch_problems(start: Start) -> Iterator[str]:
         yield f"--global-batch-size {global_batch_size} must be at least 1"
         return
     unit = micro * data
+    if training.step_batch_size_schedule is not None:
+        yield from _size_schedule_problems(start, unit)
+        return
     if global_batch_size is not None and global_batch_size % unit:
         elastic = (
             "" if global_batch_size % micro else "; --elastic trains on fewer, which divide it"
@@ -87,6 +88,29 @@ def batch_problems(start: Start) -> Iterator[str]:
             data_parallel_size=data,
         )
         yield from _ramp_problems(ramp, batch, unit, start.consumed_samples)
+
+
+def _size_schedule_problems(start: Start, unit: int) -> Iterator[str]:
+    """Yield what is wrong with --step-batch-size-schedule."""
+    training, seq_length = start.config.training, start.config.model.seq_length
+    schedule = training.step_batch_size_schedule or ()
+    flag = "--step-batch-size-schedule"
+    others = {
+        "--global-batch-size": training.global_batch_size,
+        "--rampup-batch-size": training.rampup_batch_size,
+    }
+    for other in (name for name, value in others.items() if value is not None):
+        yield f"{flag} sets the size of every global batch: leave {other} out"
+    wrong = [*size_schedule_problems(schedule, seq_length)]
+    yield from wrong
+    if not wrong:
+        sizes = start.steps.batch.sizes_from(start.consumed_samples)
+        uneven = [size for size in sizes if size % unit]
+        if uneven:
+            yield (
+                f"{flag} {' '.join(schedule)}: batch size {uneven[0]} is not a multiple of "
+                f"micro-batch size * replicas = {unit}"
+            )
 
 
 def _ramp_problems(

@@ -55,11 +55,6 @@ STEP_FLAGS = (
         "decrease-batch-size-if-needed",
     ),
     *refused(
-        "batches grow in equal steps: write --rampup-batch-size START INCREMENT SAMPLES, with the last "
-        "size in --global-batch-size",
-        "step-batch-size-schedule",
-    ),
-    *refused(
         "evaluation takes the batches of training: leave this flag out, and scale --eval-iters, which "
         "counts batches of --global-batch-size",
         "eval-global-batch-size eval-micro-batch-size",

@@ -239,6 +239,45 @@ def problems(line, *, world_size=1, device="cpu"):
             "--rampup-batch-size is counted in samples: give --train-samples instead of "
             "--train-iters",
         ),
+        (
+            "--step-batch-size-schedule 0:2",
+            "--step-batch-size-schedule is counted in tokens: give --train-samples instead of "
+            "--train-iters",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 0:2 40B",
+            "--step-batch-size-schedule 40B: write TOKENS:SIZE, the tokens after which a step takes "
+            "SIZE samples, such as 0:768 250B:1536",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 0:0",
+            "--step-batch-size-schedule 0:0: write TOKENS:SIZE, the tokens after which a step takes "
+            "SIZE samples, such as 0:768 250B:1536",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 6:2 12:4",
+            "--step-batch-size-schedule 6:2 12:4: the first entry must begin at 0 tokens, as 0:2",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 0:2 3:4",
+            "--step-batch-size-schedule 0:2 3:4: sizes 2 and 4 begin at the same sample: thresholds "
+            "must differ by a sample of 6 tokens at least",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 0:2 12:3",
+            "--step-batch-size-schedule 0:2 12:3: batch size 3 is not a multiple of micro-batch "
+            "size * replicas = 2",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 0:2 12:4 --global-batch-size 4",
+            "--step-batch-size-schedule sets the size of every global batch: leave "
+            "--global-batch-size out",
+        ),
+        (
+            f"{SAMPLES} --step-batch-size-schedule 0:2 12:4 --rampup-batch-size 2 2 8",
+            "--step-batch-size-schedule sets the size of every global batch: leave "
+            "--rampup-batch-size out",
+        ),
         ("--train-iters 0", "--train-iters 0 must be at least 1"),
         ("--train-samples 0", "--train-samples 0 must be at least 1"),
         ("--exit-interval 0", "--exit-interval 0 must be at least 1"),
