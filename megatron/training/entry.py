@@ -28,7 +28,6 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan.validation import validate
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
-from megatron.config.run.evaluation import plan_evaluation
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
 from megatron.training.prepare import local_save, prepare
@@ -196,7 +195,7 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
         is_path = os.sep in file if name == "tokenizer_model" else bool(file)
         if is_path and not os.path.exists(file):
             yield f"cannot read {flag} {file}: No such file or directory"
-    trains = not plan_evaluation(config.evaluation).only
+    trains = config.evaluation.trains
     planned = plan_checkpoint(config.checkpoint, trains=trains)
     if planned.load and planned.must_exist and not os.path.exists(planned.load):
         yield f"--load {planned.load}: there is no such directory{near(Path(planned.load))}"

@@ -25,7 +25,6 @@ from megatron.config.parallelism.precision import (
 )
 from megatron.config.parallelism.recompute import Storage, plan_storage
 from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_keys
-from megatron.config.run.evaluation import plan_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ class Start:
     @cached_property
     def trains(self) -> bool:
         """Whether the run takes steps; otherwise it evaluates alone."""
-        return not plan_evaluation(self.config.evaluation).only
+        return self.config.evaluation.trains
 
     @cached_property
     def replicas(self) -> int:

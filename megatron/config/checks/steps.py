@@ -69,6 +69,7 @@ def batch_problems(start: Start) -> Iterator[str]:
         yield f"--global-batch-size {global_batch_size} must be at least 1"
         return
     unit = micro * data
+    yield from _evaluation_problems(start, global_batch_size or unit)
     if training.step_batch_size_schedule is not None:
         yield from _size_schedule_problems(start, unit)
         return
@@ -88,6 +89,26 @@ def batch_problems(start: Start) -> Iterator[str]:
             data_parallel_size=data,
         )
         yield from _ramp_problems(ramp, batch, unit, start.consumed_samples)
+
+
+def _evaluation_problems(start: Start, global_batch_size: int) -> Iterator[str]:
+    """Yield why the batches of evaluation do not fit together."""
+    evaluation, replicas = start.config.evaluation, start.replicas
+    micro, size = evaluation.eval_micro_batch_size, evaluation.eval_global_batch_size
+    given = {"--eval-micro-batch-size": micro, "--eval-global-batch-size": size}
+    flags = [flag for flag, value in given.items() if value is not None]
+    if flags and start.declared.has_epochs:
+        yield (
+            f"{' and '.join(flags)}: objective {start.objective} evaluates its data sets in batches of "
+            "--micro-batch-size; leave it out"
+        )
+    elif flags:
+        micro, size = micro or start.config.training.micro_batch_size, size or global_batch_size
+        if micro > 0 and size % (micro * replicas):
+            yield (
+                f"{' and '.join(flags)}: {size} samples of an evaluated batch are not a multiple of "
+                f"{micro} samples * {replicas} replicas = {micro * replicas}"
+            )
 
 
 def _size_schedule_problems(start: Start, unit: int) -> Iterator[str]:

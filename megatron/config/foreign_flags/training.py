@@ -54,11 +54,6 @@ STEP_FLAGS = (
         "so, and leave this flag out",
         "decrease-batch-size-if-needed",
     ),
-    *refused(
-        "evaluation takes the batches of training: leave this flag out, and scale --eval-iters, which "
-        "counts batches of --global-batch-size",
-        "eval-global-batch-size eval-micro-batch-size",
-    ),
     *refused("evaluation begins with --eval-interval; leave this flag out", "start-eval-at-iter"),
     *refused(
         'each group of --valid-weighted-split-paths "NAME: 1 0:1 PREFIX" is evaluated under its NAME',

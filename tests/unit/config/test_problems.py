@@ -278,6 +278,17 @@ def problems(line, *, world_size=1, device="cpu"):
             "--step-batch-size-schedule sets the size of every global batch: leave "
             "--rampup-batch-size out",
         ),
+        (
+            "--eval-micro-batch-size 4 --global-batch-size 6",
+            "--eval-micro-batch-size: 6 samples of an evaluated batch are not a multiple of 4 samples "
+            "* 1 replicas = 4",
+        ),
+        (
+            "--eval-micro-batch-size 4 --eval-global-batch-size 6",
+            "--eval-micro-batch-size and --eval-global-batch-size: 6 samples of an evaluated batch are "
+            "not a multiple of 4 samples * 1 replicas = 4",
+        ),
+        ("--eval-micro-batch-size 0", "--eval-micro-batch-size 0 must be at least 1"),
         ("--train-iters 0", "--train-iters 0 must be at least 1"),
         ("--train-samples 0", "--train-samples 0 must be at least 1"),
         ("--exit-interval 0", "--exit-interval 0 must be at least 1"),
