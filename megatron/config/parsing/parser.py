@@ -1,9 +1,9 @@
 """Parser of command lines: all problems at once, with locations in files of flags and near misses."""
 
 import re
-from argparse import Namespace
+from argparse import Action, ArgumentError, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise, zip_longest
+from itertools import groupby, pairwise, product, zip_longest
 from typing import Any, NoReturn
 
 from megatron.common.cli import ToolParser
@@ -67,7 +67,7 @@ class FlagParser(ToolParser):
 
     Args:
         answers: by name without dashes, what to write in place of flags of other programs; by "NAME
-            VALUE", in place of a value of a switch.
+            VALUE" in place of a value of a flag, or of any value of a switch.
         others: further flags that are known, whether the parser has them or not.
     """
 
@@ -96,6 +96,16 @@ class FlagParser(ToolParser):
         # argparse's message about a switch with a value.
         clear = "takes no value (in a file: true or false), not"
         raise ConfigError(message.replace("ignored explicit argument", clear))
+
+    def _get_values(self, action: Action, arg_strings: Any) -> Any:
+        """Return the values of a flag, or answer one that it has in other programs only."""
+        try:
+            return super()._get_values(action, arg_strings)
+        except (ArgumentError, ConfigError):
+            for option, value in product(action.option_strings, arg_strings):
+                if answer := self._answers.get(f"{option.removeprefix('--')} {value}"):
+                    raise ConfigError(f"{option} {value}: {answer}") from None
+            raise
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the words `args` into `namespace`.
