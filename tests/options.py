@@ -440,6 +440,9 @@ SCHEDULE = {
 TRAINING = {
     "micro_batch_size": Turned("--micro-batch-size 4", "batches"),
     "global_batch_size": Turned("--global-batch-size 2", "sizes"),
+    "gradient_accumulation_steps": Turned(
+        "--gradient-accumulation-steps 3", "sizes", without=("--global-batch-size",)
+    ),
     "rampup_batch_size": Turned("--rampup-batch-size 2 2 8", "sizes", **_SAMPLES),
     "step_batch_size_schedule": Turned(
         "--step-batch-size-schedule 0:4",

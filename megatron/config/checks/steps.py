@@ -69,9 +69,17 @@ def batch_problems(start: Start) -> Iterator[str]:
         yield f"--global-batch-size {global_batch_size} must be at least 1"
         return
     unit = micro * data
-    yield from _evaluation_problems(start, global_batch_size or unit)
+    steps = training.gradient_accumulation_steps
+    accumulated = unit * (steps or 1)
+    yield from _evaluation_problems(start, global_batch_size or accumulated)
     if training.step_batch_size_schedule is not None:
         yield from _size_schedule_problems(start, unit)
+        return
+    if steps is not None and global_batch_size not in (None, accumulated):
+        yield (
+            f"--global-batch-size {global_batch_size} is not --micro-batch-size {micro} * {data} "
+            f"replicas * --gradient-accumulation-steps {steps} = {accumulated}: leave one of the two out"
+        )
         return
     if global_batch_size is not None and global_batch_size % unit:
         elastic = (
@@ -85,7 +93,7 @@ def batch_problems(start: Start) -> Iterator[str]:
         batch = plan_batch(
             micro,
             ramp if len(ramp) == 3 else None,
-            global_batch_size=global_batch_size,
+            global_batch_size=global_batch_size or accumulated,
             data_parallel_size=data,
         )
         yield from _ramp_problems(ramp, batch, unit, start.consumed_samples)
@@ -119,6 +127,7 @@ def _size_schedule_problems(start: Start, unit: int) -> Iterator[str]:
     others = {
         "--global-batch-size": training.global_batch_size,
         "--rampup-batch-size": training.rampup_batch_size,
+        "--gradient-accumulation-steps": training.gradient_accumulation_steps,
     }
     for other in (name for name, value in others.items() if value is not None):
         yield f"{flag} sets the size of every global batch: leave {other} out"

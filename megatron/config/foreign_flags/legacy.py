@@ -17,6 +17,7 @@ from megatron.config.foreign_flags.run import (
     RUN_LEGACY,
     TOKENIZER_LEGACY,
 )
+from megatron.config.foreign_flags.tables import read_as
 from megatron.config.foreign_flags.training import (
     DATA_FLAGS,
     OPTIMIZER_FLAGS,
@@ -86,8 +87,10 @@ LEGACY = (
         "norms have one fused kernel for every width; --no-layer-norm-fusion turns it off",
     ),
     Legacy("--max-seq-length", "write --seq-length instead", takes=1, refused=True),
-    Legacy("--batch-size", "write --micro-batch-size instead", takes=1, refused=True),
-    Legacy("--warmup", "write --lr-warmup-fraction instead", takes=1, refused=True),
+    # Of Megatron-LM 1 and DeepSpeed's version of it.
+    *read_as("batch-size", "it takes a number", other="--micro-batch-size {}"),
+    *read_as("warmup", "it takes a number", other="--lr-warmup-fraction {}"),
+    *read_as("pipe-parallel-size", "it takes a number", other="--pipeline-model-parallel-size {}"),
     Legacy("--deepspeed", "every run goes through DeepSpeed, with or without this flag"),
     Legacy("--use-deepspeed", "every run goes through DeepSpeed, with or without this flag"),
     Legacy(

@@ -83,10 +83,11 @@ def plan_batch(
     *,
     global_batch_size: int | None,
     data_parallel_size: int,
+    accumulation_steps: int = 1,
     size_schedule: SizeSchedule = (),
 ) -> BatchPlan:
-    """Return the batch; without a global size it is one micro-batch per replica."""
-    final = global_batch_size or micro_batch_size * data_parallel_size
+    """Return the batch; without a global size it is `accumulation_steps` micro-batches per replica."""
+    final = global_batch_size or micro_batch_size * data_parallel_size * accumulation_steps
     start, increment, samples = rampup_batch_size or (final, 1, 0)
     return BatchPlan(
         micro_batch_size=micro_batch_size,

@@ -28,6 +28,9 @@ class TrainingConfig:
     global_batch_size: int | None = None
     """Samples per optimizer step (default: one micro-batch per replica)."""
 
+    gradient_accumulation_steps: int | None = setting(None, at_least=1, older=("--gas",))
+    """Micro-batches of each replica per optimizer step, in place of --global-batch-size."""
+
     rampup_batch_size: list[int] | None = None
     """Batch size ramp-up, three numbers of samples: first global batch size, increment, and the length
     of the ramp to --global-batch-size."""
@@ -294,6 +297,7 @@ def plan_steps(
         training.rampup_batch_size,
         global_batch_size=global_batch_size_of(training, user),
         data_parallel_size=data,
+        accumulation_steps=training.gradient_accumulation_steps or 1,
         size_schedule=size_schedule_of(training.step_batch_size_schedule, seq_length),
     )
     curriculum = plan_curriculum(user, seq_length)

@@ -240,6 +240,12 @@ def problems(line, *, world_size=1, device="cpu"):
             "--train-iters",
         ),
         (
+            "--gradient-accumulation-steps 3 --global-batch-size 4",
+            "--global-batch-size 4 is not --micro-batch-size 2 * 1 replicas * "
+            "--gradient-accumulation-steps 3 = 6: leave one of the two out",
+        ),
+        ("--gas 0", "--gradient-accumulation-steps 0 must be at least 1"),
+        (
             "--step-batch-size-schedule 0:2",
             "--step-batch-size-schedule is counted in tokens: give --train-samples instead of "
             "--train-iters",

@@ -171,6 +171,30 @@ def test_a_global_batch_is_cut_into_micro_batches_of_every_replica():
     assert batch.num_micro_batches(6) == 1
 
 
+@pytest.mark.parametrize("flag", ["--gradient-accumulation-steps", "--gas"])
+def test_accumulation_steps_set_the_global_batch_size(flag):
+    batch = tiny_plan(flag, "5", world_size=3).batch
+    assert (batch.global_batch_size, batch.num_micro_batches(30)) == (30, 5)
+    both = tiny_plan(flag, "5", "--global-batch-size", "30", world_size=3).batch
+    assert both == batch
+
+
+def test_a_command_of_megatron_lm_1_takes_the_steps_of_that_program():
+    flags = [
+        "--batch-size",
+        "4",
+        "--warmup",
+        "0.1",
+        "--lr-decay-iters",
+        "8",
+        "--pipe-parallel-size",
+        "2",
+    ]
+    plan = tiny_plan(*flags, world_size=4, without=("--micro-batch-size",))
+    assert (plan.batch.micro_batch_size, plan.batch.global_batch_size) == (4, 8)
+    assert (plan.schedule.warmup, plan.parallel.pipeline) == (pytest.approx(0.1 * 64), 2)
+
+
 def test_one_micro_batch_per_replica_when_no_global_size_is_said():
     assert tiny_plan(world_size=3).batch.global_batch_size == 6
 
