@@ -1,9 +1,9 @@
 """Parser of command lines: all problems at once, with locations in files of flags and near misses."""
 
 import re
-from argparse import Action, ArgumentError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise, product, zip_longest
+from itertools import groupby, pairwise, zip_longest
 from typing import Any, NoReturn
 
 from megatron.common.cli import ToolParser
@@ -87,6 +87,10 @@ class FlagParser(ToolParser):
         """Whether a flag is spelled `option`."""
         return option in self._option_string_actions
 
+    def field_set_by(self, option: str) -> str:
+        """Return the field that the flag `option` sets."""
+        return self._option_string_actions[option].dest
+
     def has_field(self, name: str) -> bool:
         """Whether a flag sets the field `name`."""
         return any(action.dest == name for action in self._actions)
@@ -96,16 +100,6 @@ class FlagParser(ToolParser):
         # argparse's message about a switch with a value.
         clear = "takes no value (in a file: true or false), not"
         raise ConfigError(message.replace("ignored explicit argument", clear))
-
-    def _get_values(self, action: Action, arg_strings: Any) -> Any:
-        """Return the values of a flag, or answer one that it has in other programs only."""
-        try:
-            return super()._get_values(action, arg_strings)
-        except (ArgumentError, ConfigError):
-            for option, value in product(action.option_strings, arg_strings):
-                if answer := self._answers.get(f"{option.removeprefix('--')} {value}"):
-                    raise ConfigError(f"{option} {value}: {answer}") from None
-            raise
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the words `args` into `namespace`.
@@ -192,7 +186,7 @@ class FlagParser(ToolParser):
             try:
                 self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
             except ConfigError as error:
-                problems += error.problems
+                problems += self._foreign_values(entry) or error.problems
             else:
                 kept += entry
         return kept, problems
@@ -203,6 +197,9 @@ class FlagParser(ToolParser):
         try:
             given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
         except ConfigError as error:
+            if foreign := self._foreign_values(entry):
+                yield from (f"{location}: {problem}" for problem in foreign)
+                return
             wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
             answer = self._answers.get(f"{plain(key)} VALUE")
             yield f"{location}: {key}: {wrong}{f'; {answer}' if answer else ''}"
@@ -215,6 +212,15 @@ class FlagParser(ToolParser):
             # A key has no dashes.
             answer = re.sub("^(did you mean |write )--", r"\1", self._answer(option))
             yield f"{location}: unknown key {key}{answer and f'; {answer}'}"
+
+    def _foreign_values(self, entry: Sequence[str]) -> list[str]:
+        """Return what to write in place of values of a refused flag that other programs have."""
+        option, equals, value = entry[0].partition("=")
+        found = (
+            (each, self._answers.get(f"{option.removeprefix('--')} {each}"))
+            for each in ([value] if equals else entry[1:])
+        )
+        return [f"{option} {each}: {answer}" for each, answer in found if answer]
 
     def _answer(self, option: str) -> str:
         names = [*self._option_string_actions, *self._others]

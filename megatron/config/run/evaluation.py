@@ -31,11 +31,6 @@ class EvaluationConfig:
     inference: bool = False
     """Like --eval-only, without an optimizer, which takes most of the memory."""
 
-    @property
-    def trains(self) -> bool:
-        """Whether the run takes steps; otherwise it evaluates alone."""
-        return not (self.eval_only or self.inference)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
@@ -63,6 +58,11 @@ class EvaluationPlan:
         return self.interval > 0 and iteration % self.interval == 0
 
 
+def takes_steps(evaluation: EvaluationConfig) -> bool:
+    """Whether the run trains; otherwise it evaluates alone."""
+    return not (evaluation.eval_only or evaluation.inference)
+
+
 def plan_evaluation(evaluation: EvaluationConfig, training: BatchPlan) -> EvaluationPlan:
     """Return the schedule of evaluation, in a run with such batches of training."""
     batch = plan_batch(
@@ -75,7 +75,7 @@ def plan_evaluation(evaluation: EvaluationConfig, training: BatchPlan) -> Evalua
         interval=evaluation.eval_interval,
         iters=evaluation.eval_iters,
         batch=batch,
-        only=not evaluation.trains,
+        only=not takes_steps(evaluation),
         optimizer=not evaluation.inference,
     )
 
@@ -86,7 +86,7 @@ def evaluation_problems(
     """Yield every problem of the flags of evaluation."""
     yield from range_problems(evaluation)
     flag = "--inference" if evaluation.inference else "--eval-only"
-    if not evaluation.trains:
+    if not takes_steps(evaluation):
         if not evaluation.eval_iters:
             yield f"{flag} with --eval-iters 0 leaves nothing to do"
         if not checkpoint.load:
