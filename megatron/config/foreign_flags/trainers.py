@@ -99,7 +99,7 @@ _ANSWERS: Mapping[str, str] = {
     "torch-dtype": _PRECISION,
     "mixed-precision": _PRECISION,
     "mixed-precision-param": _PRECISION,
-    "tf32": "products in fp32 use 32 bits; write --bf16 for speed",
+    "tf32": "fp32 matrix products do not use TF32; write --bf16 for speed",
     "dropout": _DROPOUT,
     "resume": _LOAD,
     "resume-from-checkpoint": _LOAD,

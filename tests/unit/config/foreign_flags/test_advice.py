@@ -27,7 +27,7 @@ OURS = {
     for flag in flags_of(section)
     for option in flag.options
 }
-PROSE = ("and", "decides", "for", "have", "holds", "or", "sets", "where", "which", "with")
+PROSE = ("and", "applies", "for", "or", "selects", "sets", "where", "which", "with")
 """Words that follow a flag with choices in a sentence without being one of them."""
 
 
