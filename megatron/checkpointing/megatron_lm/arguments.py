@@ -45,7 +45,7 @@ _OF_EXPERTS = {
     "moe_aux_loss_coeff": "moe_loss_coeff",
 }
 """Our settings of experts by the argument."""
-_BALANCING = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
+_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
 
 
 def values_of(saved: Any, *, holds_experts: bool = False) -> Values:

@@ -61,6 +61,28 @@ class Legacy:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """An answer to a flag of another system that is accepted.
+
+    Args:
+        message: what it is read as, or why it changes nothing.
+        read: by option of ours that is read in its place, the field that it sets, and the value.
+    """
+
+    message: str
+    read: dict[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def text(self, values: Mapping[str, Any]) -> str:
+        """Return the message, with what later flags set otherwise.
+
+        Args:
+            values: by field, once all flags are read.
+        """
+        later = [option for option, (name, value) in self.read.items() if values[name] != value]
+        return self.message + "".join(f"; a later flag overrides {option}" for option in later)
+
+
+@dataclass(frozen=True)
 class Parsed:
     """A parsed command line."""
 
@@ -125,7 +147,7 @@ def parse_sections(
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
     given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {name: _built(section, given) for name, section in sections.items()}
-    return Parsed(built, tuple(merged(given["notices"])))
+    return Parsed(built, tuple(merged([notice.text(given) for notice in given["notices"]])))
 
 
 def _built(section: type, given: Mapping[str, Any]) -> Any:
@@ -376,9 +398,13 @@ class _LegacyUse(Action):
         if words is None:
             namespace.refusals.append(message)
             return
-        namespace.notices.append(message)
+        notice = Notice(message)
+        namespace.notices.append(notice)
         read = [each for word in shlex.split(words) for each in (given if word == "{}" else [word])]
         _, unknown = parser.parse_known_args(read, namespace)
+        for option in (word for word in read if parser.has_option(word)):
+            field_name = parser.field_set_by(option)
+            notice.read[option] = field_name, getattr(namespace, field_name)
         if unknown:
             namespace.refusals.append(
                 f"{' '.join([self._flag.option, *given])}: {' '.join(unknown)} is left over"
