@@ -17,6 +17,7 @@ from megatron.checkpointing.megatron_lm.distributed_files import (
     read_stored,
 )
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.megatron_lm.hybrid import gpt_of_hybrid, is_hybrid
 from megatron.checkpointing.megatron_lm.megatron import found_in, tracked_in
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -43,7 +44,10 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     folder = path if (path / METADATA).is_file() else tracked_in(path, instead=METADATA)
     _require_kind(folder)
     stored = read_stored(folder)
-    content = {**_common(folder, stored), "model": dict(_parameters(stored))}
+    common, parameters = dict(_common(folder, stored)), dict(_parameters(stored))
+    if is_hybrid(parameters):
+        parameters, common["args"] = gpt_of_hybrid(parameters, common.get("args"), folder)
+    content: dict[str, Any] = {**common, "model": parameters}
     if any(name.startswith(_OPTIMIZER) for name in stored.tensors):
         content["optimizer"] = {}
     return found_in(folder, [[content]], heads=heads, holds_experts=True)

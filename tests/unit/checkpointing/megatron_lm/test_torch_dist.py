@@ -8,6 +8,8 @@ import os
 import pickle
 import re
 import tarfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,8 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 FILES = REPOSITORY / "tests/foreign"
 VOCAB, ROWS = 30, 32
 TYPES = {"bert": "BERT", "t5": "T5"}
-NETWORKS = ["gpt", "llama", "experts", "some_experts", "bert", "t5"]
+HYBRIDS = ["hybrid", "hybrid_experts"]
+NETWORKS = ["gpt", "llama", "experts", "some_experts", "bert", "t5", *HYBRIDS]
 
 THEIRS = (
     (r"^layers\.", "decoder.layers."),
@@ -87,12 +90,21 @@ def convert(network, source, target, *words):
 
 def theirs(network, module):
     """Return megatron-core's name of the parameter of a module."""
+    if network in HYBRIDS:
+        name = theirs("gpt", module).replace("final_layernorm", "final_norm")
+        return re.sub(r"layers\.(\d+)\.(\w+)", half_layer, name)
     own = (("^", "decoder."),) if module.startswith("decoder.") and network == "t5" else ()
     for pattern, other in (*own, *THEIRS, *ENCODERS.get(network, ())):
         module = re.sub(pattern, other, module)
     if network != "t5":
         module = module.replace(".post_attention_layernorm.", ".pre_mlp_layernorm.")
     return module
+
+
+def half_layer(match):
+    """Return the layer of a HybridModel that holds a part of a GPT's layer."""
+    number = 2 * int(match[1]) + (match[2] in ("mlp", "pre_mlp_layernorm"))
+    return f"layers.{number}.{match[2]}"
 
 
 def expected(network, module, shape):
@@ -104,7 +116,7 @@ def expected(network, module, shape):
             return torch.stack([interleaved(values(one, shape[1:])) for one in each])
         return torch.stack([values(one, (shape[2], shape[1])).T for one in each])
     full = values(name, shape)
-    return interleaved(full) if is_gate and network not in ("gpt", "bert", "t5") else full
+    return interleaved(full) if is_gate and network not in ("gpt", "bert", "t5", "hybrid") else full
 
 
 def interleaved(halves):
@@ -287,6 +299,50 @@ def test_damaged_folders_are_refused(folder):
     (folder / ".metadata").unlink()
     with pytest.raises(CheckpointError, match="has no latest_checkpointed_iteration.txt and no"):
         find(folder, None)
+
+
+def test_layers_of_a_hybrid_that_no_gpt_has_are_refused_by_name(tmp_path):
+    """Names of other kinds of layers are put into files of attention and MLPs."""
+    folder = unpack("hybrid", tmp_path) / "iter_0000007"
+    kept = (folder / ".metadata").read_bytes()
+    for names, pattern, message in (
+        ({"self_attention.": "mixer."}, "*-M-", "layer 2 is a Mamba layer"),
+        ({"self_attention.linear_qkv.": "self_attention.in_proj."}, "*-G-", "gated DeltaNet"),
+        ({"self_attention.linear_qkv.": "self_attention.linear_kv_"}, r"*-+-", "latent attention"),
+        ({"self_attention.": "mlp.", "linear_qkv": "linear_fc1"}, "*---", "layer 2 is an MLP"),
+        ({"self_attention.": "other."}, "*-?-", "layer 2 is of an unknown kind"),
+    ):
+        change_metadata(folder, partial(rename, layer=2, names=names))
+        text = f"the layers {re.escape(pattern)}, which .* {message}.*only layers of attention"
+        with pytest.raises(CheckpointError, match=text):
+            find(folder, None)
+        (folder / ".metadata").write_bytes(kept)
+    change_metadata(folder, partial(remove, start="decoder.layers.3."))
+    with pytest.raises(CheckpointError, match=r"layers are missing: there are \*-\*"):
+        find(folder, None)
+
+
+def rename(metadata, *, layer, names):
+    """Give the tensors of a layer other names."""
+
+    def other(name):
+        if name.startswith(f"decoder.layers.{layer}."):
+            for before, after in names.items():
+                name = name.replace(before, after)
+        return name
+
+    entries = metadata.state_dict_metadata.items()
+    metadata.state_dict_metadata = {other(name): entry for name, entry in entries}
+    metadata.storage_data = {
+        replace(index, fqn=other(index.fqn)): at for index, at in metadata.storage_data.items()
+    }
+
+
+def remove(metadata, *, start):
+    """Take away the tensors whose names start so."""
+    for name in [*metadata.state_dict_metadata]:
+        if name.startswith(start):
+            del metadata.state_dict_metadata[name]
 
 
 @pytest.mark.parametrize("text", ['{"sharded_backend": "zarr"}', "[]", None])
