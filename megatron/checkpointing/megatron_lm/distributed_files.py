@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class StoredTensor:
     Args:
         shape: of the entry.
         index: of the entry in the first dimensions of the stored tensor.
+        states: of the optimizer for this parameter, and its master weight as "fp32"; {} if none are
+            stored.
     """
 
     name: str
@@ -72,13 +74,15 @@ class StoredTensor:
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
     index: tuple[int, ...] = ()
+    states: Mapping[str, "StoredTensor"] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def entry(self, number: int) -> "StoredTensor":
         """Return an entry of the first dimension."""
-        return replace(self, shape=self.shape[1:], index=(*self.index, number))
+        states = {name: state.entry(number) for name, state in self.states.items()}
+        return replace(self, shape=self.shape[1:], index=(*self.index, number), states=states)
 
     def load(self) -> Tensor:
         """Join its chunks. Memory: the tensor and one chunk.
