@@ -325,6 +325,7 @@ def read_manifest(folder: Path) -> Manifest:
         files = tuple(_record(written, **record) for record in content.pop("files"))
         for upgrade in UPGRADES:
             content = upgrade(content)
+        content["format"] = CHECKPOINT_FORMAT
         state = parse_fields(TrainState, content.pop("state"))
         return Manifest(state=state, files=files, **content)
     except (FileNotFoundError, NotADirectoryError) as error:
