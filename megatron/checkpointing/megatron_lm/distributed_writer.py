@@ -36,6 +36,8 @@ _VERSIONS = {
     **{"common_backend": "torch", "common_backend_version": 1},
 }
 _LINEAR = re.compile(r"(.*layers)\.(\d+)\.(.*\.linear_\w+)\.weight")
+_EXPERTS = "mlp.experts.experts."
+_OUTPUT_BIAS = "output_layer.bias"
 _LAYER = re.compile(r"(.*layers)\.(\d+)\.(.*)")
 
 
@@ -85,17 +87,14 @@ class _Planner(DefaultSavePlanner):
     def __init__(self, common: Mapping[str, Any], tensors: Sequence[Written]):
         super().__init__(flatten_state_dict=False)
         self._common, self._loaders = common, dict[MetadataIndex, Callable[[], Tensor]]()
-        layers: dict[str, int] = {}
-        for tensor in tensors:
-            if match := _LAYER.fullmatch(tensor.name):
-                layers[match[1]] = max(layers.get(match[1], 0), int(match[2]) + 1)
+        layers = _stacked(tensors)
         self._items = [self._item(tensor, layers) for tensor in tensors]
         self._objects = [COMMON_OBJECT, *_scales(tensors, layers)]
 
     def _item(self, tensor: Written, layers: Mapping[str, int]) -> WriteItem:
         name, shape, load = tensor.name, torch.Size(tensor.shape), tensor.load
         offset, full = torch.Size([0] * len(shape)), shape
-        if match := _LAYER.fullmatch(name):
+        if (match := _LAYER.fullmatch(name)) and match[1] in layers:
             name, offset = f"{match[1]}.{match[3]}", torch.Size((int(match[2]), *offset))
             shape, full = torch.Size((1, *shape)), torch.Size((layers[match[1]], *shape))
         index = MetadataIndex(name, offset)
@@ -130,9 +129,38 @@ class _Planner(DefaultSavePlanner):
         return content
 
 
+def _stacked(tensors: Sequence[Written]) -> dict[str, int]:
+    """Return the number of layers of each stack whose layers have the same parameters.
+
+    Others are not stacked, as megatron.core does where some layers have experts.
+    """
+    stacks: dict[str, dict[int, set[str]]] = {}
+    for tensor in tensors:
+        if match := _LAYER.fullmatch(tensor.name):
+            stacks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
+    return {
+        stack: len(layers)
+        for stack, layers in stacks.items()
+        if all(names == layers[0] for names in layers.values())
+    }
+
+
 def _scales(tensors: Sequence[Written], layers: Mapping[str, int]) -> Iterator[str]:
     """Yield the names of the FP8 scales of every linear layer: objects without content, but required."""
     for tensor in tensors:
-        if match := _LINEAR.fullmatch(tensor.name):
-            stack, number, module = match.groups()
-            yield f"{stack}.{module}._extra_state/shard_{number}_{layers[stack]}"
+        if tensor.name.endswith(_OUTPUT_BIAS):
+            yield f"{tensor.name.removesuffix('.bias')}._extra_state/shard_0_1"
+        if not (match := _LINEAR.fullmatch(tensor.name)):
+            continue
+        stack, number, module = match.groups()
+        name, index, sizes = f"{stack}.{number}.{module}", [], []
+        if stack in layers:
+            name, index, sizes = f"{stack}.{module}", [int(number)], [layers[stack]]
+        experts = range(tensor.shape[0]) if module.startswith(_EXPERTS) else ()
+        for own in [[*index, expert] for expert in experts] or [index or [0]]:
+            of = [*sizes, len(experts)] if experts else sizes or [1]
+            yield f"{name}._extra_state/shard_{_dotted(own)}_{_dotted(of)}"
+
+
+def _dotted(numbers: Sequence[int]) -> str:
+    return ".".join(map(str, numbers))
