@@ -13,6 +13,7 @@ Every archive has a folder of a run, as Megatron-LM lays it out, and `expected.p
 the logits of megatron-core's own network. Weights follow from names: see `values`.
 """
 
+import os
 import sys
 import tarfile
 from argparse import Namespace
@@ -51,6 +52,13 @@ NETWORKS = {
     "llama": {**LLAMA, "tensor_model_parallel_size": 2},
     "experts": {**LLAMA, **EXPERTS},
     "some_experts": {**LLAMA, **EXPERTS, "moe_layer_freq": [0, 1]},
+    "shared_experts": {
+        **{**LLAMA, **EXPERTS, "moe_shared_expert_intermediate_size": 8},
+        "moe_shared_expert_gate": True,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_topk_scaling_factor": 2.5,
+        "moe_router_enable_expert_bias": True,
+    },
     "bert": {"bert_binary_head": True},
     "t5": {"encoder_num_layers": 2, "decoder_num_layers": 2, "decoder_seq_length": LENGTH},
 }
@@ -123,7 +131,9 @@ def build(network, args):
     same = (
         *("num_query_groups", "add_bias_linear", "normalization", "tensor_model_parallel_size"),
         *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_load_balancing_type"),
-        *("moe_layer_freq", "moe_grouped_gemm"),
+        *("moe_layer_freq", "moe_grouped_gemm", "moe_shared_expert_intermediate_size"),
+        *("moe_shared_expert_gate", "moe_router_score_function", "moe_router_topk_scaling_factor"),
+        "moe_router_enable_expert_bias",
     )
     given = {name: getattr(args, name) for name in same if getattr(args, name, None) is not None}
     config = TransformerConfig(
@@ -145,7 +155,8 @@ def build(network, args):
     model = model_of(network, args, config).eval()
     rank, ranks = parallel_state.get_tensor_model_parallel_rank(), args.tensor_model_parallel_size
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        biases = (each for each in model.named_buffers() if each[0].endswith("expert_bias"))
+        for name, parameter in (*model.named_parameters(), *biases):
             shape = list(parameter.shape)
             is_sharded = getattr(parameter, "tensor_model_parallel", False) and ranks > 1
             if is_sharded:
@@ -308,6 +319,7 @@ def compute(_, network, folder, address):
 def main(output, *networks):
     """Write one archive per network, or for the named ones, into the folder `output`."""
     Path(output).mkdir(exist_ok=True)
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it cannot compile the stubs
     for network in networks or NETWORKS:
         settings = SETTINGS[network]
         with TemporaryDirectory() as name:

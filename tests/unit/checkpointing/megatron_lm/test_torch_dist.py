@@ -21,18 +21,20 @@ from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import find
 from megatron.checkpointing.megatron_lm.distributed_files import read_stored
+from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
-from megatron.common.errors import CheckpointError
+from megatron.common.errors import CheckpointError, ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FILES = REPOSITORY / "tests/foreign"
 VOCAB, ROWS = 30, 32
 TYPES = {"bert": "BERT", "t5": "T5"}
+WITH_ENCODER = ["bert", "t5"]
 HYBRIDS = ["hybrid", "hybrid_experts"]
-NETWORKS = ["gpt", "llama", "experts", "some_experts", "bert", "t5", *HYBRIDS]
+NETWORKS = ["gpt", "llama", "experts", "some_experts", "shared_experts", *WITH_ENCODER, *HYBRIDS]
 
 THEIRS = (
     (r"^layers\.", "decoder.layers."),
@@ -44,6 +46,7 @@ THEIRS = (
     (r"\.inter_attention\.dense\.", ".cross_attention.linear_proj."),
     (r"dense_h_to_4h\.", "linear_fc1."),
     (r"dense_4h_to_h\.", "linear_fc2."),
+    (r"\.shared_expert_gate\.weight$", ".shared_experts.gate_weight"),
 )
 """From our names of modules to those of megatron-core's parameters in a GPT."""
 ENCODERS = {
@@ -355,15 +358,15 @@ def test_other_formats_are_refused_with_what_to_do(folder, text):
         find(folder, None)
 
 
+SIZE = ["--true-vocab-size", VOCAB]
 WORDS = ["--saver", "megatron", "--ckpt-format", "torch_dist"]
 OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 
-@pytest.mark.parametrize("network", ["gpt", "llama", "experts", "some_experts", "bert", "t5"])
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in HYBRIDS])
 def test_written_files_hold_what_megatron_core_wrote(network, group, tmp_path):
     source = unpack(network, tmp_path)
-    size = ["--true-vocab-size", VOCAB]
-    own = convert(network, source, tmp_path / "own", *size)
+    own = convert(network, source, tmp_path / "own", *SIZE)
     written = convert(network, own, tmp_path / "written", *WORDS) / "iter_0000007"
     before, after = read_stored(source / "iter_0000007"), read_stored(written)
     # With Transformer Engine, which the files were written without, that norm has a name of its own.
@@ -383,7 +386,7 @@ def test_written_files_hold_what_megatron_core_wrote(network, group, tmp_path):
         assert after.objects[name].read() == piece.read() == [None]
     for name in ("metadata.json", "common.pt"):
         assert (written / name).is_file()
-    again = convert(network, tmp_path / "written", tmp_path / "again", *size)
+    again = convert(network, tmp_path / "written", tmp_path / "again", *SIZE)
     first, second = (read_manifest(folder / "global_step7") for folder in (own, again))
     assert second.spec == first.spec
     assert digest(again / "global_step7") == digest(own / "global_step7")
@@ -394,3 +397,29 @@ def test_written_files_hold_what_megatron_core_wrote(network, group, tmp_path):
 def digest(folder):
     whole = read_checkpoint(folder, read_manifest(folder), optimizer=False)
     return digest_of(digests(whole, VOCAB))
+
+
+def test_networks_that_megatron_lms_files_cannot_hold_are_refused_with_what_can_be_written(
+    group, tmp_path
+):
+    own = convert("experts", unpack("experts", tmp_path), tmp_path / "own", *SIZE)
+    with pytest.raises(ConfigError, match="experts.*: write --ckpt-format torch_dist"):
+        convert("experts", own, tmp_path / "written", "--saver", "megatron")
+    folder = own / "global_step7"
+    manifest = read_manifest(folder)
+    model = {**manifest.plan["model"], "num_experts": [4, 2]}
+    changed = replace(manifest, plan={**manifest.plan, "model": model})
+    checkpoint = read_checkpoint(folder, manifest, optimizer=False)
+    how = {"tensor": 1, "pipeline": 1, "flags": ("", ""), "for_release": False}
+    with pytest.raises(ConfigError, match=r"the same number of experts, not \[2, 4\]"):
+        write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
+    model = {**manifest.plan["model"], "architecture": "bert"}
+    changed = replace(manifest, plan={**manifest.plan, "model": model})
+    with pytest.raises(ConfigError, match="has no bert with experts"):
+        write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
+    model = {**manifest.plan["model"], "architecture": "retro", "num_experts": []}
+    model |= {"retro_normed_residual": True, "final_norm": False}
+    changed = replace(manifest, plan={**manifest.plan, "model": model})
+    with pytest.raises(ConfigError, match="retro is not written in the format torch_dist"):
+        write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
+    assert not (tmp_path / "written").exists()
