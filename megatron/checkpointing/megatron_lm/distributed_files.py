@@ -99,17 +99,19 @@ class StoredTensor:
                 raise CheckpointError(f"{self.name}: a chunk has fewer bytes than elements")
         tensor = torch.empty(self.shape, dtype=self.dtype)
         for chunk in own:
-            found = chunk.piece.read()
-            if not torch.is_tensor(found) or (found.shape, found.dtype) != (
-                chunk.shape,
-                self.dtype,
-            ):
-                raise CheckpointError(f"{chunk.piece.file}: {self.name} is not as in .metadata")
-            for number, first in zip(self.index, chunk.offset, strict=False):
-                found = found[number - first]
-            starts = zip(chunk.offset[skipped:], chunk.shape[skipped:], strict=True)
-            tensor[tuple(slice(start, start + size) for start, size in starts)] = found
+            self._fill(tensor, chunk)
         return tensor
+
+    def _fill(self, tensor: Tensor, chunk: Chunk) -> None:
+        """Read a chunk into its part of the tensor; it is freed before the next one is read."""
+        found = chunk.piece.read()
+        if not torch.is_tensor(found) or (found.shape, found.dtype) != (chunk.shape, self.dtype):
+            raise CheckpointError(f"{chunk.piece.file}: {self.name} is not as in .metadata")
+        for number, first in zip(self.index, chunk.offset, strict=False):
+            found = found[number - first]
+        skipped = len(self.index)
+        starts = zip(chunk.offset[skipped:], chunk.shape[skipped:], strict=True)
+        tensor[tuple(slice(start, start + size) for start, size in starts)] = found
 
     def _has_part(self, chunk: Chunk) -> bool:
         return all(
