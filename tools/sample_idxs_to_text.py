@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.config.config import Config, parse_config_for_checkpoint
+from megatron.config.config import Config, options_given, parse_config_for_checkpoint
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.parsing.parser import peek
 from megatron.config.plan.samples import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig
 from megatron.data.datasets.datasets import build_datasets, view_of
@@ -36,7 +35,7 @@ _SHOWN = 8  # tokens at either end, where not all are shown
 
 def main(argv: Sequence[str]) -> None:
     """Write the samples of the command line `argv`."""
-    run = read_saved_run(peek(argv).get("load"))
+    run = read_saved_run(options_given(argv).get("load"))
     config, sections = parse_config_for_checkpoint(
         argv,
         run.config,

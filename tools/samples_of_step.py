@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.parsing.parser import peek
+from megatron.config.config import options_given, parse_config_for_checkpoint
 from megatron.config.plan.samples import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
@@ -26,7 +25,7 @@ from megatron.training.prepare import with_local_data
 
 def main(argv: Sequence[str]) -> None:
     """Print one line for each sample of the steps in `argv`."""
-    run = read_saved_run(peek(argv).get("load"))
+    run = read_saved_run(options_given(argv).get("load"))
     config, sections = parse_config_for_checkpoint(
         argv,
         run.config,

@@ -33,6 +33,7 @@ from megatron.common.version import CHECKPOINT_FORMAT
 from megatron.config.data.corpora import DataPlan
 from megatron.config.data.objective import ObjectivePlan
 from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_spec import ModelSpec, spec_of
 from megatron.config.optimization.batch_size import BatchPlan
@@ -258,6 +259,7 @@ class Manifest:
     precision = _section(PrecisionPlan, "plan", "precision")
     schedule = _section(SchedulePlan, "plan", "schedule")
     training = _section(TrainingPlan, "plan", "training")
+    expert_flags = _section(ExpertConfig, "config", "experts")
     network_flags = _section(ModelConfig, "config", "model")
     tokenizer = _section(TokenizerConfig, "config", "tokenizer")
 
@@ -327,6 +329,7 @@ def read_manifest(folder: Path) -> Manifest:
         files = tuple(_record(written, **record) for record in content.pop("files"))
         for upgrade in UPGRADES:
             content = upgrade(content)
+        content["format"] = CHECKPOINT_FORMAT
         state = parse_fields(TrainState, content.pop("state"))
         return Manifest(state=state, files=files, **content)
     except (FileNotFoundError, NotADirectoryError) as error:

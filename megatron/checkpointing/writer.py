@@ -3,7 +3,7 @@
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from copy import copy as shallow_copy
@@ -211,15 +211,40 @@ def write_state(state: Any, file: Path) -> FileRecord:
         CheckpointError: the file cannot be written.
     """
     try:
-        with file.open("wb", buffering=0) as stream:
-            hashed = _Hashed(stream)
-            torch.save(state, cast(IO[bytes], hashed))
-            if hashed.error:
-                raise hashed.error
-            os.fsync(stream.fileno())
+        (hashed,) = _write((state,), file)
     except OSError as error:
         raise CheckpointError(f"{file.name}: {error.strerror or error}") from error
     return FileRecord(file.name, hashed.size, str(hashed.hash))
+
+
+def write_states(states: Iterable[Any], file: Path) -> list[int]:
+    """Write states to `file`, each as torch.save does, one after another; return their sizes in bytes.
+
+    Memory: one of them.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    try:
+        return [hashed.size for hashed in _write(states, file)]
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror or error}") from error
+
+
+def _write(states: Iterable[Any], file: Path) -> list["_Hashed"]:
+    with file.open("wb", buffering=0) as stream:
+        # By `map`, each state is freed before the next one is made.
+        written = [*map(partial(_append, stream), states)]
+        os.fsync(stream.fileno())
+    return written
+
+
+def _append(stream: io.FileIO, state: Any) -> "_Hashed":
+    hashed = _Hashed(stream)
+    torch.save(state, cast(IO[bytes], hashed))
+    if hashed.error:
+        raise hashed.error
+    return hashed
 
 
 class _Hashed(io.RawIOBase):

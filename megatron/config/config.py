@@ -24,6 +24,7 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
+from megatron.config.foreign_flags.values import FOREIGN_VALUES
 from megatron.config.network.experts import ExpertConfig, expert_ranks
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
@@ -239,7 +240,7 @@ def _parse(
         sections,
         description=description,
         legacy=[*LEGACY, *legacy],
-        answers=TRAINER_NAMES,
+        answers={**TRAINER_NAMES, **FOREIGN_VALUES},
         defaults=defaults,
     )
 

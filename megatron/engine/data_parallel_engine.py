@@ -38,8 +38,8 @@ class DataParallelEngine(Engine):
         # another number per step the count has to begin anew.
         self._engine.micro_steps = 0
 
-    def set_seq_length(self, tokens: int) -> None:
-        """Expect samples of so many tokens from the next batch on: any length passes through."""
+    def set_seq_length(self, tokens: int, *, micro_batch_size: int | None = None) -> None:
+        """Expect such micro-batches from the next one on: any shape passes through."""
 
     @min_loss_scale_error()
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:

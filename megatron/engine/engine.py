@@ -272,8 +272,12 @@ class Engine(ABC):
             self._engine.set_train_batch_size(samples)
 
     @abstractmethod
-    def set_seq_length(self, tokens: int) -> None:
-        """Set the sequence length, in tokens, from the next batch on."""
+    def set_seq_length(self, tokens: int, *, micro_batch_size: int | None = None) -> None:
+        """Set the sequence length, in tokens, from the next batch on.
+
+        Args:
+            micro_batch_size: samples of a micro-batch; those of training when None.
+        """
 
     @abstractmethod
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:

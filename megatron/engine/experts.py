@@ -41,6 +41,7 @@ def mixture_builder(
         plan=plan,
         expert_group=groups.expert,
         sequence_group=groups.sequence,
+        data_group=groups.data,
         auxiliary=auxiliary,
     )
 
@@ -109,7 +110,7 @@ class ExpertBalance:
             device=device,
         )
         for router in self._routers:
-            router.update_bias(load.assigned[router.number - 1])
+            router.finish_step(load.assigned[router.number - 1])
         return load
 
 

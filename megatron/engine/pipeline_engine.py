@@ -20,7 +20,7 @@ class PipelineEngine(Engine):
 
     def __init__(self, engine: Any, groups: Groups, *, timers: Timers, **watching: Any):
         super().__init__(engine, groups, timers=timers, **watching)
-        self._seq_length = 0
+        self._shape = (0, 0)  # samples and tokens of a micro-batch
         join_backward_passes(engine)
         wrap_instructions(engine, self._sharing_tied_weights)
         if timers.is_on:
@@ -56,12 +56,13 @@ class PipelineEngine(Engine):
         super().load_full(*args, **kwargs)
         self._share_tied_weights()
 
-    def set_seq_length(self, tokens: int) -> None:
-        """Expect samples of so many tokens from the next batch on."""
-        if tokens != self._seq_length:
+    def set_seq_length(self, tokens: int, *, micro_batch_size: int | None = None) -> None:
+        """Expect such micro-batches from the next one on."""
+        shape = (micro_batch_size or self._engine.train_micro_batch_size_per_gpu(), tokens)
+        if shape != self._shape:
             # Stages keep buffers of the shape that they have sent and received.
             self._engine.reset_activation_shape()
-            self._seq_length = tokens
+            self._shape = shape
 
     def set_global_batch_size(self, samples: int) -> None:
         """Take steps of so many samples; DeepSpeed counts ranks that divide a sample as replicas."""

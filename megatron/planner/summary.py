@@ -42,11 +42,11 @@ def run_lines(plan: Plan) -> Iterator[str]:
         f"batch: {batch.global_batch_size} samples = {batch.micro_batch_size} * {number} "
         f"micro-batches * {batch.data_parallel_size} replicas"
     )
-    if batch.ramp_samples:
+    if batch.scheduled_samples:
         sizes = batch.sizes_from(0)
         yield (
             f"batch ramp: {sizes[0]} to {sizes[-1]} in {len(sizes)} sizes over "
-            f"{batch.ramp_samples:,} samples | each is a multiple of "
+            f"{batch.scheduled_samples:,} samples | each is a multiple of "
             f"{batch.micro_batch_size * batch.data_parallel_size}"
         )
     yield f"checkpoint: {_size(checkpoint_bytes(plan))} at least"

@@ -28,7 +28,7 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan.validation import validate
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
-from megatron.config.run.evaluation import plan_evaluation
+from megatron.config.run.evaluation import takes_steps
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
 from megatron.training.prepare import local_save, prepare
@@ -176,9 +176,20 @@ def require_startable(config: Config, *, world_size: int, objective: ObjectiveNa
         consumed_samples=consumed_samples(config.checkpoint),
         others=chain(
             tokenizer_problems(**objective_tokenizer_arguments(config.tokenizer, objective)),
+            _default_tokenizer_problems(config),
             _path_problems(config, objective),
         ),
     )
+
+
+def _default_tokenizer_problems(config: Config) -> Iterator[str]:
+    """Yield how random tokens get by without the files of the default tokenizer."""
+    given = config.tokenizer
+    if config.data.mock_data and not (given.tokenizer_type or given.vocab_file):
+        yield (
+            "--mock-data needs no files of a tokenizer: write --tokenizer-type NullTokenizer and the "
+            "number of tokens in --vocab-size"
+        )
 
 
 def _may_be_gpu(wanted: str) -> bool:
@@ -196,7 +207,7 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
         is_path = os.sep in file if name == "tokenizer_model" else bool(file)
         if is_path and not os.path.exists(file):
             yield f"cannot read {flag} {file}: No such file or directory"
-    trains = not plan_evaluation(config.evaluation).only
+    trains = takes_steps(config.evaluation)
     planned = plan_checkpoint(config.checkpoint, trains=trains)
     if planned.load and planned.must_exist and not os.path.exists(planned.load):
         yield f"--load {planned.load}: there is no such directory{near(Path(planned.load))}"
@@ -210,6 +221,9 @@ def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
     except ConfigError:
         return  # listed with the other problems
     for prefix in prefixes:
+        if problem := _text_problem(prefix, suffixes):
+            yield problem
+            continue
         if any(suffixes) and (problem := _misnamed_problem(prefix, suffixes)):
             yield problem
             continue
@@ -218,6 +232,21 @@ def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
                 existing_pair(prefix + suffix)
             except WrongDataError as error:
                 yield str(error)
+
+
+def _text_problem(prefix: str, suffixes: Sequence[str]) -> str:
+    """Return the error of a file of text in place of token files."""
+    path = Path(prefix)
+    if path.suffix not in (".jsonl", ".json", ".txt", ".parquet") or not path.is_file():
+        return ""
+    chat = "_tokens_document" in suffixes
+    made = f"{path.with_suffix('')}{'' if any(suffixes) else '_text_document'}"
+    return (
+        f"--data-path {prefix} is a file of text, and training reads token files: "
+        f"tools/preprocess_data.py{' --conversations' if chat else ''} --input {prefix} "
+        f"--output-prefix {path.with_suffix('')} with the flags of the tokenizer makes them; then "
+        f"write --data-path {made}"
+    )
 
 
 def _misnamed_problem(prefix: str, suffixes: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ class Evaluation(Hook):
         first = state.valid_samples
         # Counted once: all sets are read in step, from the same position. Counted also when it is
         # left, so that the next evaluation reads what it would have read.
-        state.valid_samples += self._plan.evaluation.iters * self._plan.batch.global_batch_size
+        state.valid_samples += self._plan.evaluation.samples
         return self._validate_from(first, state, when, ends)
 
     def _validate_from(
@@ -114,10 +114,12 @@ class Evaluation(Hook):
         when: str,
         ends: Callable[[], bool],
     ) -> float:
-        batch = self._plan.batch
+        batch = self._plan.evaluation.batch
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
         # Samples of full length, however short those of training are.
-        self._engine.set_seq_length(self._plan.model.seq_length)
+        self._engine.set_seq_length(
+            self._plan.model.seq_length, micro_batch_size=batch.micro_batch_size
+        )
         losses, all_terms = [], []
         for _ in range(self._plan.evaluation.iters):
             if ends():

@@ -187,7 +187,10 @@ class _Job:
 
     def _build_run(self, config: Config, watchdog: Watchdog, hooks: Sequence[Hook]) -> Run:
         valid, test = (
-            {name: partial(self.batches, dataset) for name, dataset in sets.items()}
+            {
+                name: partial(self.batches, dataset, batch=self.plan.evaluation.batch)
+                for name, dataset in sets.items()
+            }
             for sets in (self.sets.valid, self.sets.test)
         )
         return Run(

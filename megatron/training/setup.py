@@ -15,6 +15,7 @@ from megatron.common.logging import set_level
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.networks.architecture import network_of
+from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.plan.plan import Plan
 from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.watchdog import WatchPlan
@@ -389,11 +390,13 @@ def batches_of(
     eod: int | None,
     groups: Groups,
     device: torch.device,
+    batch: BatchPlan | None = None,
     length: Callable[[], int] | None = None,
 ) -> Iterator[Batch]:
     """Return this replica's micro-batches of `dataset` from `consumed_samples` on.
 
     Args:
+        batch: sizes of the batches; those of training when None.
         length: returns how many positions of a sample are taken; all when None.
     """
     return read_batches(
@@ -402,7 +405,7 @@ def batches_of(
         fields=objective.batch_fields(plan.masks),
         token_fields=objective.token_fields,
         consumed_samples=consumed_samples,
-        batch=plan.batch,
+        batch=batch or plan.batch,
         letters={"s": plan.model.seq_length, **objective.letters(plan.model)},
         vocab_size=plan.model.vocabulary.vocab_size,
         groups=groups,

@@ -206,11 +206,14 @@ def test_one_file_reads_the_environment():
             "parsing.parser.peek",
             {
                 *("config.config", "config.parsing.files", "config.parsing.settings"),
-                *("inference.loading.model_source", "extensions.retro.retrieval.project"),
-                *("extensions.tasks.entry", "extensions.nemo.flags"),
+                *("extensions.retro.retrieval.project", "extensions.tasks.entry"),
+                "extensions.nemo.flags",
             },
         ),
-        ("config.options_given", {"training.entry", "checkpointing.saved_run"}),
+        (
+            "config.options_given",
+            {"training.entry", "checkpointing.saved_run", "inference.loading.model_source"},
+        ),
     ],
 )
 def test_command_lines_are_read_and_written_at_the_edges(name: str, importers: set[str]) -> None:

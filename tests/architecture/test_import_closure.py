@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 41,
     "megatron.objectives.gpt": 43,
     "megatron.engine.build": 79,
-    "pretrain_gpt.py": 264,
+    "pretrain_gpt.py": 265,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -26,6 +26,8 @@ ELSEWHERE = {
     "fused_kernels/attention_choice.py": {"_fused_sdp_choice"},
     # What `bfloat16()` and `to()` of a module call; there is no public form.
     "model/layers/router.py": {"_apply"},
+    # The metadata of a distributed checkpoint are a pickle of this class: it is part of the format.
+    "checkpointing/megatron_lm/distributed_writer.py": {"_StorageInfo"},
     # FlashAttention with its log-sum-exp, and backward from that of all blocks, have no public form.
     "fused_kernels/attention_blocks.py": {
         "_scaled_dot_product_flash_attention",

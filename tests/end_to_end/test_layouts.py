@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import whole_weights
-from jobs import Corpus, launched, losses, start_ranks
+from jobs import Corpus, journal, launched, losses, start_ranks
 
 from megatron.checkpointing.manifest import read_manifest
 
@@ -29,6 +29,26 @@ def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     start_ranks(1, *RUN, *corpus.flags, "--save", str(save)).succeeded()
     assert losses(save)[-1] < losses(save)[0] - 0.5, "the reference does not learn"
     return save
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(1, ""), (2, "--pipeline-model-parallel-size 2 --checkpoint-activations")]
+)
+def test_evaluation_in_other_batches_reads_the_same_samples(
+    ranks: int, layout: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    flags = [*RUN, *corpus.flags, *layout.split(), "--split", "80,20", "--train-iters", "4"]
+    flags += ["--eval-interval", "2"]
+    halves = ["--eval-iters", "4", "--eval-global-batch-size", "4", "--eval-micro-batch-size", "1"]
+    for name, sizes in (("same", ["--eval-iters", "2"]), ("other", halves)):
+        start_ranks(ranks, *flags, *sizes, "--save", str(tmp_path / name)).succeeded()
+    same, other = (
+        [record["lm_loss"] for record in journal(tmp_path / name, "evaluation")]
+        for name in ("same", "other")
+    )
+    assert len(set(same)) >= 2
+    assert other == pytest.approx(same, rel=1e-6)
+    assert losses(tmp_path / "other") == losses(tmp_path / "same")
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,22 @@ from jobs import Corpus, journal, launched, start_ranks
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
     *("--seq-length", "32", "--max-position-embeddings", "32"),
-    *("--micro-batch-size", "1", "--global-batch-size", "8"),
-    *("--lr", "3e-3", "--min-lr", "1e-4", "--lr-decay-style", "cosine"),
+    *("--micro-batch-size", "1", "--lr", "3e-3", "--min-lr", "1e-4", "--lr-decay-style", "cosine"),
     *("--log-interval", "1", "--eval-interval", "3", "--eval-iters", "2", "--split", "80,20"),
     *("--save-interval", "4", "--pad-vocab-size-to", "512"),
 ]
-ITERATIONS = ["--train-iters", "8", "--lr-warmup-iters", "3"]
-RAMP = ["--train-samples", "48", "--lr-warmup-samples", "10", "--rampup-batch-size", "4", "2", "20"]
+BATCH = ["--global-batch-size", "8"]
+ITERATIONS = [*BATCH, "--train-iters", "8", "--lr-warmup-iters", "3"]
+SAMPLES = ["--train-samples", "48", "--lr-warmup-samples", "10"]
+RAMP = [*BATCH, *SAMPLES, "--rampup-batch-size", "4", "2", "20"]
+STEPS = [*SAMPLES, "--step-batch-size-schedule", "0:4", "384:6", "640:8"]
 
 
 @pytest.mark.parametrize(
     ("start", "ranks", "extra"),
     [
         (start_ranks, 1, ITERATIONS),
+        (start_ranks, 1, STEPS),
         (start_ranks, 1, [*RAMP, "--bf16", "--checkpoint-activations"]),
         (start_ranks, 2, [*ITERATIONS, "--bf16", "--pipeline-model-parallel-size", "2"]),
         (launched, 2, [*RAMP, "--zero-stage", "1"]),
@@ -34,6 +37,7 @@ RAMP = ["--train-samples", "48", "--lr-warmup-samples", "10", "--rampup-batch-si
     ],
     ids=[
         "fp32",
+        "fp32-step-schedule",
         "bf16-ramp",
         "bf16-pp2",
         "zero1-dp2",

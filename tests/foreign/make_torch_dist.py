@@ -1,19 +1,24 @@
-"""Write the checkpoints of `torch_dist/` with megatron-core 0.16.0, on a CPU.
+"""Write the checkpoints of `torch_dist/` with megatron-core 0.16.0 and 0.19.2, on a CPU.
 
 The package `megatron` of megatron-core has the name of this repository's, so it is installed apart
-and the script is run from there:
+and the script is run from there. Names of networks choose which are written; hybrid ones need the
+later version, which pip installs for Python 3.12 alone:
 
     pip install --no-deps --target MCORE megatron-core==0.16.0
     PYTHONPATH=MCORE python -P tests/foreign/make_torch_dist.py tests/foreign/torch_dist
+    pip install --no-deps --python-version 3.12 --target LATER megatron-core==0.19.2
+    PYTHONPATH=LATER python -P tests/foreign/make_torch_dist.py tests/foreign/torch_dist hybrid hybrid_experts
 
 Every archive has a folder of a run, as Megatron-LM lays it out, and `expected.pt` with tokens and
 the logits of megatron-core's own network. Weights follow from names: see `values`.
 """
 
+import os
 import sys
 import tarfile
 from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zlib import crc32
@@ -47,9 +52,25 @@ NETWORKS = {
     "llama": {**LLAMA, "tensor_model_parallel_size": 2},
     "experts": {**LLAMA, **EXPERTS},
     "some_experts": {**LLAMA, **EXPERTS, "moe_layer_freq": [0, 1]},
+    "shared_experts": {
+        **{**LLAMA, **EXPERTS, "moe_shared_expert_intermediate_size": 8},
+        "moe_shared_expert_gate": True,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_topk_scaling_factor": 2.5,
+        "moe_router_enable_expert_bias": True,
+    },
     "bert": {"bert_binary_head": True},
     "t5": {"encoder_num_layers": 2, "decoder_num_layers": 2, "decoder_seq_length": LENGTH},
 }
+HYBRIDS = {
+    "hybrid": {"num_layers": 4, "hybrid_layer_pattern": "*-|*-"},
+    "hybrid_experts": {
+        **{**LLAMA, **EXPERTS, "num_layers": 4},
+        "hybrid_layer_pattern": "*-*E",
+    },
+}
+"""GPTs as a HybridModel of megatron-core, whose layers are half a GPT's."""
+SETTINGS = {**NETWORKS, **HYBRIDS}
 
 
 def values(name, shape):
@@ -81,7 +102,7 @@ def arguments(network):
             **{"multi_latent_attention": False, "rotary_interleaved": False},
         }
         | SIZES
-        | NETWORKS[network]
+        | SETTINGS[network]
     )
 
 
@@ -110,11 +131,13 @@ def build(network, args):
     same = (
         *("num_query_groups", "add_bias_linear", "normalization", "tensor_model_parallel_size"),
         *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_load_balancing_type"),
-        *("moe_layer_freq", "moe_grouped_gemm"),
+        *("moe_layer_freq", "moe_grouped_gemm", "moe_shared_expert_intermediate_size"),
+        *("moe_shared_expert_gate", "moe_router_score_function", "moe_router_topk_scaling_factor"),
+        "moe_router_enable_expert_bias",
     )
     given = {name: getattr(args, name) for name in same if getattr(args, name, None) is not None}
     config = TransformerConfig(
-        **SIZES,
+        **SIZES | {"num_layers": args.num_layers},
         **given,
         num_moe_experts=args.num_experts,
         gated_linear_unit=args.swiglu,
@@ -132,7 +155,8 @@ def build(network, args):
     model = model_of(network, args, config).eval()
     rank, ranks = parallel_state.get_tensor_model_parallel_rank(), args.tensor_model_parallel_size
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        biases = (each for each in model.named_buffers() if each[0].endswith("expert_bias"))
+        for name, parameter in (*model.named_parameters(), *biases):
             shape = list(parameter.shape)
             is_sharded = getattr(parameter, "tensor_model_parallel", False) and ranks > 1
             if is_sharded:
@@ -183,6 +207,8 @@ def model_of(network, args, config):
             share_embeddings_and_output_weights=True,
             **common,
         )
+    if network in HYBRIDS:
+        return hybrid_of(args, config, common)
     if args.num_experts:
         layers = get_gpt_decoder_block_spec(
             config, use_transformer_engine=False, normalization=args.normalization
@@ -192,6 +218,38 @@ def model_of(network, args, config):
     return GPTModel(
         config=config,
         transformer_layer_spec=layers,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        **common,
+    )
+
+
+def hybrid_of(args, config, common):
+    """Return a GPT as a HybridModel, with the local layers of a GPT in place of Transformer Engine's."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+    from megatron.core.models.hybrid import hybrid_block
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.ssm.mlp_layer import MLPLayer
+    from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_layer import MoETransformerLayer, TransformerLayer
+
+    hybrid_block.TENorm = WrappedTorchNorm
+    dense = get_gpt_layer_local_submodules(normalization=args.normalization)
+    routed = get_gpt_layer_local_submodules(args.num_experts, normalization=args.normalization)
+    attention = replace(dense, pre_mlp_layernorm=IdentityOp, mlp=IdentityOp, mlp_bda=IdentityFuncOp)
+    absent = {"input_layernorm": IdentityOp, "self_attention": IdentityOp}
+    absent["self_attn_bda"] = IdentityFuncOp
+    stack = hybrid_block.HybridStackSubmodules(
+        attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention),
+        mlp_layer=ModuleSpec(module=MLPLayer, submodules=replace(dense, **absent)),
+        moe_layer=ModuleSpec(module=MoETransformerLayer, submodules=replace(routed, **absent)),
+    )
+    return HybridModel(
+        config=config,
+        hybrid_stack_spec=ModuleSpec(module=hybrid_block.HybridStack, submodules=stack),
+        hybrid_layer_pattern=args.hybrid_layer_pattern.replace("|", ""),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
         **common,
@@ -261,8 +319,9 @@ def compute(_, network, folder, address):
 def main(output, *networks):
     """Write one archive per network, or for the named ones, into the folder `output`."""
     Path(output).mkdir(exist_ok=True)
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it cannot compile the stubs
     for network in networks or NETWORKS:
-        settings = NETWORKS[network]
+        settings = SETTINGS[network]
         with TemporaryDirectory() as name:
             folder = Path(name) / network
             ranks = settings.get("tensor_model_parallel_size", 1)

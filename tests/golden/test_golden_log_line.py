@@ -40,6 +40,16 @@ INTERVAL = {
             "done: 4.1% | ETA: 1 day, 3:01:02 |",
         ),
         (
+            {"grad_norm": None, "decoupled_learning_rate": 1.5e-5, "skipped_iterations": 0},
+            False,
+            " iteration     4710/  115311 | consumed samples:      6031872 | "
+            "consumed tokens:  12353273856 | elapsed time per iteration (ms): 104123.5 | "
+            "learning rate: 5.990E-05 | decoupled learning rate: 1.500E-05 | "
+            "global batch size:  2048 | lm loss: 2.497123E+00 | "
+            "number of skipped iterations:   0 | number of nan iterations:   0 | "
+            "samples per second: 19.669 | TFLOPs: 149.50 | done: 4.1% | ETA: 1 day, 3:01:02 |",
+        ),
+        (
             {"grad_norm": None, "lm_loss": math.nan, "nan_iterations": 10, "eta_s": 0.0},
             False,
             " iteration     4710/  115311 | consumed samples:      6031872 | "
@@ -49,7 +59,7 @@ INTERVAL = {
             "samples per second: 19.669 | TFLOPs: 149.50 | done: 4.1% | ETA: 0:00:00 |",
         ),
     ],
-    ids=["fp16", "without loss scale, norm and finite loss"],
+    ids=["fp16", "decoupled rate", "without loss scale, norm and finite loss"],
 )
 def test_log_line(changes, with_loss_scale, line):
     assert Interval(**(INTERVAL | changes)).line(with_loss_scale=with_loss_scale) == line

@@ -440,7 +440,16 @@ SCHEDULE = {
 TRAINING = {
     "micro_batch_size": Turned("--micro-batch-size 4", "batches"),
     "global_batch_size": Turned("--global-batch-size 2", "sizes"),
+    "gradient_accumulation_steps": Turned(
+        "--gradient-accumulation-steps 3", "sizes", without=("--global-batch-size",)
+    ),
     "rampup_batch_size": Turned("--rampup-batch-size 2 2 8", "sizes", **_SAMPLES),
+    "step_batch_size_schedule": Turned(
+        "--step-batch-size-schedule 0:4",
+        "sizes",
+        on="--train-samples 12",
+        without=("--train-iters", "--global-batch-size"),
+    ),
     "train_iters": Turned("--train-iters 2", "sizes"),
     "train_samples": Turned("--train-samples 8", "sizes", **_SAMPLES),
     "train_tokens": Turned("--train-tokens 100", "sizes"),
@@ -472,6 +481,10 @@ TRAINING = {
 
 EVALUATION = {
     "eval_interval": Turned("--eval-interval 1", "log"),
+    "eval_global_batch_size": Turned("--eval-global-batch-size 2", "log"),
+    "eval_micro_batch_size": Turned(
+        "--eval-micro-batch-size 3", "error", says="4 samples of an evaluated batch are not"
+    ),
     "eval_iters": Turned("--eval-iters 2", "log"),
     "eval_only": Turned("--eval-only", "sizes", on=_RESUME),
     "inference": Turned("--inference", "deepspeed", on=f"{_RESUME} --eval-only"),

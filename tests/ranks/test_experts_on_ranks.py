@@ -16,7 +16,7 @@ from engines import engine_of as engine_of_run
 from networks import gpt_steps
 from plain_mixture import PlainMixture
 from ranks import outcomes_on_ranks, require_passed
-from tiny import tiny_plan
+from tiny import tiny_plan, tiny_spec
 from torch.testing import assert_close
 
 from megatron.engine.build import build_engine
@@ -27,6 +27,7 @@ from megatron.engine.optimizers import engine_optimizer
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
+from megatron.model.layers.router import Router, count_choices
 from megatron.model.loss import next_token_loss
 from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.build import build_optimizer
@@ -324,7 +325,33 @@ def require_same_norms(*layouts):
         assert found == pytest.approx(expected[:3], rel=0.03), flags
 
 
+def the_loss_of_a_global_batch_counts_the_choices_of_all_replicas(rank):
+    end_groups()
+    distributed.start("gloo")
+    spec = tiny_spec(num_experts=(4, 4))
+    balancing = ("--moe-router-load-balancing-type", "global_aux_loss", "--moe-loss-coeff", "1")
+    plan = tiny_plan("--num-experts", "4", "--topk", "1", *balancing).experts
+    auxiliary = AuxiliaryLoss([4, 4])
+    router = Router(spec, number=1, plan=plan, data_group=dist.group.WORLD, auxiliary=auxiliary)
+    torch.nn.init.normal_(router.weight, generator=torch.Generator().manual_seed(3))
+    draw = torch.Generator().manual_seed(4)
+    inputs = [torch.randn(9, 2, 8, generator=draw) for _ in range(2)]
+    router(inputs[rank])
+    shares, means = [], []
+    for x in inputs:
+        probabilities = (x.flatten(0, 1) @ router.weight.T).softmax(-1)
+        shares.append(count_choices(probabilities.argmax(-1), 4) / 18)
+        means.append(probabilities.mean(0))
+    share, expected = sum(shares) / 2, 0.0
+    for mean in means:
+        expected += float(4 * (share * mean).sum()) / 2
+    found = auxiliary.take(counts=True, micro_batches=2, device=torch.device("cpu")).loss
+    assert not torch.equal(*shares)
+    assert abs(found - expected) < 1e-6
+
+
 CHECKS = [
+    the_loss_of_a_global_batch_counts_the_choices_of_all_replicas,
     shared_experts_step_like_plain_torch_at_every_stage,
     muon_steps_on_the_matrices_of_each_expert,
     experts_of_one_replica_step_like_plain_torch,

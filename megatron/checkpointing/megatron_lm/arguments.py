@@ -5,6 +5,7 @@ from typing import Any
 
 from megatron.common.errors import CheckpointError
 from megatron.config.data.tokenizer import with_sentencepiece_form
+from megatron.config.network.experts import ExpertConfig, MoESpec, balancing_of
 from megatron.config.network.model import ModelConfig
 from megatron.config.parsing.declaration import flags_of as declared_flags
 from megatron.config.parsing.files import Values
@@ -45,7 +46,13 @@ _OF_EXPERTS = {
     "moe_aux_loss_coeff": "moe_loss_coeff",
 }
 """Our settings of experts by the argument."""
-_BALANCING = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
+EXPRESSED_OF_EXPERTS = (
+    *("num_experts", "expert_ffn_hidden_size", "shared_expert_ffn_hidden_size"),
+    *("shared_expert_gate", "router_score", "router_normalises", "router_scale", "router_bias"),
+    *("router_groups", "router_groups_per_token"),
+)
+"""Fields of ModelSpec that arguments of experts express."""
+_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
 
 
 def values_of(saved: Any, *, holds_experts: bool = False) -> Values:
@@ -79,6 +86,22 @@ def _expert_values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if balancing not in _BALANCING:
         raise CheckpointError(f"no flag expresses moe_router_load_balancing_type {balancing}")
     yield "moe_router_load_balancing_type", balancing
+
+
+def expert_arguments(moe: MoESpec, flags: ExpertConfig) -> dict[str, Any]:
+    """Return the arguments of layers with experts, of which each layer has the same number or none."""
+    frequency = [int(count > 1) for count in moe.num_experts]
+    return {
+        **{theirs: getattr(flags, own) for theirs, own in _OF_EXPERTS.items()},
+        "num_experts": max(moe.num_experts),
+        # Megatron-LM stacks layers in distributed files if the argument is 1, not a list.
+        "moe_layer_freq": 1 if all(frequency) else frequency,
+        "moe_router_topk": moe.experts_per_token,
+        "moe_ffn_hidden_size": moe.expert_ffn_hidden_size or None,
+        "moe_router_score_function": moe.router_score,
+        "moe_router_pre_softmax": moe.router_score == "softmax" and not moe.router_normalises,
+        "moe_router_load_balancing_type": balancing_of(flags),
+    }
 
 
 def _values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:

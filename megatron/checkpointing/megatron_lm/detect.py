@@ -73,7 +73,8 @@ def foreign_checkpoint_in(path: Path) -> str:
         "hugging_face": f"import it with tools/convert_checkpoint/from_hf.py --load {path} --save NEW, and "
         "write --load NEW --finetune",
     }
-    convert = f"convert it with tools/checkpoint/util.py --load-dir {path} --save-dir NEW, and write --load NEW"
+    saver = "--saver own " if system == "megatron" else ""  # else its files are written again
+    convert = f"convert it with tools/checkpoint/util.py {saver}--load-dir {path} --save-dir NEW, and write --load NEW"
     return f"{title_of(str(system))}, {how.get(str(system), convert)}"
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class StoredTensor:
     Args:
         shape: of the entry.
         index: of the entry in the first dimensions of the stored tensor.
+        states: of the optimizer for this parameter, and its master weight as "fp32"; {} if none are
+            stored.
     """
 
     name: str
@@ -72,13 +74,15 @@ class StoredTensor:
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
     index: tuple[int, ...] = ()
+    states: Mapping[str, "StoredTensor"] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def entry(self, number: int) -> "StoredTensor":
         """Return an entry of the first dimension."""
-        return replace(self, shape=self.shape[1:], index=(*self.index, number))
+        states = {name: state.entry(number) for name, state in self.states.items()}
+        return replace(self, shape=self.shape[1:], index=(*self.index, number), states=states)
 
     def load(self) -> Tensor:
         """Join its chunks. Memory: the tensor and one chunk.
@@ -95,17 +99,19 @@ class StoredTensor:
                 raise CheckpointError(f"{self.name}: a chunk has fewer bytes than elements")
         tensor = torch.empty(self.shape, dtype=self.dtype)
         for chunk in own:
-            found = chunk.piece.read()
-            if not torch.is_tensor(found) or (found.shape, found.dtype) != (
-                chunk.shape,
-                self.dtype,
-            ):
-                raise CheckpointError(f"{chunk.piece.file}: {self.name} is not as in .metadata")
-            for number, first in zip(self.index, chunk.offset, strict=False):
-                found = found[number - first]
-            starts = zip(chunk.offset[skipped:], chunk.shape[skipped:], strict=True)
-            tensor[tuple(slice(start, start + size) for start, size in starts)] = found
+            self._fill(tensor, chunk)
         return tensor
+
+    def _fill(self, tensor: Tensor, chunk: Chunk) -> None:
+        """Read a chunk into its part of the tensor; it is freed before the next one is read."""
+        found = chunk.piece.read()
+        if not torch.is_tensor(found) or (found.shape, found.dtype) != (chunk.shape, self.dtype):
+            raise CheckpointError(f"{chunk.piece.file}: {self.name} is not as in .metadata")
+        for number, first in zip(self.index, chunk.offset, strict=False):
+            found = found[number - first]
+        skipped = len(self.index)
+        starts = zip(chunk.offset[skipped:], chunk.shape[skipped:], strict=True)
+        tensor[tuple(slice(start, start + size) for start, size in starts)] = found
 
     def _has_part(self, chunk: Chunk) -> bool:
         return all(

@@ -6,6 +6,7 @@ torch_dist.py, which shares names and settings.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
     ParameterState,
+    ShardedTensor,
     wrap_full_tensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
@@ -111,7 +113,10 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     """
     folder = checkpoint_in(path)
     stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
-    return found_in(folder, stages, heads=heads)
+    found = found_in(folder, stages, heads=heads)
+    if "optimizer" not in stages[0][0]:
+        return found
+    return replace(found, notices=["optimizer states are not read: only weights are loaded"])
 
 
 def found_in(
@@ -120,12 +125,14 @@ def found_in(
     *,
     heads: int | None,
     holds_experts: bool = False,
+    steps: float | None = None,
 ) -> ForeignCheckpoint:
     """Return the checkpoint of all stages and ranks, whose files are read.
 
     Args:
         heads: attention heads, for files without arguments.
         holds_experts: whether experts of a layer are one tensor in these files, and are read.
+        steps: that the optimizer has taken, if tensors have its states; None if they have none.
 
     Raises:
         CheckpointError: it is of no network that has a form in these files.
@@ -147,9 +154,9 @@ def found_in(
     heads = saved_args.get("num_attention_heads") or heads
     if not heads:
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
-    width = int(table[0].shape[1])
-    head_dim = saved_args.get("kv_channels") or width // heads
+    head_dim = saved_args.get("kv_channels") or int(table[0].shape[1]) // heads
     rows = Rows(version=version, head_dim=head_dim, gate=_gate(saved_args))
+    progress = _progress(folder, first, saved_args)
     return ForeignCheckpoint(
         folder=folder,
         values={
@@ -163,14 +170,13 @@ def found_in(
         vocab_size=_vocab_size(first),
         checkpoint=FullCheckpoint(
             parameters=LazyParameters(
-                {name: partial(_load_parameter, rows, name, s) for name, s in shards.items()}
-            )
+                {n: partial(_load_parameter, rows, steps, n, s) for n, s in shards.items()}
+            ),
+            counters=_counters(progress) if steps is not None else {},
         ),
-        state=_progress(folder, first, saved_args),
+        state=progress,
+        has_optimizer=steps is not None,
         objective=names.architecture,
-        notices=["optimizer states are not read: only weights are loaded"]
-        if "optimizer" in first
-        else [],
     )
 
 
@@ -203,6 +209,12 @@ def _progress(
         "tokens": int(first.get("tokens") or 0),
         "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
     }
+
+
+def _counters(progress: Mapping[str, int]) -> dict[str, int]:
+    """Return DeepSpeed's counters."""
+    steps, samples = progress["iteration"], progress["samples"]
+    return {"global_steps": steps, "global_samples": samples, "skipped_steps": 0}
 
 
 def tensor_ranks(path: Path) -> int:
@@ -293,10 +305,20 @@ def _modules(
     return modules, layers
 
 
-def _load_parameter(rows: Rows, name: str, shards: Sequence[Weight]) -> ParameterState:
-    tensors = [shard.load() if isinstance(shard, StoredTensor) else shard for shard in shards]
+def _load_parameter(
+    rows: Rows, steps: float | None, name: str, shards: Sequence[Weight]
+) -> ParameterState:
+    def joined(shards: Sequence[Weight]) -> ShardedTensor:
+        tensors = [shard.load() if isinstance(shard, StoredTensor) else shard for shard in shards]
+        return wrap_full_tensor(rows.join(name, tensors))
+
+    # Distributed files hold states, and a parameter is one shard there.
+    (first, *_) = shards
+    stored = first.states if isinstance(first, StoredTensor) else {}
     try:
-        return ParameterState(weight=wrap_full_tensor(rows.join(name, tensors)))
+        states = {state: joined([tensor]) for state, tensor in stored.items()}
+        weight = states.pop("fp32") if "fp32" in states else joined(shards)
+        return ParameterState(weight=weight, states=states, steps=steps if states else None)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 

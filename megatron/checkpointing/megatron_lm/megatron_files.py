@@ -15,7 +15,11 @@ from torch import Tensor
 from megatron.checkpointing.conversion.network import parameters_of
 from megatron.checkpointing.expressed import Allowed, not_expressed, plain_values
 from megatron.checkpointing.manifest import STAGING, Manifest
-from megatron.checkpointing.megatron_lm.arguments import OF_NETWORK
+from megatron.checkpointing.megatron_lm.arguments import (
+    EXPRESSED_OF_EXPERTS,
+    OF_NETWORK,
+    expert_arguments,
+)
 from megatron.checkpointing.megatron_lm.distributed_writer import Written, write_distributed
 from megatron.checkpointing.megatron_lm.networks import (
     Form,
@@ -23,7 +27,12 @@ from megatron.checkpointing.megatron_lm.networks import (
     form_of,
     num_decoder_layers,
 )
-from megatron.checkpointing.parameter_names import ParameterNames, is_of_vocabulary
+from megatron.checkpointing.parameter_names import (
+    ParameterNames,
+    is_buffer,
+    is_of_experts,
+    is_of_vocabulary,
+)
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -31,6 +40,7 @@ from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, r
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
+from megatron.config.network.experts import MoESpec
 from megatron.config.network.model import ModelConfig, VocabularySpec
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.parsing.declaration import Flag
@@ -60,6 +70,8 @@ _PATHS: dict[str, tuple[tuple[str, ...], int]] = {
 """Key path of each part's parameters in a state dict: the dictionaries that hold them, and how many
 levels its module name is split into."""
 _LAYER = re.compile(r"(decoder\.|)layers\.(\d+)\.(.*)")
+_EXPERTS_DOWN = ".experts.dense_4h_to_h.weight"
+"""End of the name of a weight of experts whose columns are rows here."""
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -91,7 +103,7 @@ def write_megatron(
     """
     spec = manifest.spec
     form = _form_of(spec)
-    raise_if_any(_problems(spec, tensor, pipeline, flags))
+    raise_if_any(_problems(spec, tensor, pipeline, flags, distributed=distributed))
     if distributed and not form.distributed:
         raise ConfigError(
             f"a {spec.architecture} is not written in the format torch_dist: write --ckpt-format torch"
@@ -155,22 +167,25 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
 
 def _full_tensors(manifest: Manifest, checkpoint: FullCheckpoint, rows: int) -> Iterator[Written]:
     """Yield the parameters by megatron.core's names, to be loaded one by one."""
-    names, form = ParameterNames.of(manifest.spec), _form_of(manifest.spec)
+    spec, dtype = manifest.spec, TORCH_DTYPES[manifest.precision.dtype]
+    names, form = ParameterNames.of(spec), _form_of(spec)
 
     def load(name: str) -> Tensor:
         return _shard(name, checkpoint.parameters[name], manifest, rows, 0, 1)
 
-    for name, parameter in parameters_of(manifest.spec).items():
-        module = names.module(name)
-        for pattern, other in form.distributed:
-            module = re.sub(pattern, other, module)
+    for name, parameter in parameters_of(spec).items():
         shape = tuple(parameter.shape)
-        yield Written(
-            name=module,
-            shape=(rows, *shape[1:]) if is_of_vocabulary(name) else shape,
-            dtype=TORCH_DTYPES[manifest.precision.dtype],
-            load=partial(load, name),
-        )
+        if is_of_vocabulary(name):
+            shape = (rows, *shape[1:])
+        elif name.endswith(_EXPERTS_DOWN):
+            shape = (shape[0], *shape[:0:-1])
+        for module in form.distributed_names(names.module(name), spec):
+            yield Written(
+                name=module,
+                shape=shape,
+                dtype=parameter.dtype if is_buffer(name) else dtype,
+                load=partial(load, name),
+            )
 
 
 def _shards(
@@ -195,15 +210,22 @@ def _shards(
             yield from dict.fromkeys(own, shard).items()
 
 
-def _problems(spec: ModelSpec, tensor: int, pipeline: int, flags: tuple[str, str]) -> Iterator[str]:
+def _problems(
+    spec: ModelSpec,
+    tensor: int,
+    pipeline: int,
+    flags: tuple[str, str],
+    *,
+    distributed: bool = False,
+) -> Iterator[str]:
     yield from _form_of(spec).problems(spec, pipeline=pipeline, flag=flags[1])
-    if spec.moe and spec.moe.num_experts:
+    if spec.moe and (problems := [*_expert_problems(spec, distributed=distributed)]):
         spec = replace(spec, moe=None)
-        yield "Megatron-LM's files cannot express layers with experts (--num-experts)"
+        yield from problems
     if spec.lora and spec.lora.lora_rank:
         spec = replace(spec, lora=None)
         yield "Megatron-LM's files cannot express adapters (--lora-rank): merge them into the weights"
-    for field, value, _ in not_expressed(spec, _expressed(spec)):
+    for field, value, _ in not_expressed(spec, _expressed(spec, distributed=distributed)):
         yield f"Megatron-LM's files cannot express {field} {value} ({flag_setting(field)})"
     decoder_layers = num_decoder_layers(spec)
     if decoder_layers and pipeline > 1 and not first_decoder_stage(spec, pipeline):
@@ -227,11 +249,27 @@ def _problems(spec: ModelSpec, tensor: int, pipeline: int, flags: tuple[str, str
                 yield f"{flag} {parts} does not divide {size} {value}"
 
 
-def _expressed(spec: ModelSpec) -> Allowed:
+def _expert_problems(spec: ModelSpec, *, distributed: bool) -> Iterator[str]:
+    counts = {*spec.part(MoESpec).num_experts} - {1}
+    if not counts:
+        return
+    if not _form_of(spec).has_experts:
+        yield f"Megatron-LM has no {spec.architecture} with experts (--num-experts)"
+    elif not distributed:
+        yield (
+            "Megatron-LM's files of ranks cannot express layers with experts (--num-experts): "
+            "write --ckpt-format torch_dist"
+        )
+    elif len(counts) > 1:
+        yield f"Megatron-LM's layers have the same number of experts, not {sorted(counts)} (--num-experts)"
+
+
+def _expressed(spec: ModelSpec, *, distributed: bool = False) -> Allowed:
     """Return the values of fields that the arguments or weights of these files express."""
+    of_experts = EXPRESSED_OF_EXPERTS if distributed else ()
     return {
         **plain_values(spec),
-        **dict.fromkeys(_BY_ARGUMENT),
+        **dict.fromkeys((*_BY_ARGUMENT, *of_experts)),
         "architecture": None,
         "position_embedding": ("learned", "rotary", "alibi", "none"),
         "normalization": ("LayerNorm", "RMSNorm"),
@@ -281,14 +319,21 @@ def _shard(
     if is_of_vocabulary(name):
         weight = _pad_rows(weight, manifest.spec.vocabulary, rows)
     activation = manifest.spec.mlp.activation
-    if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
+    if is_buffer(name):
+        return weight.clone()
+    if name.endswith(_EXPERTS_DOWN):
+        weight = weight.transpose(1, 2)
+    elif activation.endswith("glu") and is_of_experts(name) and ".dense_h_to_4h." in name:
+        weight = torch.cat(weight.unflatten(1, (-1, 2)).unbind(2), 1)
+    elif activation.endswith("glu") and ".dense_h_to_4h." in name:
         # Our rows alternate gate and up. Megatron-LM's SwiGLU has all gates, then all ups;
         # BigScience's other gated activations have all ups first.
         gate, up = weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1)
         weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
-    return weight.to(TORCH_DTYPES[manifest.precision.dtype]).clone()
+    dtype = TORCH_DTYPES[manifest.precision.dtype]
+    return weight.to(dtype).clone(memory_format=torch.contiguous_format)
 
 
 def _pad_rows(table: Tensor, own: VocabularySpec, rows: int) -> Tensor:
@@ -341,6 +386,7 @@ def _arguments(
         window_attn_skip_freq=_windows(spec),
         add_bias_linear=spec.mlp.linear_bias,
         **_form_of(spec).arguments(spec, pipeline),
+        **(expert_arguments(spec.moe, manifest.expert_flags) if spec.moe else {}),
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
         fp16=dtype == "fp16",

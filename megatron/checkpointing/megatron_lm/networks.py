@@ -1,5 +1,6 @@
 """The form of each network in Megatron-LM's files: which files hold it, names, settings, arguments."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,8 +18,8 @@ OF_LAYERS: Renamed = (
     (r"\.post_attention_layernorm\.", ".mlp.linear_fc1.layer_norm_"),
     (r"\.self_attention\.query_key_value\.", ".self_attention.linear_qkv."),
     (r"\.self_attention\.dense\.", ".self_attention.linear_proj."),
-    (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
-    (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
+    (r"\.mlp\.(.*)dense_h_to_4h\.", r".mlp.\1linear_fc1."),
+    (r"\.mlp\.(.*)dense_4h_to_h\.", r".mlp.\1linear_fc2."),
 )
 """From module names of a layer to megatron.core's in distributed files."""
 
@@ -31,6 +32,9 @@ class Form:
 
     distributed: ClassVar[Renamed] = ()
     """From module names to those of megatron.core's distributed files; () if none are written."""
+
+    has_experts: ClassVar[bool] = False
+    """Whether its layers in distributed files may have experts."""
 
     expresses: ClassVar[tuple[str, ...]] = ()
     """Fields of ModelSpec that its files express beside those of a GPT."""
@@ -67,6 +71,16 @@ class Form:
         """
         return iter(())
 
+    def distributed_names(self, module: str, spec: ModelSpec) -> list[str]:
+        """Return the names of a parameter in distributed files: several where megatron.core stores it twice.
+
+        Args:
+            module: its name in `ParameterNames`.
+        """
+        for pattern, other in self.distributed:
+            module = re.sub(pattern, other, module)
+        return [module]
+
     def flat_name(self, module: str) -> str:
         """Return the only key of a parameter in a state dict without levels; "" where there are levels.
 
@@ -79,7 +93,21 @@ class Form:
 class GPTForm(Form):
     """GPT, and what no other form recognises."""
 
-    distributed: ClassVar[Renamed] = ((r"^(layers|final_layernorm)\.", r"decoder.\1."), *OF_LAYERS)
+    distributed: ClassVar[Renamed] = (
+        (r"^(layers|final_layernorm)\.", r"decoder.\1."),
+        *OF_LAYERS,
+        (r"\.mlp\.experts\.", ".mlp.experts.experts."),
+        (r"\.mlp\.shared_expert_gate\.weight$", ".mlp.shared_experts.gate_weight"),
+    )
+    has_experts = True
+
+    def distributed_names(self, module: str, spec: ModelSpec) -> list[str]:
+        """Return the name; of a norm before experts also that of the layers of Transformer Engine."""
+        (name,) = super().distributed_names(module, spec)
+        before, norm, rest = name.partition(".mlp.linear_fc1.layer_norm_")
+        if norm and spec.experts_of(int(before.rpartition(".")[2]) + 1) > 1:
+            return [name, f"{before}.pre_mlp_layernorm.{rest}"]
+        return [name]
 
 
 def form_of(network: str) -> Form | None:

@@ -7,6 +7,7 @@ are read when they are needed, whatever the ranks that wrote them.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from megatron.checkpointing.megatron_lm.distributed_files import (
     read_stored,
 )
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.megatron_lm.hybrid import gpt_of_hybrid, is_hybrid
 from megatron.checkpointing.megatron_lm.megatron import found_in, tracked_folder
+from megatron.checkpointing.megatron_lm.optimizer_states import is_of_optimizer, states_in
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
 
@@ -28,7 +31,6 @@ COMMON_OBJECT = "common_state/shard_0_1"
 """Name of the object with what is no tensor, from version 0.17 on."""
 
 _STACKED = re.compile(r"((?:\w+\.)?layers)\.(?!\d)(.+)")
-_OPTIMIZER = "optimizer."
 
 
 def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
@@ -43,10 +45,14 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     folder = path if (path / METADATA).is_file() else tracked_folder(path, instead=METADATA)
     _require_kind(folder)
     stored = read_stored(folder)
-    content = {**_common(folder, stored), "model": dict(_parameters(stored))}
-    if any(name.startswith(_OPTIMIZER) for name in stored.tensors):
-        content["optimizer"] = {}
-    return found_in(folder, [[content]], heads=heads, holds_experts=True)
+    common = dict(_common(folder, stored))
+    optimizer = states_in(stored.tensors, common)
+    parameters = dict(_parameters(stored, optimizer.tensors))
+    if is_hybrid(parameters):
+        parameters, common["args"] = gpt_of_hybrid(parameters, common.get("args"), folder)
+    content: dict[str, Any] = {**common, "model": parameters}
+    found = found_in(folder, [[content]], heads=heads, holds_experts=True, steps=optimizer.steps)
+    return replace(found, notices=[optimizer.notice] if optimizer.notice else [])
 
 
 def _require_kind(folder: Path) -> None:
@@ -84,11 +90,18 @@ def _common(folder: Path, stored: StoredFolder) -> Mapping[str, Any]:
     return found
 
 
-def _parameters(stored: StoredFolder) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the parameters of every layer by megatron.core's names."""
+def _parameters(
+    stored: StoredFolder, states: Mapping[str, Mapping[str, StoredTensor]]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the parameters of every layer by megatron.core's names.
+
+    Args:
+        states: of the optimizer, by the names in the files.
+    """
     for name, tensor in stored.tensors.items():
-        if name.startswith(_OPTIMIZER):
+        if is_of_optimizer(name):
             continue
+        tensor = replace(tensor, states=states.get(name, {}))
         if match := _STACKED.fullmatch(name):
             for number in range(len(tensor)):
                 yield f"{match[1]}.{number}.{match[2]}", tensor.entry(number)

@@ -44,9 +44,10 @@ def interleaving_problems(start: Start) -> Iterator[str]:
     uneven = [size for size in sizes if batch.num_micro_batches(size) % pipeline]
     if uneven:
         unit = batch.micro_batch_size * batch.data_parallel_size * pipeline
+        flags = "--global-batch-size and --rampup-batch-size"
         yield (
             f"the interleaved pipeline schedule ({chunks} chunks a stage) needs a number of "
             f"micro-batches that is a multiple of --pipeline-model-parallel-size {pipeline}, and a "
             f"global batch of {uneven[0]} samples has {batch.num_micro_batches(uneven[0])}: write "
-            f"multiples of {unit} in --global-batch-size and --rampup-batch-size"
+            f"multiples of {unit} in {'--step-batch-size-schedule' if batch.size_schedule else flags}"
         )

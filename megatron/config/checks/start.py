@@ -25,7 +25,7 @@ from megatron.config.parallelism.precision import (
 )
 from megatron.config.parallelism.recompute import Storage, plan_storage
 from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_keys
-from megatron.config.run.evaluation import plan_evaluation
+from megatron.config.run.evaluation import takes_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Start:
     @cached_property
     def trains(self) -> bool:
         """Whether the run takes steps; otherwise it evaluates alone."""
-        return not plan_evaluation(self.config.evaluation).only
+        return takes_steps(self.config.evaluation)
 
     @cached_property
     def replicas(self) -> int:

@@ -6,12 +6,11 @@ from megatron.config.checks.deepspeed import json_problems, zero_problems
 from megatron.config.checks.experts import expert_problems
 from megatron.config.checks.pipeline import interleaving_problems
 from megatron.config.checks.start import Start
-from megatron.config.optimization.batch_size import BatchPlan, plan_batch
+from megatron.config.optimization.batch_size import BatchPlan, plan_batch, size_schedule_problems
 from megatron.config.optimization.curriculum import curriculum_problems
 from megatron.config.optimization.lr_schedule import schedule_problems, unit_problems
 from megatron.config.optimization.training import global_batch_size_of, training_problems
 from megatron.config.parallelism.layout import sequence_parts, world_size_problems
-from megatron.config.parsing.json_tree import value_at
 
 
 def length_problems(start: Start) -> Iterator[str]:
@@ -46,8 +45,7 @@ def elastic_problems(start: Start) -> Iterator[str]:
     """Yield why a run cannot continue with another number of replicas."""
     config = start.config
     yield from world_size_problems(config.parallel, start.world_size)
-    by_json = value_at(start.deepspeed, "train_batch_size")
-    if config.training.global_batch_size is None and by_json is None:
+    if global_batch_size_of(config.training, start.deepspeed) is None:
         yield (
             "--elastic needs --global-batch-size: without it a step has as many samples as the "
             "replicas that there are"
@@ -60,7 +58,7 @@ def elastic_problems(start: Start) -> Iterator[str]:
 
 
 def batch_problems(start: Start) -> Iterator[str]:
-    """Yield every reason why micro-batches, global batch and ramp do not fit together."""
+    """Yield every reason why micro-batches, global batch and its schedule do not fit together."""
     training, data = start.config.training, start.replicas
     micro, ramp = training.micro_batch_size, training.rampup_batch_size
     global_batch_size = global_batch_size_of(training, start.deepspeed)
@@ -71,6 +69,18 @@ def batch_problems(start: Start) -> Iterator[str]:
         yield f"--global-batch-size {global_batch_size} must be at least 1"
         return
     unit = micro * data
+    steps = training.gradient_accumulation_steps
+    accumulated = unit * (steps or 1)
+    yield from _evaluation_problems(start, global_batch_size or accumulated)
+    if training.step_batch_size_schedule is not None:
+        yield from _size_schedule_problems(start, unit)
+        return
+    if steps is not None and global_batch_size not in (None, accumulated):
+        yield (
+            f"--global-batch-size {global_batch_size} is not --micro-batch-size {micro} * {data} "
+            f"replicas * --gradient-accumulation-steps {steps} = {accumulated}: leave one of the two out"
+        )
+        return
     if global_batch_size is not None and global_batch_size % unit:
         elastic = (
             "" if global_batch_size % micro else "; --elastic trains on fewer, which divide it"
@@ -83,10 +93,54 @@ def batch_problems(start: Start) -> Iterator[str]:
         batch = plan_batch(
             micro,
             ramp if len(ramp) == 3 else None,
-            global_batch_size=global_batch_size,
+            global_batch_size=global_batch_size or accumulated,
             data_parallel_size=data,
         )
         yield from _ramp_problems(ramp, batch, unit, start.consumed_samples)
+
+
+def _evaluation_problems(start: Start, global_batch_size: int) -> Iterator[str]:
+    """Yield why the batches of evaluation do not fit together."""
+    evaluation, replicas = start.config.evaluation, start.replicas
+    micro, size = evaluation.eval_micro_batch_size, evaluation.eval_global_batch_size
+    given = {"--eval-micro-batch-size": micro, "--eval-global-batch-size": size}
+    flags = [flag for flag, value in given.items() if value is not None]
+    if flags and start.declaration.has_epochs:
+        yield (
+            f"{' and '.join(flags)}: objective {start.objective} evaluates its data sets in batches of "
+            "--micro-batch-size; leave it out"
+        )
+    elif flags:
+        micro, size = micro or start.config.training.micro_batch_size, size or global_batch_size
+        if micro > 0 and size % (micro * replicas):
+            yield (
+                f"{' and '.join(flags)}: {size} samples of an evaluated batch are not a multiple of "
+                f"{micro} samples * {replicas} replicas = {micro * replicas}"
+            )
+
+
+def _size_schedule_problems(start: Start, unit: int) -> Iterator[str]:
+    """Yield what is wrong with --step-batch-size-schedule."""
+    training, seq_length = start.config.training, start.config.model.seq_length
+    schedule = training.step_batch_size_schedule or ()
+    flag = "--step-batch-size-schedule"
+    others = {
+        "--global-batch-size": training.global_batch_size,
+        "--rampup-batch-size": training.rampup_batch_size,
+        "--gradient-accumulation-steps": training.gradient_accumulation_steps,
+    }
+    for other in (name for name, value in others.items() if value is not None):
+        yield f"{flag} sets the size of every global batch: leave {other} out"
+    wrong = [*size_schedule_problems(schedule, seq_length)]
+    yield from wrong
+    if not wrong:
+        sizes = start.steps.batch.sizes_from(start.consumed_samples)
+        uneven = [size for size in sizes if size % unit]
+        if uneven:
+            yield (
+                f"{flag} {' '.join(schedule)}: batch size {uneven[0]} is not a multiple of "
+                f"micro-batch size * replicas = {unit}"
+            )
 
 
 def _ramp_problems(

@@ -21,7 +21,8 @@ CHECKPOINT_FLAGS = (
     ),
     *accepted("the form of a checkpoint is detected from its files", "auto-detect-ckpt-format"),
     *accepted(
-        "a checkpoint records which tokenizer it was trained with, and a run is compared with it",
+        "each checkpoint records its tokenizer, and a run that loads it is checked against that"
+        " record",
         "~save-tokenizer-assets ~use-tokenizer-model-from-checkpoint-args",
     ),
     *accepted(
@@ -32,8 +33,8 @@ CHECKPOINT_FLAGS = (
         replication-factor""",
     ),
     *refused(
-        "single tensors of a step are not written to files; leave this flag out: a checkpoint of "
-        "--save-interval has the weights",
+        "tensors of single steps are not saved; leave this flag out: checkpoints, written every"
+        " --save-interval iterations, have the weights",
         """save-params-interval save-activations-interval save-tokens-per-expert-interval
         save-wgrads-interval save-dgrads-interval""",
     ),
@@ -43,8 +44,8 @@ CHECKPOINT_FLAGS = (
         "use-mp-args-from-checkpoint-args",
     ),
     *refused(
-        "the fp32 weights of a checkpoint are those of its optimizer: leave this flag and "
-        "--no-load-optim out to load both",
+        "fp32 weights are saved with the optimizer states: leave out this flag and "
+        "--no-load-optim to load both",
         "load-main-params-from-ckpt",
     ),
     *refused(
@@ -52,28 +53,30 @@ CHECKPOINT_FLAGS = (
         "override-ckpt-iteration",
     ),
     *refused(
-        "a run writes one format; leave this flag out, and convert the checkpoint afterwards: "
-        "tools/checkpoint/util.py",
+        "a run writes one checkpoint format; leave this flag out, and convert the checkpoint "
+        "afterwards with tools/checkpoint/util.py",
         "ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format",
     ),
 )
 
 RESTART_FLAGS = (
     *accepted(
-        "a step is taken once; --max-nan-steps and --replica-check-interval end a run that goes wrong",
+        "steps are not rerun; --max-nan-steps and --replica-check-interval end a run with wrong"
+        " results",
         "result-rejected-tracker-filename",
     ),
     *refused(
-        "write --spike-policy zscore=6 instead, which goes back to a checkpoint before a loss that jumps",
+        "write --spike-policy zscore=6 instead, which rolls back to a checkpoint before a loss "
+        "spike",
         "check-for-spiky-loss check-for-large-grads",
     ),
     *refused(
-        "processes are not restarted inside a job; write --max-restarts N, which starts a run that "
-        "failed again from its newest checkpoint, and leave this flag out",
+        "in-process restart is not built; write --max-restarts N, which restarts a failed run "
+        "from its newest checkpoint, and leave this flag out",
         "inprocess-restart",
     ),
     *accepted(
-        "it times --inprocess-restart, which is not here; --hang-timeout ends a run that stands still",
+        "it configures --inprocess-restart, which is not built; --hang-timeout ends a hung run",
         """inprocess-max-iterations inprocess-monitor-thread-interval
         inprocess-monitor-process-interval inprocess-progress-watchdog-interval
         inprocess-heartbeat-interval inprocess-soft-timeout inprocess-hard-timeout
@@ -82,18 +85,19 @@ RESTART_FLAGS = (
         inprocess-active-world-size inprocess-empty-cuda-cache""",
     ),
     *accepted(
-        "no package for fault tolerance is used: a launcher sees the exit code of a run, and "
-        "--hang-timeout ends one that stands still",
+        "no fault-tolerance package is used: launchers get the exit code of a run, and "
+        "--hang-timeout ends a hung run",
         "enable-ft-package calc-ft-timeouts ft-num-warmup-iters",
     ),
     *read_as(
         "error-injection-rate",
-        "results are never falsified on purpose; leave this flag out",
+        "error injection is not built; leave this flag out",
         **{"0": ""},
     ),
-    *accepted("results are never falsified on purpose", "error-injection-type"),
+    *accepted("error injection is not built", "error-injection-type"),
     *refused(
-        "a run does not damage itself on purpose; leave the flags of the fault injector out",
+        "Megatron-LM's fault injector is not built; leave its flags out: --chaos injects faults"
+        " here",
         """fault-injector-ranks fault-injector-num-ranks fault-injector-fault-types
         fault-injector-fault-probabilities fault-injector-fault-delay
         fault-injector-delay-start-iteration fault-injector-mtti-seconds
@@ -101,15 +105,15 @@ RESTART_FLAGS = (
     ),
     *read_as(
         "exit-signal",
-        "a run saves and ends after SIGTERM, SIGINT and SIGUSR1: send one of these, and leave this "
-        "flag out",
+        "a run saves and exits on SIGTERM, SIGINT and SIGUSR1: send one of them, and leave this"
+        " flag out",
         **dict.fromkeys(("SIGTERM", "SIGINT", "SIGUSR1"), ""),
     ),
     *read_as(
         "exit-signal-handler-for-training", "it takes no value", switch="--exit-signal-handler"
     ),
     *accepted(
-        "samples are read by the training process, which handles signals",
+        "the training process itself reads samples and handles signals",
         "exit-signal-handler-for-dataloader",
     ),
 )

@@ -13,24 +13,25 @@ GROUP_FLAGS = (
         gtp-expert-remat-nccl-ub gtp-remat-nccl-ub hierarchical-context-parallel-sizes""",
     ),
     *accepted(
-        "one timeout holds for all collectives, from the start on: --distributed-timeout-minutes",
+        "--distributed-timeout-minutes is the timeout of all collectives",
         "distributed-timeout-seconds-after-init",
     ),
     *accepted(
-        "PyTorch's flight recorder is set by its own variables: TORCH_FR_BUFFER_SIZE and others",
+        "PyTorch's flight recorder is configured by environment variables such as "
+        "TORCH_FR_BUFFER_SIZE",
         """flight-recorder-dump-path flight-recorder-trace-buffer-size
         ~flight-recorder-dump-on-timeout flight-recorder-include-stack-trace
         ~flight-recorder-include-only-active ~flight-recorder-extra-dump-on-exec""",
     ),
-    *accepted("a run writes its flags next to its checkpoints", "config-logger-dir"),
+    *accepted("every run saves its flags with its checkpoints", "config-logger-dir"),
     *refused(
-        "a run needs its processes; leave this flag out, and check a layout without them: "
+        "a run needs real processes; leave this flag out, and check a layout without them with "
         "tools/plan.py",
         "fake-process-group",
     ),
     *refused(
-        "samples have one length, and all ranks of --context-parallel-size divide each: leave this "
-        "flag out",
+        "all samples have the same length, and each is divided over all context-parallel ranks;"
+        " leave this flag out",
         "hybrid-context-parallel max-seqlen-per-dp-cp-rank",
     ),
 )
@@ -44,21 +45,22 @@ OVERLAP_FLAGS = (
         ~align-grad-reduce no-align-param-gather overlap-param-gather-with-optimizer-step""",
     ),
     *accepted(
-        "it only sets when a pipeline communicates and computes: results are the same",
+        "it only changes how communication and computation overlap in a pipeline: results are "
+        "the same",
         """overlap-p2p-communication no-overlap-p2p-communication
         overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
         delay-wgrad-compute defer-embedding-wgrad-compute wgrad-deferral-limit""",
     ),
     *accepted(
-        "products of tensor-parallel layers are not split to overlap with their collectives: "
+        "matrix products of tensor-parallel layers are not split to overlap with collectives: "
         "results are the same",
         """tp-comm-overlap tp-comm-overlap-cfg tp-comm-bootstrap-backend ~tp-comm-bulk-wgrad
         ~tp-comm-bulk-dgrad ~tp-comm-overlap-ag ~tp-comm-overlap-rs tp-comm-overlap-rs-dgrad
         ~tp-comm-split-ag ~tp-comm-split-rs""",
     ),
     *refused(
-        "write --accumulate-allreduce-grads-in-fp32 instead: gradients are added and reduced in 32 "
-        "bits",
+        "write --accumulate-allreduce-grads-in-fp32 instead: gradients are accumulated and "
+        "reduced in fp32",
         """ddp-reduce-scatter-with-fp32-accumulation
         ddp-param-name-patterns-for-fp32-local-accumulation""",
     ),
@@ -79,13 +81,14 @@ SHARDING_FLAGS = (
         optim_grads_params="--zero-stage 3",
     ),
     *accepted(
-        "ZeRO shards: --data-parallel-sharding-strategy, or --zero-stage, sets what",
+        "ZeRO shards instead: --data-parallel-sharding-strategy or --zero-stage selects what is"
+        " sharded",
         """use-megatron-fsdp megatron-fsdp-version no-use-layer-wise-param-layout
         megatron-fsdp-enable-fine-grained-param-gather""",
     ),
     *read_as("use-torch-fsdp2", "it takes no value", switch="--zero-stage 3"),
     *accepted(
-        "what ZeRO shards is sharded over all replicas: results are the same",
+        "ZeRO shards over all data-parallel ranks: results are the same",
         """num-distributed-optimizer-instances outer-dp-sharding-strategy
         enable-full-sharding-in-hsdp torch-fsdp2-no-reshard-after-forward""",
     ),
@@ -97,14 +100,14 @@ SHARDING_FLAGS = (
     ),
     *read_as(
         "megatron-fsdp-main-params-dtype",
-        "master weights have 32 bits; leave this flag out",
+        "master weights are fp32; leave this flag out",
         fp32="",
         auto="",
     ),
     *read_as(
         "megatron-fsdp-main-grads-dtype megatron-fsdp-grad-comm-dtype",
-        "gradients are added up and reduced in 32 bits, in fp16 too where this is fp32; write fp32, "
-        "or leave this flag out",
+        "gradients are accumulated and reduced in fp32, in fp16 runs too if this flag is fp32; "
+        "write fp32, or leave this flag out",
         fp32="--accumulate-allreduce-grads-in-fp32",
         auto="",
     ),
@@ -126,7 +129,7 @@ STAGE_FLAGS = (
 
 MEMORY_FLAGS = (
     *refused(
-        "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host",
+        "write --checkpoint-in-cpu, which offloads the inputs of recomputed layers to host memory",
         """fine-grained-activation-offloading offload-modules cpu-offloading
         cpu-offloading-num-layers cpu-offloading-retain-pinned-cpu-buffers
         min-offloaded-tensor-size delta-offload-bytes-across-pp-ranks activation-offload-fraction
@@ -134,18 +137,19 @@ MEMORY_FLAGS = (
     ),
     *read_as(
         "optimizer-offload-fraction",
-        "--cpu-optimizer offloads all of the state, and "
-        "zero_optimization.offload_optimizer.ratio in the JSON of --deepspeed_config a part of it at "
-        "ZeRO stage 3: write one of them, and leave this flag out",
+        "--cpu-optimizer offloads all optimizer states, and "
+        "zero_optimization.offload_optimizer.ratio in the JSON of --deepspeed_config a share of"
+        " them at ZeRO stage 3: write one of them, and leave this flag out",
         **{"1": "", "1.0": ""},
     ),
     *read_as("use-torch-optimizer-for-cpu-offload", "it takes no value", switch="--cpu_torch_adam"),
     *accepted(
-        "--use-pin-memory keeps what is offloaded in page-locked memory; DeepSpeed moves it",
+        "--use-pin-memory keeps offloaded states in page-locked memory; DeepSpeed copies them",
         "overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params",
     ),
     *accepted(
-        "PyTorch's allocator keeps memory for later; its own PYTORCH_CUDA_ALLOC_CONF sets how",
+        "PyTorch's allocator caches memory; the environment variable PYTORCH_CUDA_ALLOC_CONF "
+        "configures it",
         "empty-unused-memory-level",
     ),
 )

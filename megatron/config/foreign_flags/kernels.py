@@ -2,7 +2,10 @@
 
 from megatron.config.foreign_flags.tables import accepted, read_as, refused
 
-_32_BITS = "the optimizer keeps 32 bits, or 8 with --optimizer adam8bit; leave this flag out, or write fp32"
+_32_BITS = (
+    "optimizer states are fp32, or 8-bit with --optimizer adam8bit; leave this flag out, or"
+    " write fp32"
+)
 
 KERNEL_FLAGS = (
     *read_as(
@@ -15,16 +18,17 @@ KERNEL_FLAGS = (
         auto="",
     ),
     *accepted(
-        "kernels that fuse operations are chosen by --kernels and --attention-impl; they compute the "
-        "same",
+        "--kernels and --attention-impl select fused kernels; results are the same",
         """cross-entropy-loss-fusion cross-entropy-fusion-impl use-transformer-engine-op-fuser
         use-te-activation-func no-bias-swiglu-fusion fused-residual-rmsnorm
         use-fused-weighted-squared-relu flash-attention-version use-kitchen-attention
         kitchen-attention-backend mla-down-proj-fusion ~clone-scatter-output-in-embedding
         disable-mem-efficient-ln""",
     ),
-    *accepted("there is one way to draw random numbers, on every device", "te-rng-tracker"),
-    *accepted("a checkpoint has one form of names, for every kernel", "export-te-mcore-model"),
+    *accepted("there is one implementation of random number generators", "te-rng-tracker"),
+    *accepted(
+        "parameter names in checkpoints do not depend on the kernels", "export-te-mcore-model"
+    ),
     *accepted("no feature needs this switch", "enable-experimental"),
     *accepted("nothing is compiled unless --compile is given", "disable-jit-fuser"),
     *accepted(
@@ -37,38 +41,38 @@ KERNEL_FLAGS = (
 
 PRECISION_FLAGS = (
     *accepted(
-        "weights are kept in 16 and 32 bits, and cast to fp8 where they are multiplied",
+        "weights are stored in 16 and 32 bits, and cast to fp8 for matrix products",
         "fp8-param-gather keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag",
     ),
     *refused(
-        "--fp8-format holds for all products of the layers, forward and backward; leave this flag "
-        "out",
+        "--fp8-format applies to all matrix products of the layers, forward and backward; leave"
+        " this flag out",
         """fp8-quantizer-factory ~fp8-wgrad fp8-output-proj first-last-layers-bf16
         num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 te-precision-config-file
         kitchen-config-file kitchen-recipe-number""",
     ),
     *refused(
-        "products in 4 bits are not built; write --fp8-format hybrid, or leave this flag out",
+        "FP4 matrix products are not built; write --fp8-format hybrid, or leave this flag out",
         "fp4-format fp4-recipe fp4-quantizer-factory fp4-param-gather",
     ),
     *accepted(
-        "the optimizer keeps 32 bits unless a flag of its states says otherwise",
+        "optimizer states are fp32 unless a flag sets another dtype",
         "use-precision-aware-optimizer",
     ),
     *read_as("main-params-dtype exp-avg-dtype exp-avg-sq-dtype", _32_BITS, fp32=""),
     *read_as(
         "main-grads-dtype",
-        "gradients are added up in 32 bits, in fp16 too where this is fp32; write fp32, or leave this "
-        "flag out",
+        "gradients are accumulated in fp32, in fp16 runs too if this flag is fp32; write fp32, "
+        "or leave this flag out",
         fp32="--accumulate-allreduce-grads-in-fp32",
     ),
     *read_as(
         "output-logit-dtype",
-        "the loss is computed in 32 bits in every run; leave this flag out",
+        "the loss is always computed in fp32; leave this flag out",
         fp32="",
     ),
     *refused(
-        "products in bf16 add up as PyTorch's default has it; leave this flag out",
+        "bf16 matrix products use PyTorch's default accumulation; leave this flag out",
         "disable-bf16-reduced-precision-matmul",
     ),
 )
@@ -77,8 +81,8 @@ _LEAVE = "; leave this flag out"
 
 MIXTURE_FLAGS = (
     *accepted(
-        "experts are computed in grouped products, and exchange tokens with uneven all-to-alls: "
-        "results are the same",
+        "experts use grouped matrix products, and tokens are exchanged with all-to-alls of "
+        "uneven sizes: results are the same",
         """overlap-moe-expert-parallel-comm overlap-dispatch-backward-with-experts-wgrad
         ep-overlap-early-attn-memory-release high-priority-a2a-comm-stream
         use-grouped-gemm-for-shared-expert use-grouped-gemm-for-dense-mlp moe-use-grouped-tensor
@@ -92,25 +96,28 @@ MIXTURE_FLAGS = (
         moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-buffer-size-factor-cpu""",
     ),
     *accepted(
-        "layers are recomputed as --recompute-granularity has it: results are the same",
+        "--recompute-granularity selects what is recomputed: results are the same",
         "moe-layer-recompute",
     ),
     *refused(
-        "gate and up rows of an MLP are two blocks" + _LEAVE,
+        "the gate and up projections of an MLP are two contiguous blocks" + _LEAVE,
         "moe-shared-expert-glu-interleave-size moe-mlp-glu-interleave-size",
     ),
     *refused(
-        "tokens go where the router sends them; --moe-router-load-balancing-type aux_loss evens the "
-        "loads" + _LEAVE,
+        "the router alone chooses experts; --moe-router-load-balancing-type aux_loss balances "
+        "the loads" + _LEAVE,
         """moe-enable-routing-replay moe-router-quantile-balancing-ema
         moe-router-force-load-balancing moe-router-force-biased""",
     ),
     *refused(
-        "outputs of experts are weighted, not their inputs" + _LEAVE, "moe-apply-probs-on-input"
+        "router weights multiply the outputs of experts, not their inputs" + _LEAVE,
+        "moe-apply-probs-on-input",
     ),
-    *refused("experts work in the width of --hidden-size" + _LEAVE, "moe-latent-size"),
     *refused(
-        "tokens travel to experts and back in the dtype of the network" + _LEAVE,
+        "inputs and outputs of experts have --hidden-size features" + _LEAVE, "moe-latent-size"
+    ),
+    *refused(
+        "tokens are exchanged in the dtype of the network" + _LEAVE,
         "moe-dispatch-fwd-dtype moe-combine-bwd-dtype",
     ),
     *refused(
@@ -118,13 +125,13 @@ MIXTURE_FLAGS = (
         "moe-expert-rank-capacity-factor",
     ),
     *refused(
-        "routes are not written to files; the log has the loads of experts" + _LEAVE,
+        "routing traces are not written; the log has the loads of experts" + _LEAVE,
         """moe-routing-trace-path moe-routing-trace-max-training-iters
         moe-routing-trace-capture-logits moe-routing-trace-capture-hidden-states
         moe-routing-trace-dump-weights""",
     ),
     *refused(
-        "a network without experts is not made into one with them; write --num-experts for a new run",
+        "upcycling of dense checkpoints is not built; write --num-experts for a new run",
         "moe-use-upcycling moe-upcycling-granularity",
     ),
 )

@@ -17,6 +17,7 @@ from megatron.config.foreign_flags.run import (
     RUN_LEGACY,
     TOKENIZER_LEGACY,
 )
+from megatron.config.foreign_flags.tables import read_as
 from megatron.config.foreign_flags.training import (
     DATA_FLAGS,
     OPTIMIZER_FLAGS,
@@ -26,7 +27,7 @@ from megatron.config.foreign_flags.training import (
 from megatron.config.foreign_flags.unbuilt import METHOD_FLAGS, NETWORK_FLAGS
 from megatron.config.parsing.flags import Legacy
 
-_REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
+_REDUCED = "DeepSpeed reduces the gradients, with one implementation"
 _OVERLAP = (
     "gradient reduction overlaps with the backward pass wherever possible: see "
     "docs/parallelism.md, Communication"
@@ -34,14 +35,15 @@ _OVERLAP = (
 _GATHER = "in bf16 and at ZeRO stage 3, gathering of weights always overlaps with the forward pass"
 _COLLECTIVES = "gradient reduction of tensor-parallel layers always overlaps with matrix products"
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
-_EXACT = "weight gradients are added in the order of micro-batches in every run, as in 1F1B"
+_EXACT = "weight gradients are always accumulated in the order of micro-batches, as in 1F1B"
 
 PARALLEL_LEGACY = (
     Legacy("--DDP-impl", _REDUCED, takes=1),
     Legacy("--use-contiguous-buffers-in-ddp", _REDUCED),
     Legacy("--no-contiguous-buffers-in-local-ddp", _REDUCED),
     Legacy(
-        "--no-gradient-accumulation-fusion", "DeepSpeed adds gradients up, without such a kernel"
+        "--no-gradient-accumulation-fusion",
+        "DeepSpeed accumulates gradients, without a fused kernel",
     ),
     Legacy("--overlap-grad-reduce", _OVERLAP),
     Legacy("--overlap-param-gather", _GATHER),
@@ -52,18 +54,18 @@ PARALLEL_LEGACY = (
     ),
     Legacy(
         "--no-pipeline-parallel",
-        "there are stages only when --pipeline-model-parallel-size is above 1",
+        "pipeline parallelism is on only when --pipeline-model-parallel-size is above 1",
     ),
     Legacy("--enable-zbh1-exact-semantics", _EXACT),
     Legacy(
         "--lazy-mpu-init",
-        "the groups of processes are made when a run starts; leave this flag out",
+        "process groups are created at the start of a run; leave this flag out",
         takes=1,
         refused=True,
     ),
     Legacy(
         "--deepspeed_mpi",
-        "the variables of MPI are read where no launcher has set its own",
+        "MPI's environment variables are read if no launcher has set its own",
     ),
     Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size alone decides"),
     Legacy("--ds-sequence-parallel-fpdt", _CHUNKS, refused=True),
@@ -71,7 +73,7 @@ PARALLEL_LEGACY = (
     Legacy("--ds-sequence-parallel-fpdt-offloading", _CHUNKS, refused=True),
     Legacy(
         "--data-parallel-random-init",
-        "replicas begin with equal weights; leave this flag out",
+        "all data-parallel replicas start with the same weights; leave this flag out",
         refused=True,
     ),
 )
@@ -86,8 +88,10 @@ LEGACY = (
         "norms have one fused kernel for every width; --no-layer-norm-fusion turns it off",
     ),
     Legacy("--max-seq-length", "write --seq-length instead", takes=1, refused=True),
-    Legacy("--batch-size", "write --micro-batch-size instead", takes=1, refused=True),
-    Legacy("--warmup", "write --lr-warmup-fraction instead", takes=1, refused=True),
+    # Of Megatron-LM 1 and DeepSpeed's version of it.
+    *read_as("batch-size", "it takes a number", other="--micro-batch-size {}"),
+    *read_as("warmup", "it takes a number", other="--lr-warmup-fraction {}"),
+    *read_as("pipe-parallel-size", "it takes a number", other="--pipeline-model-parallel-size {}"),
     Legacy("--deepspeed", "every run goes through DeepSpeed, with or without this flag"),
     Legacy("--use-deepspeed", "every run goes through DeepSpeed, with or without this flag"),
     Legacy(
@@ -96,7 +100,7 @@ LEGACY = (
     ),
     Legacy(
         "--muon-tp-mode",
-        "muon gathers divided matrices, so its step is that of the full matrix in every layout",
+        "muon gathers sharded matrices: its step is that of the full matrix in every layout",
         takes=1,
     ),
     Legacy("--muon-no-split-qkv", "muon takes queries, keys and values as one matrix"),
@@ -107,11 +111,11 @@ LEGACY = (
     ),
     Legacy(
         "--adlr-autoresume",
-        "it needs a module of NVIDIA's own clusters; --exit-signal-handler and "
-        "--exit-duration-in-mins save in time, and --load continues",
+        "it needs a module of NVIDIA's clusters; write --exit-duration-in-mins N to save and "
+        "exit before a job ends, and --load to resume",
         refused=True,
     ),
-    Legacy("--adlr-autoresume-interval", "there is no --adlr-autoresume to time", takes=1),
+    Legacy("--adlr-autoresume-interval", "--adlr-autoresume is not built", takes=1),
     Legacy("--deepscale", "every run goes through DeepSpeed, which had this name once"),
     Legacy("--deepscale_config", "write --deepspeed_config instead", takes=1, refused=True),
     *RUN_LEGACY,

@@ -5,10 +5,10 @@ from megatron.config.parsing.flags import Legacy
 
 _RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
 _EQUAL = (
-    "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
-    "there is nothing to synchronise"
+    "replicated weights of tensor-parallel ranks start equal and get equal gradients: there"
+    " is nothing to synchronize"
 )
-_SPANS = "the lengths of T5's spans are those of Megatron-LM; --mask-prob sets their share"
+_SPANS = "span lengths of T5 are those of Megatron-LM; --mask-prob sets the share of masked tokens"
 _NO_HISTORY = "the scale of an fp8 tensor is computed from the tensor itself, without a history"
 _DEAD = "it has no effect in the systems that have it, and none here"
 
@@ -24,16 +24,16 @@ MODEL_LEGACY = (
     ),
     Legacy(
         "--rotary-interleaved",
-        "features are turned in halves: the same network, with the rows of queries and keys in "
-        "another order",
+        "rotary embeddings pair the halves of the features: the same network, with rows of "
+        "queries and keys in another order",
     ),
     Legacy(
         "--fp16-lm-cross-entropy",
-        "the loss is computed in 32 bits in every run: 16 bits lose the tail of a large vocabulary",
+        "the loss is always computed in fp32, because of large vocabularies",
     ),
     Legacy(
         "--use-cpu-initialization",
-        "weights are drawn on the CPU in every run, so they do not depend on the layout",
+        "weights are always initialized on the CPU, so they do not depend on the layout",
     ),
     Legacy(
         "--force-sync-layer-norm-parameters",
@@ -41,11 +41,11 @@ MODEL_LEGACY = (
     ),
     Legacy(
         "--embedding-weights-in-fp32",
-        "the optimizer keeps all weights in 32 bits; leave this flag out",
+        "master weights are fp32; leave this flag out",
         refused=True,
     ),
-    Legacy("--fp8-e4m3", "it is now --fp8-format e4m3: write that", refused=True),
-    Legacy("--fp8-hybrid", "it is now --fp8-format hybrid: write that", refused=True),
+    Legacy("--fp8-e4m3", "write --fp8-format e4m3, its name today", refused=True),
+    Legacy("--fp8-hybrid", "write --fp8-format hybrid, its name today", refused=True),
     Legacy("--fp8-margin", _NO_HISTORY, takes=1),
     Legacy("--fp8-interval", _NO_HISTORY, takes=1),
     Legacy("--fp8-amax-history-len", _NO_HISTORY, takes=1),
@@ -55,8 +55,7 @@ MODEL_LEGACY = (
     Legacy("--tile-factor", _DEAD, takes=1),
     Legacy(
         "--split-transformers",
-        "it only set in how many parts DeepSpeed recomputes a network; "
-        "--checkpoint-activations decides",
+        "it only changed how DeepSpeed divides recomputation; --checkpoint-activations turns it on",
     ),
     *refused(_SPANS, "noise-density mean-noise-span-length"),
     *refused(
@@ -78,12 +77,14 @@ MODEL_LEGACY = (
     Legacy("--retro-return-doc-ids", "training does not read document ids"),
 )
 
-_GROUPED = "experts are computed in grouped products, and exchange tokens with uneven all-to-alls"
+_GROUPED = (
+    "experts use grouped matrix products, and tokens are exchanged with all-to-alls of uneven sizes"
+)
 
 EXPERT_LEGACY = (
     Legacy(
         "--create-moe-param-group",
-        "experts have parameter groups of their own where they need them",
+        "experts get their own parameter groups where they are needed",
     ),
     Legacy(
         "--enable-expert-tensor-parallelism",
@@ -92,14 +93,15 @@ EXPERT_LEGACY = (
     Legacy("--moe-permute-fusion", _GROUPED),
     Legacy("--moe-use-legacy-grouped-gemm", _GROUPED),
     Legacy("--moe-shared-expert-overlap", "shared experts are computed after the others"),
-    Legacy("--moe-per-layer-logging", "the log has the sums of all layers, and of loads the worst"),
-    Legacy("--use-tutel", _GROUPED),
     Legacy(
-        "--moe-router-dtype", "the router computes in 32 bits, also where this is fp64", takes=1
+        "--moe-per-layer-logging",
+        "the log has sums over all layers, and the loads of the least balanced layer",
     ),
+    Legacy("--use-tutel", _GROUPED),
+    Legacy("--moe-router-dtype", "the router always computes in fp32", takes=1),
     Legacy(
         "--moe-pad-expert-input-to-capacity",
-        "the inputs of experts are as long as the tokens that they get; padding changes no result",
+        "inputs of experts are not padded to their capacity; results are the same",
     ),
     Legacy("--num-experts-switch", "write --num-experts instead", takes=1, refused=True),
 )

@@ -36,11 +36,11 @@ REPORT_FLAGS = (
         "log-memory-interval log-device-memory-used",
     ),
     *accepted(
-        "it is not measured, and the steps are the same; --log-params-norm and "
-        "--log-num-zeros-in-grad are what is measured of weights",
+        "it is not logged; --log-params-norm and --log-num-zeros-in-grad log statistics of "
+        "weights and gradients",
         "log-max-attention-logit dump-param-to-param-group-map",
     ),
-    *accepted("--codecarbon-dir DIR writes the energy that a run takes", "log-energy"),
+    *accepted("--codecarbon-dir DIR logs the energy use of a run", "log-energy"),
     *accepted("timers do not wait for other ranks", "no-barrier-with-level-1-timing"),
     *accepted(
         _PROFILES,
@@ -51,22 +51,22 @@ REPORT_FLAGS = (
         "write --profile --profile-step-start and --profile-step-end instead", "profile_steps"
     ),
     *accepted(
-        "the run's own checks are --replica-check-interval and --hang-timeout",
+        "--replica-check-interval and --hang-timeout check a run",
         "gpu-sniff-test-interval train-sync-interval test-mode",
     ),
-    *accepted("Python collects garbage when it finds that there is some", "~manual-gc-eval"),
-    *accepted("files at URLs are read without such a client", "enable-msc disable-msc"),
+    *accepted("Python's automatic garbage collection is used", "~manual-gc-eval"),
+    *accepted("URLs are read with fsspec, without this client", "enable-msc disable-msc"),
 )
 
 INFERENCE_FLAGS = (
     *refused(
-        "kernels whose results for a token do not depend on the batch around it are not built; leave "
-        "this flag out: a run repeats bit for bit with the same command and layout",
+        "batch-invariant kernels are not built; leave this flag out: a run is reproducible bit "
+        "for bit with the same command and layout",
         "batch-invariant-mode batch-invariant-backend",
     ),
     *accepted(
-        "it steers Megatron-LM's inference engine, and training has none; generation has the flags "
-        "of tools/run_text_generation_server.py",
+        "it configures Megatron-LM's inference engine, which training does not use; for "
+        "generation see the flags of tools/run_text_generation_server.py",
         """inference-batch-times-seqlen-threshold max-tokens-to-oom use-legacy-static-engine
         inference-max-requests inference-max-seq-length inference-dynamic-batching
         inference-dynamic-batching-buffer-size-gb

@@ -6,7 +6,7 @@ from typing import Any
 from megatron.config.parsing.flags import Legacy
 
 _SETS = 'write --train-weighted-split-paths "NAME: 1 0:1 PREFIX", and the same for valid and test'
-_COLLECTED = "Python collects garbage when it finds that there is some"
+_COLLECTED = "Python's automatic garbage collection is used"
 _OURS = "there is one implementation of the network, chosen by its own flags"
 
 DATA_LEGACY = (
@@ -20,8 +20,8 @@ DATA_LEGACY = (
         "samples are read from token files by the training process itself",
         takes=1,
     ),
-    Legacy("--mmap-warmup", "token files are read piece by piece, not mapped"),
-    Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
+    Legacy("--mmap-warmup", "token files are read as needed, not mapped into memory"),
+    Legacy("--fim-data", "fill-in-the-middle is on when --fim-rate is above 0"),
     Legacy("--fim-eod-token", "the EOD token is the tokenizer's", takes=1),
     *(
         Legacy(option, _SETS, takes="*", refused=True)
@@ -60,7 +60,7 @@ DATA_LEGACY = (
         "there is one way to read token files: --data-path names them; leave this flag out",
         refused=True,
     ),
-    Legacy("--repeated-dataloader", "data are passed through as often as the run needs them"),
+    Legacy("--repeated-dataloader", "the data are repeated for as many epochs as the run needs"),
     Legacy(
         "--no-create-attention-mask-in-dataloader",
         "attention masks are made where they are used, in every run",
@@ -90,10 +90,11 @@ RUN_LEGACY = (
         takes="*",
         refused=True,
     ),
-    Legacy("--eval-first", "start once with --eval-only, then without it", refused=True),
+    Legacy("--eval-first", "run once with --eval-only, then without it", refused=True),
     Legacy(
         "--rerun-mode",
-        "a step is taken once; --max-nan-steps and --replica-check-interval end a run that goes wrong",
+        "steps are not rerun; --max-nan-steps and --replica-check-interval end a run with wrong"
+        " results",
         takes=1,
     ),
     Legacy("--no-optimizer-fusion", "apex steps only with --optimizer-impl apex"),

@@ -21,6 +21,7 @@ _TWINS: Mapping[str, str] = {
     "--eval-interval": "eval-steps eval.interval validation.freq val-check-interval eval-freq",
     "--eval-iters": "eval.max-iters validation.steps limit-val-batches eval-batches",
     "--expert-model-parallel-size": "expert-parallel-degree ep-size",
+    "--gradient-accumulation-steps": "gradient-accumulation-iters",
     "--hidden-size": "n-embd n-embed d-model embed-dim",
     "--keep-last": "save-total-limit keep-latest-k keep-last-n-checkpoints",
     "--log-interval": "logging-steps log-freq log-every-n-steps log-every",
@@ -28,7 +29,7 @@ _TWINS: Mapping[str, str] = {
     "--lora-target-modules": "target-modules",
     "--lr": "learning-rate",
     "--lr-decay-style": "lr-scheduler-type lr-scheduler decay-type",
-    "--lr-warmup-fraction": "warmup-ratio warmup",
+    "--lr-warmup-fraction": "warmup-ratio",
     "--lr-warmup-iters": "warmup-steps warmup-iters lr-warmup-steps num-warmup-steps",
     "--max-position-embeddings": "n-positions n-ctx",
     "--micro-batch-size": (
@@ -40,9 +41,7 @@ _TWINS: Mapping[str, str] = {
     "--num-layers": "n-layer n-layers num-hidden-layers",
     "--num-query-groups": "n-kv-heads n-query-groups num-kv-heads",
     "--optimizer": "optim optimizer-type optimizer.name optimizer.type",
-    "--pipeline-model-parallel-size": (
-        "pipe-parallel-size pipeline-parallel-degree pipeline-parallel-size pp-size"
-    ),
+    "--pipeline-model-parallel-size": ("pipeline-parallel-degree pipeline-parallel-size pp-size"),
     "--position-embedding-type": "pos-emb",
     "--preset": "model-name model.name model.flavor model",
     "--profile": "enable-profiling profiling.enable",
@@ -71,7 +70,6 @@ _EVALUATES = "evaluation runs every --eval-interval iterations; --eval-iters 0 t
 _SAVES = "write --save DIR and --save-interval"
 _REPORTS = "write --tensorboard-dir, or --wandb-project and --wandb-exp-name"
 _JSON = "write --deepspeed_config FILE for DeepSpeed's JSON"
-_ACCUMULATION = "write --global-batch-size: --micro-batch-size * replicas * accumulation steps"
 _EPOCHS = "write --train-samples: the samples of an epoch, times the epochs"
 _WANDB = "write --wandb-project and --wandb-exp-name"
 _CHAT = "tools/preprocess_data.py --conversations makes token files for finetune_sft.py"
@@ -92,9 +90,6 @@ _ANSWERS: Mapping[str, str] = {
     "eval-strategy": _EVALUATES,
     "per-device-eval-batch-size": "evaluation takes --micro-batch-size and --global-batch-size",
     **dict.fromkeys(("num-train-epochs", "max-epochs", "num-epochs", "train.epochs"), _EPOCHS),
-    "gradient-accumulation-steps": _ACCUMULATION,
-    "gradient-accumulation-iters": _ACCUMULATION,
-    "gas": _ACCUMULATION,
     "train-batch-size": _GLOBAL,
     "total-batch-size": _GLOBAL,
     "gradient-checkpointing": "write --recompute-granularity full",
@@ -104,7 +99,7 @@ _ANSWERS: Mapping[str, str] = {
     "torch-dtype": _PRECISION,
     "mixed-precision": _PRECISION,
     "mixed-precision-param": _PRECISION,
-    "tf32": "products in fp32 use 32 bits; write --bf16 for speed",
+    "tf32": "fp32 matrix products do not use TF32; write --bf16 for speed",
     "dropout": _DROPOUT,
     "resume": _LOAD,
     "resume-from-checkpoint": _LOAD,

@@ -9,7 +9,7 @@ _EFFICIENCY = (
 
 DATA_FLAGS = (
     *accepted(
-        "token files are read piece by piece and their index is cached in every run: samples are the same",
+        "token files are read as needed, and their index is cached: samples are the same",
         """no-mmap-bin-files num-dataset-builder-threads dataloader-fast-cache-load
         dataloader-defer-npy-index-mmap per-dataset-sequences-path""",
     ),
@@ -22,7 +22,7 @@ DATA_FLAGS = (
         "this flag out",
         "phase-transition-iterations",
     ),
-    *accepted("padding is found by its position, whichever its id", "allow-ambiguous-pad-tokens"),
+    *accepted("padding is masked by its position, whatever its id", "allow-ambiguous-pad-tokens"),
     *refused(
         _EFFICIENCY,
         """data-efficiency-curriculum-learning random-ltd return-data-index use-dataset-only
@@ -38,7 +38,7 @@ TOKEN_FLAGS = (
     *read_as("~pad-vocab-size", "it takes no value", switch="--make-vocab-size-divisible-by 1"),
     *read_as("tokenizer-special-tokens", "it takes tokens", other="--tiktoken-special-tokens {}"),
     *refused(
-        "blanks are kept as the model of SentencePiece keeps them; leave this flag out",
+        "whitespace is handled as the SentencePiece model defines; leave this flag out",
         "~tokenizer-sentencepiece-ignore-extra-whitespaces",
     ),
     *refused(
@@ -50,19 +50,9 @@ TOKEN_FLAGS = (
 
 STEP_FLAGS = (
     *refused(
-        "a global batch is --micro-batch-size * replicas * a whole number: choose --global-batch-size "
-        "so, and leave this flag out",
+        "choose a --global-batch-size that is a multiple of --micro-batch-size * replicas, and "
+        "leave this flag out",
         "decrease-batch-size-if-needed",
-    ),
-    *refused(
-        "batches grow in equal steps: write --rampup-batch-size START INCREMENT SAMPLES, with the last "
-        "size in --global-batch-size",
-        "step-batch-size-schedule",
-    ),
-    *refused(
-        "evaluation takes the batches of training: leave this flag out, and scale --eval-iters, which "
-        "counts batches of --global-batch-size",
-        "eval-global-batch-size eval-micro-batch-size",
     ),
     *refused("evaluation begins with --eval-interval; leave this flag out", "start-eval-at-iter"),
     *refused(
@@ -92,15 +82,15 @@ OPTIMIZER_FLAGS = (
         "out",
         "qk-clip qk-clip-alpha qk-clip-threshold",
     ),
-    *accepted("muon multiplies matrices as they are, with the same result", "muon-use-syrk"),
+    *accepted("muon uses plain matrix products, with the same result", "muon-use-syrk"),
     *read_as(
         "muon-scalar-optimizer",
-        "what is no matrix of a layer steps with AdamW; leave this flag out",
+        "parameters that are no matrices of layers use AdamW; leave this flag out",
         adam="",
     ),
     *read_as(
         "muon-coefficient-type",
-        "muon has the one set of coefficients that is called simple; leave this flag out",
+        "muon has one set of coefficients, called simple; leave this flag out",
         simple="",
     ),
     *refused(

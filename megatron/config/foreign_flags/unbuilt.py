@@ -2,7 +2,7 @@
 
 from megatron.config.foreign_flags.tables import accepted, read_as, refused
 
-_ONE_AHEAD = "a network predicts one token ahead; leave the flags of multi-token prediction out"
+_ONE_AHEAD = "multi-token prediction is not built; leave its flags out"
 
 NETWORK_FLAGS = (
     *refused(
@@ -33,7 +33,7 @@ NETWORK_FLAGS = (
         mtp-hybrid-override-pattern""",
     ),
     *refused(
-        "a layer has one residual stream; leave the flags of hyper-connections out",
+        "hyper-connections are not built; leave their flags out",
         """enable-mhc-connections mhc-num-residual-streams mhc-sinkhorn-iterations
         mhc-init-gating-factor mhc-recompute-layer-num""",
     ),
@@ -44,7 +44,7 @@ NETWORK_FLAGS = (
         mamba-training-ssm-states-dtype mlp-chunks-for-training""",
     ),
     *refused(
-        "all layers of a network have one size; leave this flag out",
+        "layers of different sizes are not built; leave this flag out",
         "heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json",
     ),
     *refused(
@@ -65,11 +65,11 @@ NETWORK_FLAGS = (
         mup-base-hidden-size mup-embedding-mult mup-base-head-dim mup-attn-scale-power""",
     ),
     *refused(
-        "embeddings are drawn with --init-method-std like every weight; leave this flag out",
+        "embeddings are initialized with --init-method-std, like all weights; leave this flag out",
         "embedding-init-method-std",
     ),
     *accepted(
-        "weights are drawn in every run, before --load replaces them",
+        "weights are always initialized, before --load replaces them",
         "no-initialization init-model-with-meta-device",
     ),
     *read_as(
@@ -99,8 +99,7 @@ METHOD_FLAGS = (
         rl-skip-bos-token rl-profile rl-profile-dir rl-inference-parsers""",
     ),
     *refused(
-        "distillation into students is not built; train the smaller network by itself, without "
-        "these flags",
+        "knowledge distillation is not built; leave its flags out",
         """kd mos kd-alpha-ce kd-beta-ce kd-temp num-layers-teacher num-experts-teacher
         hidden-size-teacher num-attention-heads-teacher load-teacher logits-save-top-k
         logits-save-top-p logits-save-top-p-min-k logits-save-dir logits-save-dtype
@@ -108,7 +107,7 @@ METHOD_FLAGS = (
         logits-load-msc-prefetch-depth logits-load-kd-loss-alpha logits-load-ignore-errors""",
     ),
     *refused(
-        "models are trained on text alone; leave the flags of images out",
+        "vision models are not built; leave their flags out",
         """num-classes img-dim num-channels patch-dim img-h img-w classes-fraction
         data-per-class-fraction no-data-sharding head-lr-mult vision-pretraining
         vision-pretraining-type vision-backbone-type swin-backbone-type mask-type mask-factor

@@ -77,10 +77,10 @@ class ExpertConfig:
     """Step by which the bias of --moe-router-enable-expert-bias changes."""
 
     moe_router_load_balancing_type: (
-        Literal["aux_loss", "seq_aux_loss", "sinkhorn", "none"] | None
+        Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] | None
     ) = None
-    """Auxiliary loss of a micro-batch (default) or of each sequence; sinkhorn chooses evenly
-    without a loss; none."""
+    """Auxiliary loss of a micro-batch (default), of each sequence, or of the micro-batches of all
+    replicas in a step so far (global_aux_loss); sinkhorn chooses evenly without a loss; none."""
 
     mlp_type: Literal["standard", "residual"] = "standard"
     """With residual, every token also passes through an ordinary MLP, and a learned weight mixes
@@ -168,7 +168,7 @@ class ExpertPlan:
     samples_second: bool  # of two experts
     samples_first: bool  # of one
     jitter: float  # of the router's input
-    balancing: str  # aux_loss, seq_aux_loss, sinkhorn or none
+    balancing: str  # a value of --moe-router-load-balancing-type
     loss_coefficient: float
     z_loss_coefficient: float
     bias_rate: float  # of the bias by which experts are chosen
@@ -188,7 +188,7 @@ def is_megatron_lm(experts: ExpertConfig) -> bool:
 
 
 def balancing_of(experts: ExpertConfig) -> str:
-    """How experts are kept evenly busy: aux_loss, seq_aux_loss, sinkhorn or none."""
+    """Return the load balancing of experts: a value of --moe-router-load-balancing-type."""
     return experts.moe_router_load_balancing_type or "aux_loss"
 
 
@@ -247,7 +247,7 @@ def plan_experts(experts: ExpertConfig) -> ExpertPlan:
     both = experts.moe_expert_capacity_factor or 1.0
     default = 0.0 if is_megatron_lm(experts) else 0.1
     given = experts.moe_loss_coeff
-    has_loss = balancing_of(experts) in ("aux_loss", "seq_aux_loss")
+    has_loss = balancing_of(experts) not in ("sinkhorn", "none")
     jitter = 0.01 if experts.noisy_gate_policy == "Jitter" else 0.0
     policies = {1: "random", 2: "position"}
     return ExpertPlan(

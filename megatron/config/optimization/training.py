@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.config.optimization.batch_size import BatchPlan, plan_batch
+from megatron.config.optimization.batch_size import (
+    BatchPlan,
+    last_size,
+    parse_quantity,
+    plan_batch,
+    size_schedule_of,
+)
 from megatron.config.optimization.curriculum import CurriculumPlan, plan_curriculum
 from megatron.config.parsing.declaration import range_problems, resolve, setting
 from megatron.config.parsing.json_tree import value_at
@@ -22,9 +28,16 @@ class TrainingConfig:
     global_batch_size: int | None = None
     """Samples per optimizer step (default: one micro-batch per replica)."""
 
+    gradient_accumulation_steps: int | None = setting(None, at_least=1, older=("--gas",))
+    """Micro-batches of each replica per optimizer step, in place of --global-batch-size."""
+
     rampup_batch_size: list[int] | None = None
     """Batch size ramp-up, three numbers of samples: first global batch size, increment, and the length
     of the ramp to --global-batch-size."""
+
+    step_batch_size_schedule: list[str] | None = None
+    """Global batch size by tokens, in place of --global-batch-size: entries TOKENS:SIZE, such as 0:768
+    250B:1536, each the tokens (with K, M, B or T) after which a step takes SIZE samples."""
 
     train_iters: int | None = setting(None, at_least=1)
     """Length of the run in optimizer steps; give this, --train-samples or --train-tokens."""
@@ -99,10 +112,6 @@ class TrainingConfig:
 
 
 _SIZE_TOLERANCE = 0.05
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +212,15 @@ def training_problems(training: TrainingConfig) -> Iterator[str]:
         return
     yield from range_problems(training)
     yield from skip_problems(training.skip_train_iteration_range)
-    if training.train_iters is not None and training.rampup_batch_size is not None:
-        yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"
+    if training.train_iters is None:
+        return
+    schedules = {
+        "--rampup-batch-size is counted in samples": training.rampup_batch_size,
+        "--step-batch-size-schedule is counted in tokens": training.step_batch_size_schedule,
+    }
+    for what, schedule in schedules.items():
+        if schedule is not None:
+            yield f"{what}: give --train-samples instead of --train-iters"
 
 
 def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str]:
@@ -212,11 +228,10 @@ def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str
     text = training.expect_params
     if text is None:
         return
-    match = _SIZE.fullmatch(text)
-    if match is None:
+    expected = parse_quantity(text)
+    if expected is None:
         yield f"--expect-params {text}: write a number with K, M, B or T, such as 350M or 1.3B"
         return
-    expected = float(match[1]) * _UNITS[match[2].upper()]
     if abs(num_parameters - expected) > _SIZE_TOLERANCE * expected:
         yield (
             f"--expect-params {text}, but the flags describe a network of {num_parameters:,} "
@@ -282,6 +297,8 @@ def plan_steps(
         training.rampup_batch_size,
         global_batch_size=global_batch_size_of(training, user),
         data_parallel_size=data,
+        accumulation_steps=training.gradient_accumulation_steps or 1,
+        size_schedule=size_schedule_of(training.step_batch_size_schedule, seq_length),
     )
     curriculum = plan_curriculum(user, seq_length)
     return StepsPlan(
@@ -292,7 +309,8 @@ def plan_steps(
 
 
 def global_batch_size_of(training: TrainingConfig, user: Mapping[str, Any]) -> int | None:
-    """Return the samples of a step by flag or by DeepSpeed's JSON, None by neither."""
+    """Return the samples of a step by flags or by DeepSpeed's JSON, None by neither."""
     if training.global_batch_size is not None:
         return training.global_batch_size
-    return value_at(user, "train_batch_size")
+    by_schedule = last_size(training.step_batch_size_schedule)
+    return value_at(user, "train_batch_size") if by_schedule is None else by_schedule

@@ -61,6 +61,28 @@ class Legacy:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """An answer to a flag of another system that is accepted.
+
+    Args:
+        message: what it is read as, or why it changes nothing.
+        read: by option of ours that is read in its place, the field that it sets, and the value.
+    """
+
+    message: str
+    read: dict[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def text(self, values: Mapping[str, Any]) -> str:
+        """Return the message, with what later flags set otherwise.
+
+        Args:
+            values: by field, once all flags are read.
+        """
+        later = [option for option, (name, value) in self.read.items() if values[name] != value]
+        return self.message + "".join(f"; a later flag overrides {option}" for option in later)
+
+
+@dataclass(frozen=True)
 class Parsed:
     """A parsed command line."""
 
@@ -125,7 +147,7 @@ def parse_sections(
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
     given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {name: _build_section(section, given) for name, section in sections.items()}
-    return Parsed(built, tuple(merge_messages(given["notices"])))
+    return Parsed(built, tuple(merge_messages([notice.text(given) for notice in given["notices"]])))
 
 
 def _build_section(section: type, given: Mapping[str, Any]) -> Any:
@@ -171,8 +193,8 @@ def add_section(
             if is_switch(keywords):
                 del keywords["required"]
         keywords |= _help_keywords(flag, section, keywords) if is_shown else {"help": SUPPRESS}
-        is_basic = first is not None and flag.name in BASICS
-        (first if is_basic else group).add_argument(*flag.options, dest=flag.name, **keywords)
+        of_beginners = first is not None and flag.name in BASICS
+        (first if of_beginners else group).add_argument(*flag.options, dest=flag.name, **keywords)
 
 
 def is_switch(keywords: Mapping[str, Any]) -> bool:
@@ -376,9 +398,13 @@ class _LegacyUse(Action):
         if words is None:
             namespace.refusals.append(message)
             return
-        namespace.notices.append(message)
+        notice = Notice(message)
+        namespace.notices.append(notice)
         read = [each for word in shlex.split(words) for each in (given if word == "{}" else [word])]
         _, unknown = parser.parse_known_args(read, namespace)
+        for option in (word for word in read if parser.has_option(word)):
+            field_name = parser.field_set_by(option)
+            notice.read[option] = field_name, getattr(namespace, field_name)
         if unknown:
             namespace.refusals.append(
                 f"{' '.join([self._flag.option, *given])}: {' '.join(unknown)} is left over"

@@ -25,7 +25,7 @@ def answer_for(name: str, answers: Mapping[str, str], known: Iterable[str]) -> s
 
     Args:
         name: without its dashes.
-        answers: sentences by name, of flags that are not accepted.
+        answers: sentences by name, of flags that are not accepted; by "NAME VALUE" of values.
         known: the accepted flags, without their dashes.
     """
     name, accepted = plain(name).lower(), [plain(each) for each in known]
@@ -36,7 +36,7 @@ def answer_for(name: str, answers: Mapping[str, str], known: Iterable[str]) -> s
         return f"write --{last}"
     if f"no-{name}" in accepted:
         return f"it is on unless --no-{name} is given"
-    near = _nearest(last, [*accepted, *answers])
+    near = _nearest(last, [*accepted, *(each for each in answers if " " not in each)])
     return answers.get(near) or (f"did you mean --{near}?" if near else "")
 
 

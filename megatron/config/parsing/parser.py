@@ -67,7 +67,7 @@ class FlagParser(ToolParser):
 
     Args:
         answers: by name without dashes, what to write in place of flags of other programs; by "NAME
-            VALUE", in place of a value of a switch.
+            VALUE" in place of a value of a flag, or of any value of a switch.
         others: further flags that are known, whether the parser has them or not.
     """
 
@@ -86,6 +86,10 @@ class FlagParser(ToolParser):
     def has_option(self, option: str) -> bool:
         """Whether a flag is spelled `option`."""
         return option in self._option_string_actions
+
+    def field_set_by(self, option: str) -> str:
+        """Return the field that the flag `option` sets."""
+        return self._option_string_actions[option].dest
 
     def has_field(self, name: str) -> bool:
         """Whether a flag sets the field `name`."""
@@ -182,7 +186,7 @@ class FlagParser(ToolParser):
             try:
                 self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
             except ConfigError as error:
-                problems += error.problems
+                problems += self._foreign_values(entry) or error.problems
             else:
                 kept += entry
         return kept, problems
@@ -193,6 +197,9 @@ class FlagParser(ToolParser):
         try:
             given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
         except ConfigError as error:
+            if foreign := self._foreign_values(entry):
+                yield from (f"{location}: {problem}" for problem in foreign)
+                return
             wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
             answer = self._answers.get(f"{plain(key)} VALUE")
             yield f"{location}: {key}: {wrong}{f'; {answer}' if answer else ''}"
@@ -205,6 +212,15 @@ class FlagParser(ToolParser):
             # A key has no dashes.
             answer = re.sub("^(did you mean |write )--", r"\1", self._answer(option))
             yield f"{location}: unknown key {key}{answer and f'; {answer}'}"
+
+    def _foreign_values(self, entry: Sequence[str]) -> list[str]:
+        """Return what to write in place of values of a refused flag that other programs have."""
+        option, equals, value = entry[0].partition("=")
+        found = (
+            (each, self._answers.get(f"{option.removeprefix('--')} {each}"))
+            for each in ([value] if equals else entry[1:])
+        )
+        return [f"{option} {each}: {answer}" for each, answer in found if answer]
 
     def _answer(self, option: str) -> str:
         names = [*self._option_string_actions, *self._others]

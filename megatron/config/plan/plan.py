@@ -117,7 +117,7 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         num_layers=start.num_layers,
         expert=config.expert_parallel_size,
     )
-    evaluation = plan_evaluation(config.evaluation)
+    evaluation = plan_evaluation(config.evaluation, steps.batch)
     model = plan_model(
         config, vocab_size=vocab_size, tensor=parallel.tensor, objective=start.objective
     )

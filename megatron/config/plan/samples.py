@@ -84,7 +84,7 @@ def plan_samples(
         seq_length=config.model.seq_length,
         batch=steps.batch,
         training=steps.training,
-        data=plan_data_of(start, plan_evaluation(config.evaluation)),
+        data=plan_data_of(start, plan_evaluation(config.evaluation, steps.batch)),
         masks=plan_masks(config.masks),
         objective=plan_objective(config, objective),
     )
@@ -100,7 +100,7 @@ def plan_data_of(start: Start, evaluation: EvaluationPlan) -> DataPlan:
     data = plan_data(
         config.data,
         train_samples=steps.training.train_samples,
-        evaluation_samples=evaluation.iters * steps.batch.global_batch_size,
+        evaluation_samples=evaluation.samples,
         evaluations=evaluation.number_in(steps.training.train_iters),
         kind=start.declaration.kind,
         cut=start.declaration.cut(config),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron.config.optimization.batch_size import BatchPlan, plan_batch
 from megatron.config.parsing.declaration import range_problems, setting
 from megatron.config.run.checkpoint import CheckpointConfig
 
@@ -16,6 +17,12 @@ class EvaluationConfig:
 
     eval_iters: int = setting(100, at_least=0, plan="evaluation.iters")
     """Global batches per evaluation; 0 turns validation and test off."""
+
+    eval_global_batch_size: int | None = setting(None, at_least=1)
+    """Samples per global batch of an evaluation (default: --global-batch-size)."""
+
+    eval_micro_batch_size: int | None = setting(None, at_least=1)
+    """Samples per replica and forward pass of an evaluation (default: --micro-batch-size)."""
 
     eval_only: bool = setting(False, older=("--skip-train", "--no-train"), with_truth=True)
     """Evaluate the checkpoint in --load on the validation and test sets, without training or
@@ -31,8 +38,14 @@ class EvaluationPlan:
 
     interval: int  # 0: only after the last iteration
     iters: int  # 0: never
+    batch: BatchPlan
     only: bool  # nothing is trained
     optimizer: bool  # whether one is built
+
+    @property
+    def samples(self) -> int:
+        """Samples of one evaluation of a set, over all replicas."""
+        return self.iters * self.batch.global_batch_size
 
     def number_in(self, train_iters: int) -> int:
         """Return the number of evaluations in a run of `train_iters`, the last one included."""
@@ -45,12 +58,24 @@ class EvaluationPlan:
         return self.interval > 0 and iteration % self.interval == 0
 
 
-def plan_evaluation(evaluation: EvaluationConfig) -> EvaluationPlan:
-    """Return the schedule of evaluation."""
+def takes_steps(evaluation: EvaluationConfig) -> bool:
+    """Whether the run trains; otherwise it evaluates alone."""
+    return not (evaluation.eval_only or evaluation.inference)
+
+
+def plan_evaluation(evaluation: EvaluationConfig, training: BatchPlan) -> EvaluationPlan:
+    """Return the schedule of evaluation, in a run with such batches of training."""
+    batch = plan_batch(
+        evaluation.eval_micro_batch_size or training.micro_batch_size,
+        None,
+        global_batch_size=evaluation.eval_global_batch_size or training.global_batch_size,
+        data_parallel_size=training.data_parallel_size,
+    )
     return EvaluationPlan(
         interval=evaluation.eval_interval,
         iters=evaluation.eval_iters,
-        only=evaluation.eval_only or evaluation.inference,
+        batch=batch,
+        only=not takes_steps(evaluation),
         optimizer=not evaluation.inference,
     )
 
@@ -61,7 +86,7 @@ def evaluation_problems(
     """Yield every problem of the flags of evaluation."""
     yield from range_problems(evaluation)
     flag = "--inference" if evaluation.inference else "--eval-only"
-    if evaluation.inference or evaluation.eval_only:
+    if not takes_steps(evaluation):
         if not evaluation.eval_iters:
             yield f"{flag} with --eval-iters 0 leaves nothing to do"
         if not checkpoint.load:

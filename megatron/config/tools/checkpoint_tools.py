@@ -138,7 +138,7 @@ class ConversionConfig:
 
     ckpt_format: Literal["torch", "torch_dist"] = "torch"
     """Format of Megatron-LM's files: mp_rank files for given ranks (torch), or distributed ones that
-    any ranks load (torch_dist), of a GPT without experts."""
+    any ranks load (torch_dist), also of experts."""
 
     target_tensor_parallel_size: int | None = None
     """Tensor-parallel ranks that Megatron-LM's files are written for (default: 1). Our own files

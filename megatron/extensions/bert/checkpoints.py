@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import (
@@ -14,7 +14,7 @@ from megatron.checkpointing.hugging_face.families.family import (
 )
 from megatron.checkpointing.hugging_face.families.tensor_mapping import QueriesKeysValues
 from megatron.checkpointing.megatron_lm.distributed_files import Weight
-from megatron.checkpointing.megatron_lm.networks import Form
+from megatron.checkpointing.megatron_lm.networks import OF_LAYERS, Form, Renamed
 from megatron.common.registry import FAMILIES
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.parsing.files import Values
@@ -132,6 +132,12 @@ def berts() -> tuple[Family, ...]:
 class BERTForm(Form):
     """BERT's heads."""
 
+    distributed: ClassVar[Renamed] = (
+        (r"^(layers|final_layernorm)\.", r"encoder.\1."),
+        *OF_LAYERS,
+        (r"^lm_head\.layernorm\.", "lm_head.layer_norm."),
+        (r"^lm_head\.bias$", "output_layer.bias"),
+    )
     expresses = names_of(BertSpec)
 
     def recognises(self, names: Collection[str]) -> bool:

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
-from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
+from megatron.config.config import (
+    Config,
+    flag_problems,
+    options_given,
+    parse_config_for_checkpoint,
+)
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import LAYOUT
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.parsing.parser import peek
 from megatron.config.run.urls import cache_of, urls_in
 
 if TYPE_CHECKING:
@@ -60,10 +64,10 @@ def read_model_source(
         WrongCheckpointError: there is no model in --load.
     """
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
-    given = peek(argv)
-    load = given.get("load")
     if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
         parse(argv, {})  # prints and exits
+    given = options_given(argv)
+    load = given.get("load")
     problems = [*flag_problems(argv, sections)]
     if load is None:
         problems.append("--load is missing: the directory that a run saved to with --save")

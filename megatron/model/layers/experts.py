@@ -85,6 +85,7 @@ class MixtureOfExperts(nn.Module):
         plan: how tokens are routed in training; None for inference, which drops none.
         expert_group: the ranks that divide the experts of a layer; None if each has all.
         sequence_group: the ranks that divide a sample's sequence throughout; None for one rank.
+        data_group: the replicas; None for one.
         auxiliary: takes the balancing losses and the loads; None for inference.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], None).
@@ -104,6 +105,7 @@ class MixtureOfExperts(nn.Module):
         plan: ExpertPlan | None = None,
         expert_group: dist.ProcessGroup | None = None,
         sequence_group: dist.ProcessGroup | None = None,
+        data_group: dist.ProcessGroup | None = None,
         auxiliary: AuxiliaryLoss | None = None,
     ):
         super().__init__()
@@ -122,6 +124,7 @@ class MixtureOfExperts(nn.Module):
                 *([sequence_group] if sequence_group and divided else []),
             ],
             copies=sequence_group.size() if sequence_group and divided else 1,
+            data_group=data_group,
             auxiliary=auxiliary,
         )
         self.experts = Experts(spec, parts, number=number, expert_group=expert_group)

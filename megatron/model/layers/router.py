@@ -52,16 +52,18 @@ class Router(nn.Module):
         token_groups: the ranks that divide the tokens of a micro-batch among them: one group for
             each way to divide.
         copies: by how many ranks the gradients of these losses are divided when they are averaged.
+        data_group: the replicas, over which global_aux_loss counts; None for one replica.
         auxiliary: takes the losses and the loads; None for inference.
 
     Shapes: x_sbh [s, b, h] -> Routing of s * b tokens.
     Communication: with balancing losses one all-reduce of a number per expert over each of
-        `token_groups`; with sinkhorn one in each of its iterations.
+        `token_groups`, with global_aux_loss over `data_group` too; with sinkhorn one in each of its
+        iterations.
     Randomness: in training, the noise that the plan has, from the default stream.
     Source: arXiv:2101.03961, section 2.2, and arXiv:2006.16668 for the auxiliary loss;
         arXiv:2202.08906, equation 5, for the z-loss; arXiv:2408.15664, algorithm 1, for the bias;
         arXiv:2412.19437, section 2.1.2, for sigmoid scores and groups; arXiv:2103.16716, section
-        3.1, and sinkhorn for balanced assignment.
+        3.1, and sinkhorn for balanced assignment; arXiv:2501.11873 for the loss of a global batch.
     """
 
     expert_bias: Tensor
@@ -74,12 +76,15 @@ class Router(nn.Module):
         plan: ExpertPlan | None = None,
         token_groups: Sequence[dist.ProcessGroup] = (),
         copies: int = 1,
+        data_group: dist.ProcessGroup | None = None,
         auxiliary: AuxiliaryLoss | None = None,
     ):
         super().__init__()
         self.moe, self.number, self.plan = spec.part(MoESpec), number, plan
         self.num_experts = spec.experts_of(number)
         self._token_groups, self._copies, self._auxiliary = token_groups, copies, auxiliary
+        self._data_group = data_group
+        self._step_choices: list[Tensor] = []  # of each micro-batch of the step, over all replicas
         self.weight = nn.Parameter(torch.empty(self.num_experts, spec.hidden_size))
         if self.moe.router_bias:
             self.register_buffer("expert_bias", torch.zeros(self.num_experts))
@@ -107,8 +112,9 @@ class Router(nn.Module):
         return Routing(experts, weights, self._priority(weights))
 
     @torch.no_grad()
-    def update_bias(self, assigned: Tensor) -> None:
+    def finish_step(self, assigned: Tensor) -> None:
         """Change the bias by the loads of a step: [experts], the same on all ranks."""
+        self._step_choices = []
         if self.moe.router_bias and self.plan:
             loads = assigned[: self.num_experts].to(self.expert_bias)
             self.expert_bias += self.plan.bias_rate * (loads.mean() - loads).sign()
@@ -202,8 +208,19 @@ class Router(nn.Module):
             choices = count_choices(experts, count)
             tokens, sums = s * b * self._parts, scores.flatten(0, 1).sum(0)
         self._all_reduce(choices)
+        if self.plan and self.plan.balancing == "global_aux_loss":
+            choices = self._mean_choices(choices)
         products = (choices.to(sums) / (k * tokens) * sums / tokens).sum(-1)
         return count * products.mean()
+
+    def _mean_choices(self, choices: Tensor) -> Tensor:
+        """Return the mean choices of a micro-batch, over all replicas and the step so far."""
+        choices = choices.float()
+        if self._data_group:
+            dist.all_reduce(choices, group=self._data_group)
+            choices /= self._data_group.size()
+        self._step_choices.append(choices)
+        return torch.stack(self._step_choices).mean(0)
 
     def _sinkhorn(self, logits: Tensor, tolerance: float = 1e-4) -> Tensor:
         """Return scores that give every expert the same share of all tokens."""

@@ -296,9 +296,9 @@ class Checkpoints(Hook):
         is_any, problem = from_rank_0(lambda: (bool(files), problem))
         problems = [problem] if problem else []
         if is_any:
-            own = [self._executor.submit(_attempt(upload_all), scatter(files))]
-            yield own
-            problems = gather_findings([p for _, p in (own[0].result(),) if p])
+            uploads = [self._executor.submit(_attempt(upload_all), scatter(files))]
+            yield uploads
+            problems = gather_findings([p for _, p in (uploads[0].result(),) if p])
         if is_any and not problems:
             manifests = self._on_rank_0(_attempt(upload_all), (), last)
             yield manifests

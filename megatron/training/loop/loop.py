@@ -61,6 +61,7 @@ class StepResult:
 
     loss: float
     lr: float
+    embedding_lr: float | None = None  # where the embedding and the output layer have their own
     batch_size: int  # samples, over all replicas
     seq_length: int  # tokens per sample
     seconds: float
@@ -146,13 +147,15 @@ def take_step(
     engine.set_global_batch_size(batch_size)
     engine.set_seq_length(seq_length)
     engine.set_lr(lr)
-    if schedule.embedding_lr:
-        engine.set_embedding_lr(schedule.embedding_lr(state))
+    embedding_lr = schedule.embedding_lr(state) if schedule.embedding_lr else None
+    if embedding_lr is not None:
+        engine.set_embedding_lr(embedding_lr)
     engine.set_weight_decay(schedule.weight_decay(state.samples))
     loss = float(engine.train_batch(batches))
     return StepResult(
         loss=loss,
         lr=lr,
+        embedding_lr=embedding_lr,
         batch_size=batch_size,
         seq_length=seq_length,
         seconds=time.perf_counter() - started_at,

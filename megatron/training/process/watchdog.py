@@ -169,10 +169,12 @@ class Watchdog:
         self.peers = peers
         self._forget_start()
         here = peers.on_this_host()
-        own = next((peer for peer in here if peer.rank == self._rank), None)
-        if own:
-            self._messages = NodeMessages(own, [peer for peer in here if peer is not own])
-            self._schedule_polls(world_size, here.index(own) / len(here))
+        this_rank = next((peer for peer in here if peer.rank == self._rank), None)
+        if this_rank:
+            self._messages = NodeMessages(
+                this_rank, [peer for peer in here if peer is not this_rank]
+            )
+            self._schedule_polls(world_size, here.index(this_rank) / len(here))
 
     def _schedule_polls(self, world_size: int, turn: float) -> None:
         """Poll the disk as often as one of so many ranks may, the first time after that fraction."""

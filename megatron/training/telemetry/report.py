@@ -63,6 +63,7 @@ class Interval:
     consumed_tokens: int
     iteration_ms: float
     learning_rate: float
+    decoupled_learning_rate: float | None = None  # of embedding and output layer, if they have one
     global_batch_size: int
     lm_loss: float
     loss_scale: float
@@ -76,12 +77,14 @@ class Interval:
 
     def line(self, *, with_loss_scale: bool) -> str:
         """Return the log line. Tools parse it: names, order and formats are BigScience's."""
+        decoupled = self.decoupled_learning_rate
         fields = [
             f"iteration {self.iteration:8d}/{self.train_iters:8d}",
             f"consumed samples: {self.consumed_samples:12d}",
             f"consumed tokens: {self.consumed_tokens:12d}",
             f"elapsed time per iteration (ms): {self.iteration_ms:.1f}",
             f"learning rate: {self.learning_rate:.3E}",
+            *([] if decoupled is None else [f"decoupled learning rate: {decoupled:.3E}"]),
             f"global batch size: {self.global_batch_size:5d}",
             f"lm loss: {self.lm_loss:.6E}",
             *self._measurements(_AFTER_LOSS),
@@ -121,6 +124,8 @@ class Interval:
         """Return the journal's record: the metrics under names of letters and digits."""
         record = asdict(self)
         measures = record.pop("measures")
+        if self.decoupled_learning_rate is None:
+            del record["decoupled_learning_rate"]
         return record | {journal_key(name): value for name, value in measures.items()}
 
     def _measurements(self, formats: Mapping[str, str]) -> list[str]:
@@ -240,6 +245,7 @@ class Report(Hook):
             consumed_tokens=state.tokens,
             iteration_ms=1000 * seconds / len(steps),
             learning_rate=steps[-1].lr,
+            decoupled_learning_rate=steps[-1].embedding_lr,
             global_batch_size=steps[-1].batch_size,
             lm_loss=means.pop(LM_LOSS, _mean_of_finite([step.loss for step in steps])),
             loss_scale=steps[-1].loss_scale,

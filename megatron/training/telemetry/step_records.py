@@ -34,6 +34,7 @@ class StepRecords(Hook):
             **_losses(step),
             **({} if step.grad_norm is None else {"grad_norm": step.grad_norm}),
             "learning_rate": step.lr,
+            **_decoupled(step),
             "loss_scale": step.loss_scale,
             "skipped": step.skipped,
             "seconds": step.seconds,
@@ -41,6 +42,11 @@ class StepRecords(Hook):
             "host": self._host,
         }
         self._journal.write(STEP, record)
+
+
+def _decoupled(step: StepResult) -> dict[str, float]:
+    """Return the learning rate of embedding and output layer, if they have their own."""
+    return {} if step.embedding_lr is None else {"decoupled_learning_rate": step.embedding_lr}
 
 
 def _losses(step: StepResult) -> dict[str, float]:

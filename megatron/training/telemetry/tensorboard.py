@@ -111,6 +111,9 @@ class TensorBoard(Hook):
                 self._over_all(f"experts/{name}", step.measures[name], state)
         if logging.learning_rate:
             self._over_all("learning-rate/learning-rate", step.lr, state)
+            if step.embedding_lr is not None:
+                tag = "learning-rate/decoupled-learning-rate"
+                self._over_all(tag, step.embedding_lr, state)
         if logging.batch_size:
             tag = "batch-size/batch-size"
             writer.add_scalar(tag, step.batch_size, state.iteration)

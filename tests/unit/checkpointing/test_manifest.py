@@ -222,7 +222,7 @@ def test_a_manifest_of_the_format_without_a_hash_of_its_own_is_read(tmp_path, ma
     older = of_format(1, manifest, tmp_path)
     (tmp_path / MANIFEST).write_text(json.dumps(older, indent=1))
     read = read_manifest(tmp_path)
-    assert replace(read, files=()) == replace(manifest, format=1, files=())
+    assert replace(read, files=()) == replace(manifest, files=())
     (tmp_path / MANIFEST).write_text(json.dumps(older | {"format": 2}, indent=1))
     with pytest.raises(CheckpointError, match="manifest.json is damaged: its hash"):
         read_manifest(tmp_path)
@@ -237,6 +237,16 @@ def test_files_of_the_formats_with_sha256_are_compared_with_it(tmp_path, manifes
     assert damage(tmp_path, files) == [
         f"{tmp_path}/a.pt is damaged: its hash is not that of the manifest"
     ]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_manifest_of_an_older_format_is_written_in_this_one(tmp_path, manifest, number):
+    """As that of a universal checkpoint is, made of an older one."""
+    (tmp_path / MANIFEST).write_text(seal_json(of_format(number, manifest, tmp_path)))
+    older = read_manifest(tmp_path)
+    write_manifest(tmp_path, older)
+    assert json.loads((tmp_path / MANIFEST).read_text())["format"] == CHECKPOINT_FORMAT
+    assert read_manifest(tmp_path) == older
 
 
 def test_a_hash_of_another_kind_is_refused(tmp_path, manifest):

@@ -17,6 +17,7 @@ from megatron.checkpointing.writer import (
     StateWriter,
     SynchronousExecutor,
     write_state,
+    write_states,
 )
 from megatron.common.errors import CheckpointError
 
@@ -121,6 +122,8 @@ def test_a_full_disk_is_an_error_with_the_file_name(tmp_path):
     (tmp_path / "state.pt").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match=r"^state.pt: No space left on device$"):
         write_state(a_state(), tmp_path / "state.pt")
+    with pytest.raises(CheckpointError, match=r"/state.pt: No space left on device$"):
+        write_states([a_state(), a_state()], tmp_path / "state.pt")
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def folder(tmp_path, monkeypatch):
         out.append([1, 2, 3])
     (tmp_path / "runs").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}')
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
@@ -73,6 +74,10 @@ MISTAKES = [
     ("--max-position-embeddings 5", ["--max-position-embeddings 5", "--seq-length 6"]),
     ("--data-path none", ["no token files at none", "none.bin", "none.idx"]),
     ("--data-path corpus.bin", ["corpus.bin", "without its suffix", "did you mean corpus?"]),
+    (
+        "--data-path texts.jsonl",
+        ["texts.jsonl is a file of text", "--input texts.jsonl", "--data-path texts_text_document"],
+    ),
     ("--data-path 0.3 corpus 0.7", ["--data-path", "3 values"]),
     ("--train-samples 3", ["--train-iters", "--train-samples"]),
     ("--tokenizer-type Bert", ["--tokenizer-type Bert", "GPT2BPETokenizer"]),
@@ -134,6 +139,18 @@ def test_files_that_finetuning_does_not_read_are_named(folder, prefix, part):
     output = message([*tiny_argv(*TOKENIZER), "--data-path", prefix], 1, "sft")
     assert part in output
     assert len(output.splitlines()) == (1 if prefix != "none" else 2)
+
+
+def test_conversations_in_json_lines_are_to_be_preprocessed(folder):
+    flags = tiny_argv(*TOKENIZER, "--sft", "--data-path", "texts.jsonl")
+    output = message(flags, 1, "sft")
+    assert "tools/preprocess_data.py --conversations --input texts.jsonl" in output
+    assert output.rstrip().endswith("then write --data-path texts")
+
+
+def test_random_tokens_need_no_files_of_the_default_tokenizer(folder):
+    output = message(tiny_argv("--mock-data", without=("--data-path",)), 1)
+    assert "write --tokenizer-type NullTokenizer and the number of tokens in --vocab-size" in output
 
 
 def test_layouts_are_compared_with_the_launcher(folder):

@@ -58,8 +58,8 @@ def test_a_command_line_of_the_field_is_read_whole():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--batch-size", "4"], "--batch-size: write --micro-batch-size instead"),
-        (["--warmup", "0.1"], "--warmup: write --lr-warmup-fraction instead"),
+        (["--max-seq-length", "4"], "--max-seq-length: write --seq-length instead"),
+        (["--num-experts-switch", "2"], "--num-experts-switch: write --num-experts instead"),
         (["--optimizer", "lamb"], "--optimizer lamb: unknown optimizer"),
         (["--data-impl", "hdf5"], "argument --data-impl: invalid choice: 'hdf5'"),
     ],

@@ -209,8 +209,8 @@ def test_a_spelling_of_tutorials_means_what_it_says(flags, path, value, tmp_path
 @pytest.mark.parametrize(
     ("flags", "instead"),
     [
-        ("--batch-size 8", "--micro-batch-size"),
-        ("--warmup 100", "--lr-warmup-fraction"),
+        ("--max-seq-length 8", "--seq-length"),
+        ("--num-experts-switch 2", "--num-experts"),
         ("--check-for-spiky-loss", "--spike-policy"),
         ("--iterations-to-skip 4 5", "--skip-train-iteration-range"),
         ("--load-tag global_step100", "--ckpt-step with the iteration"),

@@ -13,6 +13,7 @@ ROPE = "--position-embedding-type rope"
 STRETCHED = f"{ROPE} --use-rope-scaling"
 SAMPLES = "--train-samples 100"
 RAMP = f"{SAMPLES} --global-batch-size 8 --rampup-batch-size"
+STEPS = f"{SAMPLES} --step-batch-size-schedule"
 WSD = "--lr-decay-style WSD"
 
 
@@ -158,6 +159,28 @@ def test_a_value_out_of_its_range_is_refused(flag):
         ("--min-lr -1", "--min-lr -1.0 … negative"),
         ("--min-lr 0.2", "--min-lr 0.2 … more than --lr 0.1"),
         ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction 1.5 … from 0 to 1"),
+        (
+            "--gradient-accumulation-steps 3 --global-batch-size 4",
+            "--global-batch-size 4 … --gradient-accumulation-steps 3 = 6: leave one of the two out",
+        ),
+        ("--gas 0", "--gradient-accumulation-steps 0 … at least 1"),
+        ("--step-batch-size-schedule 0:2", "--train-samples instead of --train-iters"),
+        (f"{STEPS} 0:2 40B", "--step-batch-size-schedule 40B … such as 0:768 250B:1536"),
+        (f"{STEPS} 0:0", "--step-batch-size-schedule 0:0 … such as 0:768 250B:1536"),
+        (f"{STEPS} 6:2 12:4", "6:2 12:4 … begin at 0 tokens, as 0:2"),
+        (f"{STEPS} 0:2 3:4", "0:2 3:4 … a sample of 6 tokens at least"),
+        (f"{STEPS} 0:2 12:3", "0:2 12:3 … 3 … micro-batch size * replicas = 2"),
+        (f"{STEPS} 0:2 12:4 --global-batch-size 4", "leave --global-batch-size out"),
+        (f"{STEPS} 0:2 12:4 --rampup-batch-size 2 2 8", "leave --rampup-batch-size out"),
+        (
+            "--eval-micro-batch-size 4 --global-batch-size 6",
+            "--eval-micro-batch-size: 6 samples … 4 samples * 1 replicas = 4",
+        ),
+        (
+            "--eval-micro-batch-size 4 --eval-global-batch-size 6",
+            "--eval-micro-batch-size and --eval-global-batch-size: 6 samples",
+        ),
+        ("--eval-micro-batch-size 0", "--eval-micro-batch-size 0 … at least 1"),
         (
             "--lr-warmup-fraction 0.1 --lr-warmup-iters 2",
             "--lr-warmup-fraction … --lr-warmup-iters … one of them",

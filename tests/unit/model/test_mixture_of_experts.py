@@ -207,7 +207,7 @@ def test_the_bias_evens_out_a_skewed_router():
         weights = router(x).weights
         load = load_of(auxiliary)
         busiest.append(load.busiest())
-        router.update_bias(load.assigned[0])
+        router.finish_step(load.assigned[0])
     assert busiest[0] > 2 > 1.4 > max(busiest[-10:])
     # The bias chooses and does not weigh: each token's weights are still its plain scores.
     routing = router(x)
@@ -219,7 +219,7 @@ def test_the_bias_evens_out_a_skewed_router():
 def test_the_bias_moves_by_one_rate_and_stays_in_32_bits():
     changes = {"experts_per_token": 2, "router_score": "sigmoid", "router_bias": True}
     router, _ = router_of(*BIAS, **changes)
-    router.update_bias(torch.tensor([0, 5, 10, 5, 5, 5, 5, 5]))
+    router.finish_step(torch.tensor([0, 5, 10, 5, 5, 5, 5, 5]))
     expected = torch.tensor([1, 0, -1, 0, 0, 0, 0, 0]) * 1e-3
     assert_close(router.expert_bias, expected)
     router.bfloat16()
@@ -246,6 +246,29 @@ def test_groups_limit_the_experts_of_a_token():
     logits = many().flatten(0, 1) @ router.weight.T
     best = logits.softmax(-1).view(-1, 4, 2).sum(-1).argmax(-1)
     assert torch.equal(experts[:, 0] // 2, best)
+
+
+def test_the_loss_of_a_global_batch_takes_the_choices_of_the_step_so_far():
+    flags = ("--moe-router-load-balancing-type", "global_aux_loss", "--moe-loss-coeff", "1")
+    router, auxiliary = router_of(*flags)
+    batches = [many()[:, :1], many()[:16, 1:].repeat(4, 1, 1), -many()[:, 1:]]
+    shares, means, losses = [], [], []
+    for x in batches:
+        experts = router(x).experts
+        losses.append(load_of(auxiliary).loss)
+        shares.append(count_choices(experts, 8) / 64)
+        means.append((x.flatten(0, 1) @ router.weight.T).softmax(-1).mean(0))
+    for step in range(3):
+        so_far = torch.stack(shares[: step + 1]).mean(0)
+        assert losses[step] == pytest.approx(float(8 * (so_far * means[step]).sum()), rel=1e-5)
+    # Neither evaluation nor the steps before count.
+    with torch.no_grad():
+        router(batches[0])
+    router.finish_step(count_choices(experts, 8))
+    router(batches[2])
+    assert load_of(auxiliary).loss == pytest.approx(
+        float(8 * (shares[2] * means[2]).sum()), rel=1e-5
+    )
 
 
 def test_the_loss_of_sequences_is_the_mean_of_theirs():

@@ -135,6 +135,21 @@ def test_another_tokenizer_than_made_the_tokens_shows_no_text_of_them(directory)
 
 
 @pytest.mark.parametrize(
+    "line",
+    ["sample_idxs_to_text.py --sample-id-range 0 1 --print-tokens", "samples_of_step.py --steps 1"],
+)
+def test_the_run_may_be_named_in_a_file_of_flags(directory, line):
+    (directory / "flags.yaml").write_text("load: other-run\n")
+    manifest = directory / "other-run" / "global_step1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{")
+    tool, _, flags = line.partition(" ")
+    done = run(tool, f"--config flags.yaml {flags}")
+    assert done.returncode != 0
+    assert "other-run/global_step1/manifest.json is damaged" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("--sample-id-range 3", "--sample-id-range 3: give two numbers"),

@@ -9,9 +9,10 @@ import pytest
 from scripts import module_of
 from servers import serving
 
-from megatron.common.errors import ConfigError, DataError, MegatronError
+from megatron.common.errors import ConfigError, DataError, MegatronError, WrongCheckpointError
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, serving_problems
+from megatron.inference.loading.model_source import read_model_source
 from megatron.inference.server.server import listener
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
@@ -136,3 +137,10 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, c
         assert capsys.readouterr().out == "", "no prompt is printed"
     with pytest.raises(DataError, match="--api-key-file .*No such file"):
         client_tool.main([address, "--api-key-file", str(tmp_path / "none")])
+
+
+def test_the_model_may_be_named_in_a_file_of_flags(tmp_path):
+    file = tmp_path / "flags.yaml"
+    file.write_text(f"load: {tmp_path}/none\n")
+    with pytest.raises(WrongCheckpointError, match="none does not exist"):
+        read_model_source(["--config", str(file)], {}, description=None)

@@ -19,8 +19,9 @@ class FakeEngine:
         self.terms = terms
         self.lengths = set()
 
-    def set_seq_length(self, tokens):
+    def set_seq_length(self, tokens, *, micro_batch_size):
         self.lengths.add(tokens)
+        self.micro_batch_size = micro_batch_size
 
     def evaluate(self, batches, num_micro_batches):
         self.micro_batches.append(num_micro_batches)
@@ -60,6 +61,15 @@ def test_the_loss_is_the_mean_over_global_batches():
     made, _ = evaluation()
     assert made.validate(TrainState(), "now") == {"valid": 3.0}
     assert made._engine.micro_batches == [4, 4]
+
+
+def test_evaluation_takes_batches_of_its_own_sizes():
+    flags = ("--eval-global-batch-size", "18", "--eval-micro-batch-size", "3")
+    made, starts = evaluation(flags=flags)
+    state = TrainState(iteration=5)
+    made.after_step(state, step=None)
+    assert (made._engine.micro_batches, made._engine.micro_batch_size) == ([6, 6], 3)
+    assert (starts, state.valid_samples) == ([0], 36)
 
 
 def test_without_iterations_nothing_is_evaluated():

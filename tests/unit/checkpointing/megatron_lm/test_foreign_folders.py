@@ -46,5 +46,6 @@ def test_training_names_a_model_of_transformers(tmp_path, group):
 def test_training_names_a_checkpoint_of_megatron_lm(tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     message = foreign_checkpoint_in(tmp_path)
-    assert message.startswith("Megatron-LM's, convert it with tools/checkpoint/util.py --load-dir")
+    command = f"tools/checkpoint/util.py --saver own --load-dir {tmp_path} --save-dir NEW"
+    assert message == f"Megatron-LM's, convert it with {command}, and write --load NEW"
     assert foreign_checkpoint_in(tmp_path / "none") == ""

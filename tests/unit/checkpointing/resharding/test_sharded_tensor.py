@@ -1,13 +1,10 @@
 """Whole tensors in pieces: every shard of every other division is what torch would cut."""
 
-import weakref
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from peak_memory import PeakMemory
 
 from megatron.checkpointing.resharding.sharded_tensor import (
     FlatShard,
@@ -51,24 +48,6 @@ def test_any_part_of_any_shard_is_cut_from_any_division(was, becomes, cuts, star
     size = data.draw(st.sampled_from([1, 128, 8000]))
     fill_from(found, stored, shard, tuple(expected.shape), start, buffer_bytes=size)
     assert torch.equal(found.float(), expected.reshape(-1)[start:stop])
-
-
-class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of tensors that are made and alive, at most at once."""
-
-    def __init__(self, *known):
-        super().__init__()
-        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
-        self.made, self.peak = [], 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        found = op(*args, **(kwargs or {}))
-        self.made += [weakref.ref(t) for t in tree_leaves(found) if torch.is_tensor(t)]
-        alive = [tensor for made in self.made if (tensor := made()) is not None]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
-        new = sum(size for place, size in storages.items() if place not in self.known)
-        self.peak = max(self.peak, new)
-        return found
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -27,6 +27,12 @@ def test_validation_data_last_for_every_evaluation():
     assert [(group.name, group.num_samples) for group in data.test] == [("test", 5 * 4)]
 
 
+def test_evaluation_data_last_for_batches_of_its_own_size():
+    flags = "--train-iters 10 --eval-interval 3 --eval-iters 5 --eval-global-batch-size 6"
+    data = tiny_plan(*flags.split()).data
+    assert [group.num_samples for group in (*data.valid, *data.test)] == [4 * 5 * 6, 5 * 6]
+
+
 def test_every_group_gets_as_many_samples_as_a_lone_one():
     flags = [*TRAIN, VALID, "en: 1 0.9:1 a", "fr: 2 0:0.5 b, 3 0.5:1 b", "--eval-iters", "5"]
     data = tiny_plan(*flags, "--train-iters", "10", "--eval-interval", "3", without=NO_PATH).data

@@ -98,10 +98,13 @@ def test_other_values_are_refused_with_the_reason(flag):
 
 
 def test_the_last_of_two_flags_counts_whichever_system_it_is_of():
-    later, _ = parse_config(tiny_argv("--attention-backend", "flash", "--attention-impl", "sdpa"))
+    foreign, ours = ("--attention-backend", "flash"), ("--attention-impl", "sdpa")
+    read = "--attention-backend flash: read as --attention-impl flash"
+    later, notices = parse_config(tiny_argv(*foreign, *ours))
     assert later.kernels.attention_impl == "sdpa"
-    later, _ = parse_config(tiny_argv("--attention-impl", "sdpa", "--attention-backend", "flash"))
-    assert later.kernels.attention_impl == "flash"
+    assert notices == (f"{read}; a later flag overrides --attention-impl",)
+    later, notices = parse_config(tiny_argv(*ours, *foreign))
+    assert (later.kernels.attention_impl, notices) == ("flash", (read,))
 
 
 @pytest.mark.parametrize(

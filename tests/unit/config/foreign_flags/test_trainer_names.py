@@ -17,12 +17,12 @@ TRAINER = """
     output_dir learning_rate per_device_train_batch_size num_train_epochs lr_scheduler_type
     logging_steps save_steps save_total_limit evaluation_strategy max_grad_norm
     gradient_checkpointing report_to resume_from_checkpoint packing tf32 fsdp remove_unused_columns
-    model_name_or_path do_train gradient_accumulation_steps eval_steps max_steps
+    model_name_or_path do_train eval_steps max_steps
     dataloader_num_workers block_size warmup_ratio torch_compile lora_r max_seq_length
 """
 NANOGPT = """
     n_head n_embd n_layer learning_rate beta2 grad_clip out_dir always_save_checkpoint wandb_log
-    init_from dtype max_iters dropout block_size batch_size warmup_iters
+    init_from dtype max_iters dropout block_size warmup_iters
 """
 LITGPT = """
     model_name precision train.epochs out_dir tokenizer_dir devices data resume num_nodes
@@ -32,8 +32,8 @@ TORCHTITAN = """
     training.seq_len parallelism.tensor_parallel_degree model.name checkpoint.enable optimizer.lr
 """
 NEOX = """
-    train_micro_batch_size_per_gpu gradient_clipping output-dir model steps pipe_parallel_size
-    train_batch_size max-epochs gpus gas
+    train_micro_batch_size_per_gpu gradient_clipping output-dir model steps train_batch_size
+    max-epochs gpus
 """
 NAMES = [*dict.fromkeys(f"{TRAINER} {NANOGPT} {LITGPT} {TORCHTITAN} {NEOX}".split())]
 REFUSED = {plain(flag.option) for flag in LEGACY if flag.refused}
@@ -61,7 +61,7 @@ def test_a_name_of_another_trainer_gets_a_flag_or_a_sentence(name):
     assert {*flags_in(answer)} <= ACCEPTED
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "n_embd", "gradient_accumulation_steps", "fsdp"])
+@pytest.mark.parametrize("name", ["learning_rate", "n_embd", "train_batch_size", "fsdp"])
 def test_a_key_of_a_file_gets_the_same_answer(name, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(f"training:\n  {name}: 7\n")

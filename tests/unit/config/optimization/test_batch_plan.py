@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.optimization.batch_size import BatchPlan, size_schedule_of
 from megatron.config.plan.plan import resolve
 from megatron.config.plan.validation import validate
 
@@ -171,6 +171,30 @@ def test_a_global_batch_is_cut_into_micro_batches_of_every_replica():
     assert batch.num_micro_batches(6) == 1
 
 
+@pytest.mark.parametrize("flag", ["--gradient-accumulation-steps", "--gas"])
+def test_accumulation_steps_set_the_global_batch_size(flag):
+    batch = tiny_plan(flag, "5", world_size=3).batch
+    assert (batch.global_batch_size, batch.num_micro_batches(30)) == (30, 5)
+    both = tiny_plan(flag, "5", "--global-batch-size", "30", world_size=3).batch
+    assert both == batch
+
+
+def test_a_command_of_megatron_lm_1_takes_the_steps_of_that_program():
+    flags = [
+        "--batch-size",
+        "4",
+        "--warmup",
+        "0.1",
+        "--lr-decay-iters",
+        "8",
+        "--pipe-parallel-size",
+        "2",
+    ]
+    plan = tiny_plan(*flags, world_size=4, without=("--micro-batch-size",))
+    assert (plan.batch.micro_batch_size, plan.batch.global_batch_size) == (4, 8)
+    assert (plan.schedule.warmup, plan.parallel.pipeline) == (pytest.approx(0.1 * 64), 2)
+
+
 def test_one_micro_batch_per_replica_when_no_global_size_is_said():
     assert tiny_plan(world_size=3).batch.global_batch_size == 6
 
@@ -209,3 +233,61 @@ def test_a_ramp_is_checked_from_the_consumed_samples_on():
     # The first size that the replicas can take: DeepSpeed wants it to be a multiple.
     assert decided.deepspeed["train_batch_size"] == 4
     assert decided.deepspeed["gradient_accumulation_steps"] == 1
+
+
+STEPS = ["--step-batch-size-schedule", "0:2 200:4,400:8"]
+BY_SAMPLES = {"without": ("--train-iters",)}
+
+
+def scheduled_plan(*flags, seq_length=6):
+    """A schedule of tokens: 2 samples a step, 4 from sample 33 on, 8 from sample 66 on."""
+    lengths = ("--train-samples", "200", "--seq-length", str(seq_length))
+    return tiny_plan(*STEPS, *lengths, *flags, **BY_SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size"),
+    [(0, 2), (32, 2), (33, 4), (65, 4), (66, 8), (1000, 8)],
+)
+def test_a_step_schedule_sets_the_batch_size_by_tokens(samples, size):
+    batch = scheduled_plan().batch
+    assert batch.size_at(samples) == size
+    assert (batch.global_batch_size, batch.scheduled_samples) == (8, 66)
+
+
+def test_thresholds_of_a_step_schedule_depend_on_the_sequence_length():
+    batch = scheduled_plan(seq_length=50).batch
+    assert [batch.size_at(samples) for samples in (3, 4, 7, 8)] == [2, 4, 4, 8]
+
+
+def test_a_step_schedule_takes_the_forms_of_megatron_lm():
+    expected = ((0, 768), (1953, 1536), (610351562, 3000))
+    for words in (["0:768 2M:1536 0.625t:3K"], ["0:768,0.625T:3k", "2M:1536"]):
+        assert size_schedule_of(words, seq_length=1024) == expected
+
+
+@given(st.integers(0, 200))
+def test_the_samples_before_a_step_of_a_schedule_are_those_of_the_steps_before(iterations):
+    batch = scheduled_plan().batch
+    samples = 0
+    for _ in range(iterations):
+        samples += batch.size_at(samples)
+    assert batch.samples_before(iterations) == samples
+    assert batch.iterations_for(samples) == iterations
+
+
+def test_the_length_of_a_run_counts_the_steps_of_its_schedule():
+    # 17 steps of 2 samples, 8 of 4 (to sample 66), then 16 of 8: 6 samples are left.
+    assert scheduled_plan().training.train_iters == 17 + 8 + 16
+    tokens = tiny_plan(*STEPS, "--train-tokens", "1188", **BY_SAMPLES).training
+    assert (tokens.train_iters, tokens.train_samples) == (17 + 8 + 17, 202)
+
+
+def test_a_step_schedule_is_checked_from_the_consumed_samples_on():
+    config = tiny_config(*STEPS, "--train-samples", "200", **BY_SAMPLES)
+    with pytest.raises(ConfigError, match="batch size 2 is not a multiple of .* = 4$"):
+        validate(config, world_size=2, device="cpu")
+    steps = validate(config, world_size=2, device="cpu", consumed_samples=33).steps
+    assert steps.batch.sizes_from(33) == [4, 8]
+    assert steps.batch.sizes_from(34) == [4, 8]
+    assert steps.batch.sizes_from(66) == [8]

@@ -79,7 +79,7 @@ def test_without_a_file_the_words_are_those_of_the_command_line():
         ("", "run.yaml: expected `flag: value` lines, found None"),
         ("just words", "run.yaml: expected `flag: value` lines, found 'just words'"),
         ("no_such_flag: 1", "run.yaml, line 1: unknown key no_such_flag"),
-        ("batch_size: 1", "run.yaml, line 1: --batch-size: write --micro-batch-size instead"),
+        ("max_seq_length: 1", "run.yaml, line 1: --max-seq-length: write --seq-length instead"),
         ("num_layers: two", "run.yaml, line 1: num_layers: invalid int value: 'two'"),
     ],
 )

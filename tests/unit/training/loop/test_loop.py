@@ -23,6 +23,9 @@ class FakeEngine:
     def set_lr(self, lr):
         self.calls.append(("lr", lr))
 
+    def set_embedding_lr(self, lr):
+        self.calls.append(("embedding", lr))
+
     def set_weight_decay(self, weight_decay):
         self.calls.append(("decay", weight_decay))
 
@@ -52,7 +55,7 @@ def growing(samples):
     return 2 if samples < 4 else 6
 
 
-def run(iterations, *, state=None, hooks=(), exit_interval=0):
+def run(iterations, *, state=None, hooks=(), exit_interval=0, **rates):
     state = state or TrainState()
     plan = replace(
         tiny_plan().training, train_iters=iterations, train_samples=100, exit_interval=exit_interval
@@ -66,6 +69,7 @@ def run(iterations, *, state=None, hooks=(), exit_interval=0):
             weight_decay=lambda samples: samples / 100,
             batch_size=growing,
             seq_length=lambda iteration: 5,
+            **rates,
         ),
         state=state,
         hooks=hooks,
@@ -88,6 +92,15 @@ def test_rate_decay_and_size_follow_from_what_was_consumed_before_the_step():
         [("decay", 0.04), ("length", 5), ("lr", 0.4), ("size", 6)],
     ]
     assert [step[4] for step in steps] == [("step", 1), ("step", 2), ("step", 3)]
+
+
+def test_a_rate_of_the_embedding_is_that_of_its_step():
+    recorder = Recorder()
+    _, _, engine = run(3, hooks=[recorder], embedding_lr=lambda state: state.samples / 10)
+    assert [value for name, value in engine.calls if name == "embedding"] == [0.0, 0.2, 0.4]
+    assert [step.embedding_lr for _, _, step in recorder.seen] == [0.0, 0.2, 0.4]
+    run(1, hooks=[recorder])
+    assert recorder.seen[-1][2].embedding_lr is None
 
 
 def test_hooks_see_the_step_counted_already_in_their_order():

@@ -87,6 +87,15 @@ def test_memory_is_written_where_it_was_measured():
     assert written(step=step) == written() | {"memory/resident (GiB)": [(10, 2.5)]}
 
 
+def test_the_rate_of_embeddings_is_written_where_they_have_their_own():
+    tag = "learning-rate/decoupled-learning-rate"
+    assert written(step=replace(STEP, embedding_lr=0.3)) == written() | {
+        tag: [(10, 0.3)],
+        f"{tag} vs samples": [(40, 0.3)],
+        f"{tag} vs tokens": [(240, 0.3)],
+    }
+
+
 def test_gigaflos_are_counted_without_embeddings():
     tokens = 10**15
     state = TrainState(iteration=10, samples=40, tokens=tokens)
