@@ -4,8 +4,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
+from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import initialise

@@ -8,7 +8,7 @@ from tiny import tiny_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from megatron.config.networks.architecture import network_of
+from megatron.config.architecture.architecture import network_of
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of

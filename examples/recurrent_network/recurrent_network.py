@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from megatron.api import NETWORKS
+from megatron.config.architecture.architecture import Entry
+from megatron.config.architecture.counts import Weights, mlp_weights, norm_width
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import Entry
-from megatron.config.networks.counts import Weights, mlp_weights, norm_width
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block, Layer, Step

@@ -7,10 +7,10 @@ from typing import Any
 
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declarations_in
+from megatron.config.architecture.architecture import Architecture, network_named
 from megatron.config.flag_names import flag_and_value, is_in_weights
 from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of
-from megatron.config.networks.architecture import Architecture, network_named
 from megatron.config.parallelism.layout import ParallelPlan
 
 _WIDTH = 40

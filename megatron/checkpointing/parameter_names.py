@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from megatron.common.registry import NETWORKS, OwnFlags
+from megatron.config.architecture.architecture import Architecture, Stacks
 from megatron.config.network.model_spec import ModelSpec, flat
-from megatron.config.networks.architecture import Architecture, Stacks
 
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 """Beginnings of the names of an embedding's weights, inside its layer."""

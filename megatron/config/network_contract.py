@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
+from megatron.config.architecture.architecture import Architecture
+from megatron.config.architecture.options import ignored_options
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
@@ -17,8 +19,6 @@ from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems
 from megatron.config.network.model_resolution import position_of, resolve_model
 from megatron.config.network.model_spec import ModelSpec, flat, names_of
-from megatron.config.networks.architecture import Architecture
-from megatron.config.networks.options import ignored_options
 from megatron.config.objectives import declaration_of
 
 

@@ -16,8 +16,8 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from megatron.common.errors import ConfigError
-from megatron.config.networks.architecture import Entry
-from megatron.config.networks.partition import split_bounds, stage_bounds
+from megatron.config.architecture.architecture import Entry
+from megatron.config.architecture.partition import split_bounds, stage_bounds
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.deepspeed.patches.pipeline import ChunkedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron.config.architecture.architecture import network_of
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.model.layers.layer_list import Step
 from megatron.model.layers.parts import LayerParts

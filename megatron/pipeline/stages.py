@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+from megatron.config.architecture.architecture import Entry, Kind, network_of
+from megatron.config.architecture.counts import Weights
+from megatron.config.architecture.partition import split_bounds, stage_bounds
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import Entry, Kind, network_of
-from megatron.config.networks.counts import Weights
-from megatron.config.networks.partition import split_bounds, stage_bounds
 from megatron.config.parallelism.layout import ParallelPlan
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from megatron.config.architecture.architecture import Architecture, Entry, network_of
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import Architecture, Entry, network_of
 from megatron.config.plan.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from megatron.config.networks.architecture import network_of
-from megatron.config.networks.counts import Weights, table_weights
+from megatron.config.architecture.architecture import network_of
+from megatron.config.architecture.counts import Weights, table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
 from megatron.pipeline.schedule import Grid

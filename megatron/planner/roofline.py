@@ -9,8 +9,8 @@ needs to launch it.
 
 from dataclasses import dataclass
 
+from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.config.plan.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device

@@ -2,8 +2,8 @@
 
 from dataclasses import astuple, dataclass
 
+from megatron.config.architecture.counts import table_weights
 from megatron.config.network.experts import MoESpec
-from megatron.config.networks.counts import table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage

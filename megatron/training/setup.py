@@ -13,8 +13,8 @@ import torch.distributed as dist
 from megatron.common.errors import ConfigError
 from megatron.common.logging import set_level
 from megatron.common.registry import OBJECTIVES
+from megatron.config.architecture.architecture import network_of
 from megatron.config.config import Config
-from megatron.config.networks.architecture import network_of
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.plan.plan import Plan
 from megatron.config.run.logging import LoggingConfig

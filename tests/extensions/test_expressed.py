@@ -14,9 +14,9 @@ from megatron.checkpointing.megatron_lm import megatron_files
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
+from megatron.config.architecture.architecture import network_named
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec, defaults_of, flat, names_of
-from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.extensions.nemo.checkpoints_export import _require_expressed
 

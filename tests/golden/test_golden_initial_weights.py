@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from golden_files import require_golden
 from tiny import Shards, tiny_plan
 
-from megatron.config.networks.architecture import network_of
+from megatron.config.architecture.architecture import network_of
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts

@@ -12,7 +12,7 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from test_golden_model import steps_of
 
-from megatron.config.networks.partition import stage_bounds
+from megatron.config.architecture.partition import stage_bounds
 from megatron.engine.pipeline_module import _entry, _spec
 
 

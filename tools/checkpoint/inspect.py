@@ -18,8 +18,8 @@ from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
 from megatron.common.registry import NETWORKS
+from megatron.config.architecture.architecture import network_named
 from megatron.config.config import words_of
-from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.run.urls import UrlConfig, cache_of

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.networks.architecture import FIRST_LAYER
+from megatron.config.architecture.architecture import FIRST_LAYER
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.checkpoint_tools import FilesConfig
 

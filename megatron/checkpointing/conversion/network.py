@@ -14,9 +14,9 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.common.version import VERSION
+from megatron.config.architecture.architecture import network_of
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.config.plan.plan import Plan
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel

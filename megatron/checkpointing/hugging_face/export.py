@@ -30,8 +30,8 @@ from megatron.checkpointing.parameter_names import is_buffer, is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
+from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
 from megatron.tokenizer.types.tokenizer import Tokenizer

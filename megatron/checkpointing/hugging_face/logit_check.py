@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from megatron.checkpointing.conversion.network import load_network
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
+from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

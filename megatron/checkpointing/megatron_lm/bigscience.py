@@ -30,7 +30,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
-from megatron.config.networks.architecture import FIRST_LAYER
+from megatron.config.architecture.architecture import FIRST_LAYER
 
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _MAIN = re.compile(r"mp_rank_(\d+)_model_states\.pt")

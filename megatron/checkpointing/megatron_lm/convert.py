@@ -27,10 +27,10 @@ from megatron.common.errors import (
     near,
 )
 from megatron.common.registry import KINDS, LOADERS
+from megatron.config.architecture.architecture import network_named
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig

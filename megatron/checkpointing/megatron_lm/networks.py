@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from megatron.checkpointing.megatron_lm.distributed_files import Weight
 from megatron.common.registry import NETWORKS, import_dotted
+from megatron.config.architecture.architecture import network_named
 from megatron.config.network.model_spec import ModelSpec, flat
-from megatron.config.networks.architecture import network_named
 from megatron.config.parsing.files import Values
 
 Renamed = tuple[tuple[str, str], ...]

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import HEADS, NETWORKS, import_dotted
-from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.counts import (
+from megatron.config.architecture.counts import (
     Weights,
     block_weights,
     embedding_weights,
@@ -20,7 +19,8 @@ from megatron.config.networks.counts import (
     stack_flops,
     table_weights,
 )
-from megatron.config.networks.options import DECODER
+from megatron.config.architecture.options import DECODER
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Kind = Literal["", "embedding", "positions", "block", "norm", "features", "logits", "bias", "task"]

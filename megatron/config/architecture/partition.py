@@ -6,7 +6,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 from megatron.common.errors import ConfigError
-from megatron.config.networks.architecture import Entry
+from megatron.config.architecture.architecture import Entry
 from megatron.config.parallelism.layout import ParallelPlan
 
 LAYER = "transformer"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron.config.architecture.architecture import Architecture
 from megatron.config.inference.generation import GenerationConfig, sampling_problems
-from megatron.config.networks.architecture import Architecture
 from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 

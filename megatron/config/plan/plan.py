@@ -5,6 +5,7 @@ from typing import Any
 
 from megatron.common.errors import raise_if_any
 from megatron.common.registry import OBJECTIVES
+from megatron.config.architecture.partition import stage_problems
 from megatron.config.checks.start import Start
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan
@@ -16,7 +17,6 @@ from megatron.config.network.experts import ExpertPlan, plan_experts
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.network.model_spec import ModelSpec, flat
-from megatron.config.networks.partition import stage_problems
 from megatron.config.objectives import plan_objective
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan

@@ -5,13 +5,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from megatron.common.registry import NETWORKS
-from megatron.config.config import Config
-from megatron.config.network.model_problems import encoder_problems
-from megatron.config.network.model_spec import ModelSpec, names_of
-from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import Entry, bias_entry, logits_entry
-from megatron.config.networks.counts import Weights, dense_weights, norm_width, stack_flops
-from megatron.config.networks.options import (
+from megatron.config.architecture.architecture import Entry, bias_entry, logits_entry
+from megatron.config.architecture.counts import Weights, dense_weights, norm_width, stack_flops
+from megatron.config.architecture.options import (
     COMMON,
     EMBEDDING,
     EXPERTS,
@@ -19,6 +15,10 @@ from megatron.config.networks.options import (
     ROTARY,
     STREAM,
 )
+from megatron.config.config import Config
+from megatron.config.network.model_problems import encoder_problems
+from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.bert.flags import BertSpec
 from megatron.extensions.masked_lm.flags import MaskedLMConfig

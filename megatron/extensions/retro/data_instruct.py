@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import WrongDataError
+from megatron.config.architecture.architecture import network_of
 from megatron.config.data.corpora import DataPlan, DatasetPlan
-from megatron.config.networks.architecture import network_of
 from megatron.data.datasets.datasets import CyclicDataset
 from megatron.data.datasets.run_datasets import CorpusUse, DataRequest, Datasets
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of

@@ -5,11 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from megatron.common.registry import NETWORKS
-from megatron.config.config import Config
-from megatron.config.network.model_spec import ModelSpec, names_of
-from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import Entry
-from megatron.config.networks.counts import (
+from megatron.config.architecture.architecture import Entry
+from megatron.config.architecture.counts import (
     Weights,
     attention_matrices,
     attention_weights,
@@ -18,7 +15,10 @@ from megatron.config.networks.counts import (
     mlp_matrices,
     norm_width,
 )
-from megatron.config.networks.options import COMMON, EMBEDDING, LORA, ROTARY
+from megatron.config.architecture.options import COMMON, EMBEDDING, LORA, ROTARY
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.retro.flags import (
     RetroConfig,

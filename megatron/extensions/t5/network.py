@@ -5,17 +5,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from megatron.common.registry import NETWORKS
-from megatron.config.config import Config
-from megatron.config.network.model_spec import ModelSpec, names_of
-from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import (
+from megatron.config.architecture.architecture import (
     FIRST_LAYER,
     Entry,
     Stacks,
     bias_entry,
     logits_entry,
 )
-from megatron.config.networks.counts import (
+from megatron.config.architecture.counts import (
     Weights,
     attention_matrices,
     attention_weights,
@@ -27,7 +24,10 @@ from megatron.config.networks.counts import (
     stack_flops,
     table_weights,
 )
-from megatron.config.networks.options import COMMON
+from megatron.config.architecture.options import COMMON
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
 from megatron.extensions.masked_lm.flags import MaskedLMConfig

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from megatron.common.errors import WrongDataError
-from megatron.config.networks.architecture import network_of
+from megatron.config.architecture.architecture import network_of
 from megatron.data.datasets.epoch_order import ShuffledEpochs
 from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.data.sampling.batch_sampler import Sample, SampleSource

@@ -20,9 +20,9 @@ from megatron.common.errors import ConfigError, ExitCode, WrongCheckpointError, 
 from megatron.common.extensions import declarations_in
 from megatron.common.registry import LOADERS, import_dotted
 from megatron.common.remote_files import is_url
+from megatron.config.architecture.architecture import network_named
 from megatron.config.config import Config, flatten, parse_conversion, words_of
 from megatron.config.data.objective import ObjectiveName
-from megatron.config.networks.architecture import network_named
 from megatron.config.objectives import declaration_of
 from megatron.config.parsing.files import Values
 from megatron.config.parsing.near_misses import field_of

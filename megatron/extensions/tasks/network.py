@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from megatron.common.registry import HEADS
+from megatron.config.architecture.architecture import Entry, Stacks
+from megatron.config.architecture.counts import Weights, dense_weights, stack_flops
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import Entry, Stacks
-from megatron.config.networks.counts import Weights, dense_weights, stack_flops
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.extensions.tasks.data.text_flags import TEXT_TASKS, TextTaskConfig

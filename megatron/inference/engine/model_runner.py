@@ -11,8 +11,8 @@ from torch import Tensor
 
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
+from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_of
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device, without_cudnn_attention

@@ -16,6 +16,12 @@ from megatron.common.errors import (
     raise_if_any,
 )
 from megatron.common.registry import NETWORKS
+from megatron.config.architecture.architecture import (
+    Architecture,
+    Service,
+    network_named,
+    network_of,
+)
 from megatron.config.inference.generation import (
     DecodingConfig,
     Dtype,
@@ -31,12 +37,6 @@ from megatron.config.inference.generation import (
 from megatron.config.model_plan import plan_model
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network_contract import with_network
-from megatron.config.networks.architecture import (
-    Architecture,
-    Service,
-    network_named,
-    network_of,
-)
 from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.data.datasets.fim import FimTokens, fim_tokens

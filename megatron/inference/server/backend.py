@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from megatron.common.errors import raise_if_any
 from megatron.common.registry import import_dotted
+from megatron.config.architecture.architecture import network_named
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, encoder_problems
-from megatron.config.networks.architecture import network_named
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.encoder_runner import SerialEngine

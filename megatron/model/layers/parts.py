@@ -22,7 +22,7 @@ sequence. In training `LayerParts.states` is None and nothing is kept. The contr
 - Layers without state, such as an encoder that runs in prefill alone, are built with
   `parts.without_states`; their entry in the list says `Layer(prefill_only=True)`.
 - A network whose layers keep what they need says `caches = True`; see
-  `megatron.config.networks.architecture`. Others recompute their sequences for each new token.
+  `megatron.config.architecture.architecture`. Others recompute their sequences for each new token.
 """
 
 from collections.abc import Callable, Collection

@@ -8,10 +8,10 @@ from options import BASE, EXPERTS, LORA, MODEL, Turned
 from tiny import with_changes
 
 from megatron.common.errors import ConfigError
+from megatron.config.architecture.architecture import network_named, network_of
+from megatron.config.architecture.options import ignored_options
 from megatron.config.config import parse_config
 from megatron.config.network.model_spec import flat
-from megatron.config.networks.architecture import network_named, network_of
-from megatron.config.networks.options import ignored_options
 from megatron.config.plan.plan import plan
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of

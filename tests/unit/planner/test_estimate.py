@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError, DataError
+from megatron.config.architecture import partition
 from megatron.config.config import parse_config
-from megatron.config.networks import partition
 from megatron.config.plan.plan import plan
 from megatron.planner.calibration import read_calibration
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device

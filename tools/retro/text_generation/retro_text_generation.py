@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import DataError, raise_if_any, reason
+from megatron.config.architecture.architecture import network_of
 from megatron.config.inference.generation import GenerationConfig, generation_problems
-from megatron.config.networks.architecture import network_of
 from megatron.extensions.retro.data_questions import (
     Prompts,
     QAItem,

@@ -15,8 +15,8 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
 )
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import FAMILIES, NETWORKS
+from megatron.config.architecture.architecture import network_named, network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.networks.architecture import network_named, network_of
 from megatron.config.objectives import declaration_of
 
 DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)

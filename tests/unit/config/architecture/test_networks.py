@@ -12,9 +12,9 @@ from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import NETWORKS
+from megatron.config.architecture.architecture import import_dotted, network_named, network_of
 from megatron.config.network.model_spec import flat, spec_of
 from megatron.config.network_contract import Network
-from megatron.config.networks.architecture import import_dotted, network_named, network_of
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import Layer, SequentialModel

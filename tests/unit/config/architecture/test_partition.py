@@ -4,8 +4,8 @@ import pytest
 from problems import problem
 from tiny import tiny_plan
 
-from megatron.config.networks.architecture import Entry, network_of
-from megatron.config.networks.partition import stage_bounds
+from megatron.config.architecture.architecture import Entry, network_of
+from megatron.config.architecture.partition import stage_bounds
 from megatron.planner.memory import memory_of_stages
 from megatron.planner.stages import stages_of
 

@@ -11,12 +11,12 @@ from megatron.checkpointing.compare import Difference, other_changes, require_sa
 from megatron.checkpointing.expressed import not_expressed, plain_values
 from megatron.common.errors import CheckpointError
 from megatron.config import network_contract
+from megatron.config.architecture.architecture import Architecture
 from megatron.config.config import SECTIONS
 from megatron.config.flag_names import flag_setting
 from megatron.config.network import model_resolution, model_spec
 from megatron.config.network.model import ModelConfig, VocabularySpec
 from megatron.config.network.model_spec import every_field, flat, spec_of
-from megatron.config.networks.architecture import Architecture
 from megatron.config.parsing.declaration import setting
 
 
