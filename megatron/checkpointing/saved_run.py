@@ -31,6 +31,7 @@ from megatron.config.config import (
     sections_in,
 )
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.parsing.flags import options_of
 from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
@@ -62,19 +63,23 @@ def read_saved_run(directory: str | None) -> SavedRun:
     return SavedRun(manifest.config, manifest.parallel.world_size, manifest.objective.name)
 
 
-def consumed_samples(checkpoint: CheckpointConfig) -> int:
-    """Return the training samples before the checkpoint that a run resumes from; 0 if it starts anew.
+def saved_progress(checkpoint: CheckpointConfig) -> Progress:
+    """Return the progress of the checkpoint that a run resumes from; none if it starts anew.
 
-    The checkpoint is chosen later, when damaged ones are passed over: an unreadable manifest counts as 0.
+    The checkpoint is chosen later, when damaged ones are passed over: an unreadable manifest counts as
+    none.
     """
     planned = plan_checkpoint(checkpoint, trains=True)
     if not planned.load or not planned.loads_progress:
-        return 0
+        return NO_PROGRESS
     try:
         tags = [tag_of(planned.step)] if planned.step else published_tags(Path(planned.load))
-        return read_manifest(Path(planned.load) / tags[0]).state.samples if tags else 0
+        if not tags:
+            return NO_PROGRESS
+        state = read_manifest(Path(planned.load) / tags[0]).state
+        return Progress(state.iteration, state.samples)
     except CheckpointError:
-        return 0
+        return NO_PROGRESS
 
 
 def saved_architecture(directory: Path) -> str | None:

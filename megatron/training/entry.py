@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.checkpointing.manifest import STAGING
-from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, lost_plugins
+from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins, saved_progress
 from megatron.common.errors import (
     ConfigError,
     ExitCode,
@@ -173,7 +173,7 @@ def require_startable(config: Config, *, world_size: int, objective: ObjectiveNa
         world_size=world_size,
         device="cuda" if _may_be_gpu(config.parallel.device) else "cpu",
         objective=objective,
-        consumed_samples=consumed_samples(config.checkpoint),
+        done=saved_progress(config.checkpoint),
         others=chain(
             tokenizer_problems(**objective_tokenizer_arguments(config.tokenizer, objective)),
             _default_tokenizer_problems(config),

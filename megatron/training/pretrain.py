@@ -329,7 +329,7 @@ def _decide(start: Start, launch: Launch, device: torch.device) -> tuple[Tokeniz
             world_size=launch.world_size,
             device=device.type,
             objective=start.objective,
-            consumed_samples=start.consumed_samples,
+            done=start.done,
             others=others,
         )
     with before_the_first_step():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from megatron.checkpointing.saved_run import consumed_samples
+from megatron.checkpointing.saved_run import saved_progress
 from megatron.common.errors import ExitCode
 from megatron.config.config import Config
 from megatron.objectives.objective import Objective
@@ -31,7 +31,7 @@ def train_here(
         world_size=launch.world_size,
         device=device.type,
         objective=objective.name,
-        consumed_samples=consumed_samples(config.checkpoint),
+        done=saved_progress(config.checkpoint),
     )
     watchdog = Watchdog(FailureFile(save), rank=launch.rank)
     return pretrain.pretrain(start, launch, device, objective, watchdog, notices=notices)

@@ -40,7 +40,7 @@ def interleaving_problems(start: Start) -> Iterator[str]:
     pipeline, chunks = parallel.pipeline_model_parallel_size, chunks_of(parallel, start.num_layers)
     if chunks == 1 or pipeline < 2 or not start.trains:
         return
-    sizes = batch.sizes_from(start.consumed_samples)
+    sizes = batch.sizes_from(start.done.samples)
     uneven = [size for size in sizes if batch.num_micro_batches(size) % pipeline]
     if uneven:
         unit = batch.micro_batch_size * batch.data_parallel_size * pipeline

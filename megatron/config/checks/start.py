@@ -9,6 +9,7 @@ from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.network_contract import Network, network_in
 from megatron.config.objectives import Declaration, declaration_of
+from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
 from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, plan_steps
@@ -36,7 +37,7 @@ class Start:
         deepspeed: the JSON of --deepspeed_config; {} without one.
         device: "cpu" or "cuda".
         objective: what the entry script trains.
-        consumed_samples: those of the checkpoint that the run resumes from.
+        done: of the checkpoint that the run resumes from.
     """
 
     config: Config
@@ -44,7 +45,7 @@ class Start:
     world_size: int
     device: str
     objective: ObjectiveName = "gpt"
-    consumed_samples: int = 0
+    done: Progress = NO_PROGRESS
 
     @cached_property
     def declaration(self) -> Declaration:
@@ -128,6 +129,7 @@ class Start:
             data=self.replicas,
             seq_length=self.config.model.seq_length,
             saves=self.trains and self.config.checkpoint.save is not None,
+            done=self.done,
         )
 
     @cached_property

@@ -96,7 +96,7 @@ def batch_problems(start: Start) -> Iterator[str]:
             global_batch_size=global_batch_size or accumulated,
             data_parallel_size=data,
         )
-        yield from _ramp_problems(ramp, batch, unit, start.consumed_samples)
+        yield from _ramp_problems(ramp, batch, unit, start.done.samples)
 
 
 def _evaluation_problems(start: Start, global_batch_size: int) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _size_schedule_problems(start: Start, unit: int) -> Iterator[str]:
     wrong = [*size_schedule_problems(schedule, seq_length)]
     yield from wrong
     if not wrong:
-        sizes = start.steps.batch.sizes_from(start.consumed_samples)
+        sizes = start.steps.batch.sizes_from(start.done.samples)
         uneven = [size for size in sizes if size % unit]
         if uneven:
             yield (

@@ -4,9 +4,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 SizeSchedule = tuple[tuple[int, int], ...]
 """Batch size schedule: number of the first sample, and samples per optimizer step from there on."""
+
+
+class Progress(NamedTuple):
+    """How far a run has come: iterations, and the training samples that they took."""
+
+    iterations: int
+    samples: int
+
+
+NO_PROGRESS = Progress(0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +77,13 @@ class BatchPlan:
             taken += 1
         return samples + (iterations - taken) * self.global_batch_size
 
-    def iterations_for(self, samples: int) -> int:
-        """Return the number of full steps in `samples` training samples."""
-        iterations, consumed = 0, 0
+    def iterations_for(self, samples: int, done: Progress = NO_PROGRESS) -> int:
+        """Return the iterations after which less than a step of `samples` training samples is left.
+
+        Args:
+            done: before, which steps of other sizes may have taken.
+        """
+        iterations, consumed = done
         while self.is_ramping(consumed) and consumed + self.size_at(consumed) <= samples:
             consumed += self.size_at(consumed)
             iterations += 1

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.config.optimization.batch_size import (
+    NO_PROGRESS,
     BatchPlan,
+    Progress,
     last_size,
     parse_quantity,
     plan_batch,
@@ -133,19 +135,27 @@ class TrainingPlan:
 
 
 def plan_training(
-    training: TrainingConfig, batch: BatchPlan, curriculum: CurriculumPlan, *, saves: bool
+    training: TrainingConfig,
+    batch: BatchPlan,
+    curriculum: CurriculumPlan,
+    *,
+    saves: bool,
+    done: Progress = NO_PROGRESS,
 ) -> TrainingPlan:
     """Return the run's length in steps and in samples, and what ends it earlier.
 
     Args:
         saves: whether the run takes steps and has somewhere to save them.
+        done: of the checkpoint that it resumes from, whose steps may have had other sizes.
     """
     skips = plan_skips(training.skip_train_iteration_range)
     lengths = []
     if training.train_iters is not None:
-        lengths.append((training.train_iters, training.train_iters * batch.global_batch_size))
+        size, iters = batch.global_batch_size, training.train_iters
+        left = max(0, iters - done.iterations) * size
+        lengths.append((iters, max(iters * size, done.samples + left)))
     if training.train_samples is not None:
-        lengths.append((batch.iterations_for(training.train_samples), training.train_samples))
+        lengths.append((batch.iterations_for(training.train_samples, done), training.train_samples))
     if training.train_tokens is not None:
         lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips))
     iterations, samples = min(lengths, default=(0, 0))
@@ -284,13 +294,20 @@ class StepsPlan:
 
 
 def plan_steps(
-    training: TrainingConfig, user: Mapping[str, Any], *, data: int, seq_length: int, saves: bool
+    training: TrainingConfig,
+    user: Mapping[str, Any],
+    *,
+    data: int,
+    seq_length: int,
+    saves: bool,
+    done: Progress = NO_PROGRESS,
 ) -> StepsPlan:
     """Return the steps of a run on `data` replicas.
 
     Args:
         user: DeepSpeed's JSON.
         saves: whether the run takes steps and has somewhere to save them.
+        done: of the checkpoint that it resumes from.
     """
     batch = plan_batch(
         training.micro_batch_size,
@@ -304,7 +321,7 @@ def plan_steps(
     return StepsPlan(
         batch=batch,
         curriculum=curriculum,
-        training=plan_training(training, batch, curriculum, saves=saves),
+        training=plan_training(training, batch, curriculum, saves=saves, done=done),
     )
 
 

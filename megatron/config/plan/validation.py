@@ -24,6 +24,7 @@ from megatron.config.data.tokenizer import vocab_notices
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network_contract import option_problems
 from megatron.config.objectives import objective_notices, objective_problems
+from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.optimization.optimizer import optimizer_problems
 from megatron.config.parallelism.deepspeed_json import read_ds_config
 from megatron.config.parallelism.deepspeed_keys import key_notices
@@ -69,7 +70,7 @@ def validate(
     world_size: int,
     device: str,
     objective: ObjectiveName = "gpt",
-    consumed_samples: int = 0,
+    done: Progress = NO_PROGRESS,
     others: Iterable[str] = (),
 ) -> Start:
     """Refuse a config that no vocabulary can make valid, before anything slow is started.
@@ -79,7 +80,7 @@ def validate(
     Args:
         world_size: processes that are started; under --elastic perhaps not all of them train.
         objective: what the entry script trains.
-        consumed_samples: those of the checkpoint that the run resumes from.
+        done: of the checkpoint that the run resumes from.
         others: problems found elsewhere, to be listed with these.
 
     Raises:
@@ -92,7 +93,7 @@ def validate(
         world_size=world_size,
         device=device,
         objective=objective,
-        consumed_samples=consumed_samples,
+        done=done,
     )
     if config.parallel.elastic:
         problems += elastic_problems(start)

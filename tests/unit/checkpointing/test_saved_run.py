@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, write_manifest
-from megatron.checkpointing.saved_run import checkpoint_flags, consumed_samples, read_saved_run
+from megatron.checkpointing.saved_run import checkpoint_flags, read_saved_run, saved_progress
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
@@ -118,5 +118,5 @@ def test_the_world_size_of_a_run_counts_all_its_axes(saved):
     [([], 32), (["--ckpt-step", "2"], 16), (["--ckpt-step", "3"], 0), (["--reset-progress"], 0)],
 )
 def test_consumed_samples_are_those_of_the_checkpoint_to_resume_from(saved, flags, samples):
-    assert consumed_samples(tiny_config("--load", str(saved), *flags).checkpoint) == samples
-    assert consumed_samples(tiny_config().checkpoint) == 0
+    assert saved_progress(tiny_config("--load", str(saved), *flags).checkpoint).samples == samples
+    assert saved_progress(tiny_config().checkpoint) == (0, 0)

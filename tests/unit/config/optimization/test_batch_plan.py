@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.optimization.batch_size import BatchPlan, size_schedule_of
+from megatron.config.optimization.batch_size import BatchPlan, Progress, size_schedule_of
 from megatron.config.plan.plan import resolve
 from megatron.config.plan.validation import validate
 
@@ -226,8 +226,8 @@ def test_a_ramp_is_checked_from_the_consumed_samples_on():
     config = tiny_config(*flags, "80", "--micro-batch-size", "1", without=("--train-iters",))
     for consumed in (0, 8, 16):
         with pytest.raises(ConfigError, match="on the way is not a multiple of .* = 4$"):
-            validate(config, world_size=4, device="cpu", consumed_samples=consumed)
-    valid = validate(config, world_size=4, device="cpu", consumed_samples=25)
+            validate(config, world_size=4, device="cpu", done=Progress(1, consumed))
+    valid = validate(config, world_size=4, device="cpu", done=Progress(1, 25))
     assert valid.steps.batch.sizes_from(25) == range(8, 9, 2)
     decided = resolve(valid, vocab_size=256)
     # The first size that the replicas can take: DeepSpeed wants it to be a multiple.
@@ -287,7 +287,32 @@ def test_a_step_schedule_is_checked_from_the_consumed_samples_on():
     config = tiny_config(*STEPS, "--train-samples", "200", **BY_SAMPLES)
     with pytest.raises(ConfigError, match="batch size 2 is not a multiple of .* = 4$"):
         validate(config, world_size=2, device="cpu")
-    steps = validate(config, world_size=2, device="cpu", consumed_samples=33).steps
+    steps = validate(config, world_size=2, device="cpu", done=Progress(1, 33)).steps
     assert steps.batch.sizes_from(33) == [4, 8]
     assert steps.batch.sizes_from(34) == [4, 8]
     assert steps.batch.sizes_from(66) == [8]
+
+
+@pytest.mark.parametrize(
+    ("size", "iterations", "samples"),
+    [(8, 12, 96), (4, 12, 72), (16, 12, 192)],
+)
+def test_a_resumed_run_with_another_batch_has_samples_to_its_last_iteration(
+    size, iterations, samples
+):
+    flags = ("--train-iters", str(iterations), "--global-batch-size", str(size))
+    training = validate(
+        tiny_config(*flags), world_size=1, device="cpu", done=Progress(6, 48)
+    ).steps.training
+    assert (training.train_iters, training.train_samples) == (iterations, samples)
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(8, 9), (4, 12), (16, 7)])
+def test_a_resumed_run_with_another_batch_counts_the_steps_of_the_samples_that_are_left(
+    size, iterations
+):
+    config = tiny_config(
+        *("--train-samples", "72", "--global-batch-size", str(size)), without=("--train-iters",)
+    )
+    steps = validate(config, world_size=1, device="cpu", done=Progress(6, 48)).steps
+    assert (steps.training.train_iters, steps.training.train_samples) == (iterations, 72)
