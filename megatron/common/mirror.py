@@ -30,7 +30,9 @@ def first_of(lock: Path, task: str) -> Iterator[bool]:
     with lock.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        is_first = file.read() != words or os.fstat(file.fileno()).st_mtime <= started_at
+        written_at = os.fstat(file.fileno()).st_mtime
+        # A clock that ran ahead may have left a time that is yet to come.
+        is_first = file.read() != words or not started_at < written_at <= time.time()
         yield is_first
         if is_first:
             file.truncate(0)

@@ -73,6 +73,10 @@ STEP_FLAGS = (
         "results are the same",
         "recompute-modules",
     ),
+    *accepted(
+        "losses are checked unless --no-check-for-nan-in-loss-and-grad is given",
+        "check-for-nan-in-loss-and-grad",
+    ),
     *refused("write --config FILE instead: YAML with the flags of this program", "yaml-cfg"),
 )
 

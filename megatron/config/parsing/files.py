@@ -2,11 +2,12 @@
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.extensions import extension_sections
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
@@ -76,7 +77,7 @@ def preset_file(name: str) -> Path:
 def file_flags(file: Path, switches: Switches | None = None) -> list[str]:
     """Return the command line that the YAML `file` stands for.
 
-    Keys are flags without their dashes (underscores are fine), optionally under headings;
+    Keys are flags, with or without their dashes (underscores are fine), optionally under headings;
     a list gives several values, `true` a flag without value, `false` and `null` nothing. A switch
     that is on by default is turned off by `false`.
 
@@ -86,11 +87,17 @@ def file_flags(file: Path, switches: Switches | None = None) -> list[str]:
     content, lines = read_yaml(file, "--config")
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: expected `flag: value` lines, found {content!r}")
-    return [
+    words = [
         FileWord(word, path[-1], f"{file}, line {lines.get(path, 1)}")
         for path, words in _entries(content, switches)
         for word in words
     ]
+    raise_if_any(
+        f"{word.location}: {word.key}: {variable[0]} is not expanded in a file: write its value"
+        for word in words
+        if (variable := _VARIABLE.search(word))
+    )
+    return list[str](words)
 
 
 def read_yaml(file: Path, option: str) -> tuple[Any, dict[tuple[str, ...], int]]:
@@ -228,7 +235,7 @@ def _entries(
     """Yield the keys that lead to each flag of a file, and the flag's words."""
     for key, value in content.items():
         path = (*above, str(key))
-        option = plain(f"--{key}")
+        option = plain(f"--{str(key).removeprefix('--')}")
         if isinstance(value, dict):
             yield from _entries(value, switches, path)
         elif value is True or value is False or value is None:
@@ -239,6 +246,8 @@ def _entries(
         else:
             yield path, [f"{option}={value}"]
 
+
+_VARIABLE = re.compile(r"\$\{\w+\}")
 
 _MOST_KEYS = 5000
 """Keys of a file, at all levels; there are fewer than a thousand flags."""

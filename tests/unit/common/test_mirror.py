@@ -1,10 +1,12 @@
 """A mirror downloads each file once, and again after another took its place or an attempt failed."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from megatron.common.mirror import mirror, read_record
+from megatron.common.mirror import first_of, mirror, read_record
 from megatron.common.remote_files import download, remove, write_text
 
 NAMES = ("a", "b/c")
@@ -63,3 +65,12 @@ def test_files_that_are_gone_at_the_url_are_removed(update):
 def test_a_missing_file_is_an_error(update):
     with pytest.raises(FileNotFoundError, match="there/none"):
         update(["none"])
+
+
+def test_a_task_is_done_again_whatever_time_a_clock_that_ran_ahead_left(tmp_path):
+    lock = tmp_path / "lock"
+    with first_of(lock, "task") as is_first:
+        assert is_first
+    os.utime(lock, (time.time() + 3600,) * 2)
+    with first_of(lock, "task") as is_first:
+        assert is_first

@@ -32,6 +32,7 @@ def test_every_kind_of_value_becomes_words(write):
         "split: 949, 50, 1\n"
         "deepspeed_config: ds.json\n"
         "DDP-impl: local\n"
+        "--log-interval: 5\n"
     )
     assert file_flags(file) == [
         "--num-layers=4",
@@ -45,6 +46,7 @@ def test_every_kind_of_value_becomes_words(write):
         "--split=949, 50, 1",
         "--deepspeed-config=ds.json",
         "--DDP-impl=local",
+        "--log-interval=5",
     ]
 
 
@@ -205,3 +207,11 @@ def test_a_missing_file_is_told():
 def test_the_flag_without_a_value_is_told():
     with problem("argument --config: expected one argument"):
         tiny_config("--config")
+
+
+def test_variables_in_a_file_are_refused_all_at_once(write):
+    with pytest.raises(ConfigError) as found:
+        file_flags(write("save: ${RUNS}/a\ndata-path: [0.5, '${DATA}']\nprompt: 5 $ {a}"))
+    first, second = found.value.problems
+    assert "line 1: save: ${RUNS} is not expanded" in first
+    assert "line 2: data-path: ${DATA} is not expanded" in second
