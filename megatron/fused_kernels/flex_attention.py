@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron.fused_kernels.compilation import compile_function
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -114,9 +116,7 @@ def _compile() -> Callable[..., Any]:
     """Compile FlexAttention; a second length of samples compiles it again, for every length."""
     from torch.nn.attention import flex_attention as torch_flex
 
-    options: dict[str, Any] = {"fullgraph": True, "recompile_limit": _VARIANTS}
-    compiled: Callable[..., Any] = torch.compile(torch_flex.flex_attention, **options)
-    return compiled
+    return compile_function(torch_flex.flex_attention, variants=_VARIANTS, fullgraph=True)
 
 
 def _score_mod(
