@@ -110,7 +110,7 @@ class RecurrentTransformerLayerPipe(Block):
         """Return the input with other activations."""
         x_sbh = inputs.hidden + self.mixer(self.input_layernorm(inputs.hidden))
         y_sbh, bias = self.mlp(self.post_attention_layernorm(x_sbh))
-        return inputs._replace(hidden=x_sbh + (y_sbh if bias is None else y_sbh + bias))
+        return inputs.replace(hidden=x_sbh + (y_sbh if bias is None else y_sbh + bias))
 
 
 @NETWORKS.register("recurrent", flags=RecurrentConfig)

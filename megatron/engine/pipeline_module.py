@@ -187,7 +187,7 @@ class StageModule(ChunkedPipelineModule):
         if self.stage_id == self.chunk == 0:
             inputs = dict(zip(self.batch_fields, forward_input, strict=True))
         else:
-            inputs = LayerInput.unpack(received, forward_input)._replace(shared={})
+            inputs = LayerInput.unpack(received, forward_input).replace(shared={})
         output = in_turn(calls, inputs)
         if not isinstance(output, LayerInput):
             return output

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron.fused_kernels.wide_products import has_wide_products
+
 TILE = 1024
 """Queries and keys of the largest block whose scores are written out."""
 
@@ -196,7 +198,7 @@ def _sum_groups(x: Tensor, y: Tensor, groups: int, dtype: torch.dtype) -> Tensor
 
 
 def _wide_product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    if y.is_cuda and dtype.itemsize == 2:
+    if y.is_cuda and dtype.itemsize == 2 and has_wide_products(y.device, dtype):
         x, y = x.to(dtype), y.to(dtype)
         product = torch.bmm(x.flatten(0, 1), y.flatten(0, 1), out_dtype=torch.float32)
         return product.unflatten(0, x.shape[:2])

@@ -12,9 +12,13 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from megatron.common.errors import ConfigError
+from megatron.common.registry import import_dotted
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import NARROWEST_FLEX_HEAD, KernelsPlan
 from megatron.fused_kernels.attention_blocks import Scoring
+
+_FLEX = "megatron.fused_kernels.flex_attention"
+"""Imported where it runs."""
 
 _BACKENDS = {
     SDPBackend.CUDNN_ATTENTION: "cuDNN",
@@ -84,7 +88,7 @@ def choose_attention(
     if work.ring:
         return name, f"ring: {_ring_blocks(name, work)}"
     missing = no_triton if plan.source != "reference" else None
-    if name == "flex" and (why := missing or _not_deterministic(work)):
+    if name == "flex" and (why := missing or _not_deterministic(work) or _not_compiled(work)):
         raise ConfigError(f"--attention-impl flex: {why}; leave it out to let the run choose")
     dense = ", ".join(work.dense())
     may_choose = plan.chooses_attention or (name == "flash" and _limits_flash(work))
@@ -133,7 +137,15 @@ def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:
         return (
             f"heads of {spec.attention.head_dim} features, and {NARROWEST_FLEX_HEAD} is the least"
         )
-    return _not_deterministic(work)
+    return _not_deterministic(work) or _not_compiled(work)
+
+
+def _not_compiled(work: AttentionWork) -> str | None:
+    """Return why FlexAttention cannot be compiled; None if it can, or if the GPU is not here."""
+    if work.device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    obstacle: Callable[..., str | None] = import_dotted(f"{_FLEX}.compile_obstacle")
+    return obstacle(work.spec.attention.head_dim, work.dtype, work.device)
 
 
 def _not_deterministic(work: AttentionWork) -> str | None:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron.fused_kernels.compilation import compile_function
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -109,14 +111,38 @@ def flex_attention(
     return mixed
 
 
+def compile_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why FlexAttention cannot be compiled on this GPU, by this PyTorch; None if it can.
+
+    Compiles a call of one block, forward and backward, apart from the calls of layers.
+    """
+    x = torch.ones(1, 1, BLOCK, head_dim, dtype=dtype, device=device, requires_grad=True)
+
+    def attend(x: Tensor) -> Any:
+        from torch.nn.attention import flex_attention as torch_flex
+
+        return torch_flex.flex_attention(x, x, x, score_mod=modified, block_mask=blocks)
+
+    try:
+        last_bq = torch.arange(BLOCK, device=device)[None]
+        blocks = block_mask(torch.zeros_like(last_bq), last_bq + 1, BLOCK, samples=1)
+        slopes_a = torch.ones(1, device=device)
+        modified = _score_mod(x, x, softcap=1.0, slopes_a=slopes_a, bias_ad=None)
+        compile_function(attend, variants=1, fullgraph=True)(x).sum().backward()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever PyTorch, its compilers or the driver raise
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        return f"torch {torch.__version__} cannot compile it: {reason}"
+    return None
+
+
 @cache
 def _compile() -> Callable[..., Any]:
     """Compile FlexAttention; a second length of samples compiles it again, for every length."""
     from torch.nn.attention import flex_attention as torch_flex
 
-    options: dict[str, Any] = {"fullgraph": True, "recompile_limit": _VARIANTS}
-    compiled: Callable[..., Any] = torch.compile(torch_flex.flex_attention, **options)
-    return compiled
+    return compile_function(torch_flex.flex_attention, variants=_VARIANTS, fullgraph=True)
 
 
 def _score_mod(

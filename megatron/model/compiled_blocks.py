@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.common.errors import ConfigError
+from megatron.fused_kernels.compilation import compile_function
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block
 from megatron.model.loss import Loss, Losses
@@ -49,7 +50,7 @@ class Compiler:
             _forward_of,
             fullgraph=True,
             mode=self.mode if self.backend == "inductor" else None,
-            recompile_limit=_VARIANTS * max(1, len(blocks)),
+            variants=_VARIANTS * max(1, len(blocks)),
         )
         for block in blocks:
             block.forward = partial(_compiled_forward, compiled, block)
@@ -63,7 +64,7 @@ class Compiler:
         """
         if not self.compiles_loss:
             return loss
-        compiled = self._compile(loss)
+        compiled = self._compile(loss, variants=_VARIANTS)
 
         def run(output: Any, batch: Batch) -> Tensor | Losses:
             try:
@@ -76,11 +77,11 @@ class Compiler:
 
         return run
 
-    def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        # Isolated: what other engines of this process compile does not count against the limit.
-        options |= {"dynamic": False, "backend": self.backend, "isolate_recompiles": True}
-        compiled: Callable[..., Any] = torch.compile(function, **options)
-        return compiled
+    def _compile(
+        self, function: Callable[..., Any], *, variants: int, **options: Any
+    ) -> Callable[..., Any]:
+        options |= {"dynamic": False, "backend": self.backend}
+        return compile_function(function, variants=variants, **options)
 
 
 def _forward_of(block: Block, inputs: LayerInput) -> LayerInput:
@@ -92,8 +93,8 @@ def _forward_of(block: Block, inputs: LayerInput) -> LayerInput:
 def _compiled_forward(compiled: Callable[..., Any], block: Block, inputs: LayerInput) -> LayerInput:
     try:
         # Without the memo: what one layer writes into it would make another layer's graph differ.
-        output: LayerInput = compiled(block, inputs._replace(shared=None))
-        return output._replace(shared=inputs.shared)
+        output: LayerInput = compiled(block, inputs.replace(shared=None))
+        return output.replace(shared=inputs.shared)
     except Exception as error:
         if not _is_of_compiler(error):
             raise

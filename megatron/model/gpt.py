@@ -116,7 +116,7 @@ def take_tokens(batch: Batch) -> Batch:
 def to_sequence_first(inputs: LayerInput) -> LayerInput:
     """Return the inputs of the first transformer layer: activations [s, b, h]."""
     hidden_sbh = inputs.hidden.transpose(0, 1).contiguous()
-    return inputs._replace(hidden=hidden_sbh, shared={})
+    return inputs.replace(hidden=hidden_sbh, shared={})
 
 
 def to_batch_first(inputs: LayerInput) -> Tensor:

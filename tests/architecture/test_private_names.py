@@ -19,6 +19,8 @@ ELSEWHERE = {
         *("_C", "_linear_pointwise", "_make_subclass", "_reorder_linear_weight"),
         "_is_mkldnn_bf16_supported",
     },
+    # Before 2.13 torch.compile has no argument for its limit.
+    "fused_kernels/compilation.py": {"_dynamo"},
     # Its public forms are views, or copy.
     "fused_kernels/float8.py": {"_unsafe_view"},
     "tensor_parallel/rendezvous.py": {"_C", "_distributed_c10d"},

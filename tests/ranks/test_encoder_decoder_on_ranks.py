@@ -50,13 +50,13 @@ class EncoderTransformerLayer(Block):
         self.dense = nn.Linear(H, H)
 
     def forward(self, inputs):
-        return inputs._replace(hidden=inputs.hidden + self.dense(inputs.hidden).tanh())
+        return inputs.replace(hidden=inputs.hidden + self.dense(inputs.hidden).tanh())
 
 
 class DecoderEmbedding(Embedding):
     def forward(self, inputs):
         hidden = self.words(inputs.batch["decoder_tokens"])
-        return inputs._replace(hidden=hidden, encoder_hidden=inputs.hidden, batch=None)
+        return inputs.replace(hidden=hidden, encoder_hidden=inputs.hidden, batch=None)
 
 
 class DecoderTransformerLayer(Block):
@@ -71,7 +71,7 @@ class DecoderTransformerLayer(Block):
         scores = self.query(inputs.hidden) @ keys.mT
         hidden_keys = torch.arange(S) >= inputs.encoder_span[:, None, None]
         weights = scores.masked_fill(hidden_keys, -torch.inf).softmax(-1)
-        return inputs._replace(hidden=inputs.hidden + weights @ keys)
+        return inputs.replace(hidden=inputs.hidden + weights @ keys)
 
 
 def only_hidden(inputs):

@@ -128,8 +128,20 @@ def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool
     )
 
 
-def precision_notices(precision: PrecisionConfig, user: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a user should know about how the flags were read."""
+def precision_notices(
+    precision: PrecisionConfig, user: Mapping[str, Any], *, compiles: bool
+) -> Iterator[str]:
+    """Yield what a user should know about how the flags were read.
+
+    Args:
+        compiles: whether torch.compile generates the code of layers.
+    """
+    if precision.fp8_format and not compiles:
+        yield (
+            f"--fp8-format {precision.fp8_format} without --compile: the largest value, the scale and "
+            "the cast of each operand are kernels of their own, which usually makes steps slower than "
+            "in bf16; add --compile, which joins them"
+        )
     if precision.fp16:
         if precision.loss_scale is not None and _is_first_power(precision, user):
             yield (

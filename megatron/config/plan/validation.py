@@ -156,7 +156,7 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
         yield from checkpoint_notices(config.checkpoint)
     if config.data.mock_data and config.data.split:
         yield "--split has no effect with --mock-data: each set has random tokens of its own"
-    yield from precision_notices(config.precision, start.deepspeed)
+    yield from precision_notices(config.precision, start.deepspeed, compiles=config.kernels.compile)
     yield from zero_notices(start.zero, config.optimizer)
     yield from recompute_notices(
         plan_recompute(config.recompute, num_layers=1, pipeline=1),

@@ -120,7 +120,7 @@ class RetroEmbeddingPipe(EmbeddingPipe):
         inputs = super().forward(batch)
         positions_er = torch.arange(tokens_er.size(1), device=tokens_er.device).expand_as(tokens_er)
         neighbors = super().forward({"tokens": tokens_er, "positions": positions_er})
-        return inputs._replace(
+        return inputs.replace(
             encoder_hidden=neighbors.hidden.transpose(0, 1).contiguous(),
             encoder_span=_span_to(lengths_e),
             batch={name: batch[name] for name in (PROMPT_LENGTHS,) if name in batch} or None,
@@ -204,8 +204,8 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
         y_sbh = self.attend_neighbors(normed_sbh, context, span_e12, inputs)
         hidden = self.to_mlp(y_sbh, None, x_sbh)
         if self.drops:
-            return inputs._replace(hidden=hidden, **dict.fromkeys(self.drops))
-        return inputs._replace(hidden=hidden, encoder_hidden=context)
+            return inputs.replace(hidden=hidden, **dict.fromkeys(self.drops))
+        return inputs.replace(hidden=hidden, encoder_hidden=context)
 
     def attend_neighbors(
         self, normed_sbh: Tensor, context: Tensor, span_e12: Tensor, inputs: LayerInput
@@ -378,7 +378,7 @@ class RetroEncoderLayer(CrossAttentionLayer):
             normed, states_sbh, inputs.encoder_span, regrouping=regrouping
         )
         residual = normed if self.own.retro_normed_residual else x
-        return inputs._replace(hidden=self.to_mlp(y, bias, residual))
+        return inputs.replace(hidden=self.to_mlp(y, bias, residual))
 
 
 def to_chunks(x_sbh: Tensor, c: int) -> Tensor:

@@ -190,7 +190,7 @@ class PositionsPipe(nn.Module):
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
         x_sbh = x_bsh.transpose(0, 1).contiguous()
-        return inputs._replace(hidden=x_sbh, positions=None, shared={})
+        return inputs.replace(hidden=x_sbh, positions=None, shared={})
 
 
 class PositionEmbeddingPipe(PositionsPipe):
@@ -230,7 +230,7 @@ class RelativePositionsPipe(PositionsPipe):
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         # A copy: with ZeRO-3 the weight is empty between this layer and those that read it.
-        inputs = inputs._replace(relative_table=self.weight.clone())
+        inputs = inputs.replace(relative_table=self.weight.clone())
         return self.to_layers(inputs, inputs.hidden)
 
 
@@ -245,4 +245,4 @@ class EncoderNormPipe(nn.Module):
         self.final_layernorm = norm_layer(spec, kernels=parts.kernels).build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
-        return inputs._replace(hidden=self.final_layernorm(inputs.hidden), relative_table=None)
+        return inputs.replace(hidden=self.final_layernorm(inputs.hidden), relative_table=None)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from megatron.fused_kernels.wide_products import add_product
 from megatron.model.layers.attention_kernels import soft_capped
 
 TokenLoss = Callable[[Tensor, Tensor], Tensor]
@@ -114,7 +115,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if hidden_grad is not None:
                 torch.mm(grad_nv, weight_vh, out=hidden_grad[chunk])
             if weight_grad is not None:
-                _add_product(weight_grad, grad_nv.mT, x_nh)
+                add_product(weight_grad, grad_nv.mT, x_nh)
             if bias_grad is not None:
                 bias_grad += grad_v[0]
         ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
@@ -142,17 +143,6 @@ def _finish(logits_nv: Tensor, bias_v: Tensor | None, softcap: float) -> Tensor:
 def _zeros_to_sum(x: Tensor) -> Tensor:
     """Return zeros of the shape of `x`, of 32 bits at least."""
     return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the product a b to `total`, which may have more bits."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif total.is_cuda:
-        # One kernel that sums 16-bit products in 32 bits; torch has it for GPUs alone.
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total += a @ b
 
 
 class _Joined(torch.autograd.Function):

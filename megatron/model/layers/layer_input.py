@@ -91,6 +91,13 @@ class LayerInput(NamedTuple):
     batch: Mapping[str, Tensor] | None = None
     shared: Shared | None = None
 
+    def replace(self, **changes: Any) -> "LayerInput":
+        """Return these fields with some of them changed.
+
+        Unlike `_replace`, torch.compile of every supported PyTorch can trace it.
+        """
+        return LayerInput(**(dict(zip(self._fields, self, strict=True)) | changes))
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the present tensors by name, in a fixed order; those of `batch` come last."""
         tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}

@@ -103,7 +103,7 @@ class Recomputation:
         shared = [x for name, x in named.items() if name not in replaces | drops]
 
         def run(*tensors: Tensor) -> Tensors:
-            again = LayerInput.unpack(named, tensors)._replace(shared=inputs.shared)
+            again = LayerInput.unpack(named, tensors).replace(shared=inputs.shared)
             output = in_turn(calls, again).tensors()
             # Checkpointing functions take and return tensors; the others stay outside.
             return tuple(output[name] for name in names) if len(names) > 1 else output["hidden"]
@@ -112,7 +112,7 @@ class Recomputation:
         changes |= LayerInput.unpack(
             names, self.call(run, *named.values(), shared=shared)
         ).tensors()
-        return inputs._replace(**changes)
+        return inputs.replace(**changes)
 
 
 def in_turn(calls: Iterable[Call], inputs: Any) -> Any:

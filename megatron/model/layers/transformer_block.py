@@ -60,7 +60,7 @@ class ParallelTransformerLayerPipe(Block):
         y_sbh, bias = self.mlp(normed_sbh)
         if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normalize(self.mlp_output_layernorm, y_sbh, bias)
-        return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
+        return inputs.replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
     def attend(self, inputs: LayerInput, normed_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output of self-attention to `normed_sbh`, and the bias that is left to add."""
@@ -134,7 +134,7 @@ class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
         norm = self.post_inter_attention_layernorm
         x_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
-        return inputs._replace(hidden=self._add(y_sbh, bias, x_sbh, normed_sbh))
+        return inputs.replace(hidden=self._add(y_sbh, bias, x_sbh, normed_sbh))
 
 
 def _normalize(norm: nn.Module, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, None]:

@@ -7,16 +7,20 @@ import torch
 
 from megatron.common.errors import ConfigError
 from megatron.common.nvidia import driver, gpu_obstacle, num_nvidia_devices
-from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parallelism.layout import ParallelConfig, sequence_flags
 from megatron.training.process.environment import (
     Launch,
     export_launch,
     hides_gpus,
     launch_notices,
     read_launch,
+    use_one_queue,
 )
 
 log = logging.getLogger(__name__)
+
+_BLACKWELL = (10, 0)
+"""Compute capability from which the order of collectives does not depend on the number of queues."""
 
 
 def prepare_process(
@@ -36,9 +40,31 @@ def prepare_process(
     for notice in launch_notices():
         log.warning("%s", notice)
     device = choose_device(parallel.device, launch)
-    divides = parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1
-    export_launch(launch, device.type, device_index=device.index, sequence_parallel=divides)
+    if device.type == "cuda":
+        _use_one_queue(parallel, device)
+    export_launch(launch, device.type, device_index=device.index)
     return launch, device
+
+
+def _use_one_queue(parallel: ParallelConfig, device: torch.device) -> None:
+    """Let collectives beside computation start in the order in which they were issued.
+
+    Raises:
+        ConfigError: the variable has another value, on a GPU older than Blackwell.
+    """
+    sizes = {
+        "--tensor-model-parallel-size": parallel.tensor_model_parallel_size,
+        **sequence_flags(parallel),
+    }
+    flags = [f"{flag} {size}" for flag, size in sizes.items() if size > 1]
+    if not flags:
+        return
+    queues = use_one_queue()
+    if queues != "1" and torch.cuda.get_device_capability(device) < _BLACKWELL:
+        raise ConfigError(
+            f"CUDA_DEVICE_MAX_CONNECTIONS={queues} with {' and '.join(flags)}: set it to 1 or unset "
+            "it, so that collectives run in the order of the computation around them"
+        )
 
 
 def choose_device(requested: str, launch: Launch) -> torch.device:

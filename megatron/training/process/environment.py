@@ -252,13 +252,7 @@ def launch_notices() -> Iterator[str]:
         )
 
 
-def export_launch(
-    launch: Launch,
-    device: str,
-    *,
-    device_index: int | None = None,
-    sequence_parallel: bool = False,
-) -> None:
+def export_launch(launch: Launch, device: str, *, device_index: int | None = None) -> None:
     """Export the variables that libraries read and a launcher may not have set.
 
     torch.distributed reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; DeepSpeed takes the
@@ -272,14 +266,6 @@ def export_launch(
     Raises:
         ConfigError: the address of the rendezvous is not known, or there is no such port.
     """
-    if device == "cuda" and sequence_parallel:
-        # One queue of work: collectives start in the order in which they were issued.
-        queues = os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-        if queues != "1":
-            raise ConfigError(
-                f"CUDA_DEVICE_MAX_CONNECTIONS={queues} with --sequence-parallel: set it to 1 or "
-                "unset it, so that collectives run in the order of the computation around them"
-            )
     if launch.rank < launch.world_size:
         os.environ["RANK"] = str(launch.rank)
         os.environ["WORLD_SIZE"] = str(launch.world_size)
@@ -295,6 +281,14 @@ def export_launch(
     port = _number("MASTER_PORT", 0)
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port} is no port: set it to one from 1 to 65535")
+
+
+def use_one_queue() -> str:
+    """Set CUDA_DEVICE_MAX_CONNECTIONS to 1 if it is unset; return its value.
+
+    The driver reads it when it creates the context of a process.
+    """
+    return os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def master_address(launch: Launch) -> MasterAddress:

@@ -7,8 +7,10 @@ from torch.nn.attention import SDPBackend
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.objective import ObjectiveName
-from megatron.fused_kernels import registry
+from megatron.fused_kernels import attention_choice, flex_attention, registry
 from megatron.fused_kernels.attention_choice import sdpa_backend
+from megatron.fused_kernels.compilation import compile_function
+from megatron.fused_kernels.flex_attention import compile_obstacle
 from megatron.training.setup import choose
 
 WIDE = ("--bf16", "--kv-channels", "16", "--attention-dropout", "0")
@@ -80,6 +82,47 @@ def test_flex_attention_without_triton_is_refused(monkeypatch):
         attention(*WIDE, "--attention-impl", "flex")
     flags = ("--attention-impl", "flex", "--kernels", "reference")
     assert attention(*WIDE, *flags).implementation == "flex"
+
+
+@pytest.fixture
+def compiles_nothing(monkeypatch):
+    """A GPU whose PyTorch cannot compile FlexAttention."""
+
+    def compile_function(*_, **__):
+        raise TypeError("unexpected keyword argument")
+
+    def obstacle(head_dim, dtype, device):
+        return compile_obstacle(head_dim, dtype, torch.device("cpu"))
+
+    monkeypatch.setattr(flex_attention, "compile_function", compile_function)
+    monkeypatch.setattr(flex_attention, "compile_obstacle", obstacle)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(attention_choice, "sdpa_backend", lambda work: "memory-efficient")
+
+
+@pytest.mark.usefixtures("compiles_nothing")
+def test_what_cannot_be_compiled_falls_back_to_sdpa_and_says_why():
+    line = attention(*WIDE, "--reset-attention-mask")
+    assert line.implementation == "sdpa"
+    assert f"torch {torch.__version__} cannot compile it: unexpected keyword" in line.why
+    with pytest.raises(ConfigError, match="--attention-impl flex: torch .* unexpected keyword"):
+        attention(*WIDE, "--attention-impl", "flex")
+
+
+def test_a_small_call_finds_out_what_cannot_be_compiled(monkeypatch):
+    traced = []
+
+    def compile_forward(function, **options):
+        compiled = compile_function(function, backend="eager", **options)
+        traced.append(function)
+        # CPUs have no backward pass of FlexAttention.
+        return lambda x: compiled(x.detach()) * x
+
+    small = (16, torch.bfloat16, torch.device("cpu"))
+    assert "cannot compile it: " in str(compile_obstacle(*small))
+    monkeypatch.setattr(flex_attention, "compile_function", compile_forward)
+    assert compile_obstacle(*small) is None
+    assert len(traced) == 1
 
 
 def test_a_flag_is_followed_unless_the_package_lacks_the_mask():

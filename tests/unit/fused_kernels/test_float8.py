@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled_networks import TRACED
 from networks import gpt_steps
 from tiny import batch_of, tiny_config, tiny_plan, tiny_spec
+from torch.testing import assert_close
 
 from megatron.common.errors import ConfigError
 from megatron.fused_kernels import float8, registry
@@ -52,6 +54,15 @@ def test_what_cannot_be_computed_in_fp8_is_refused(flags, device, why, capsys):
 def test_a_single_expert_is_an_ordinary_mlp():
     decided = tiny_plan(*FP8, "--num-experts", "1", device="cuda")
     assert decided.kernels.fp8_format == "hybrid" and not decided.model.moe
+
+
+def test_without_a_compiler_a_notice_says_why_fp8_is_slow():
+    def notices(*flags):
+        return [x for x in tiny_plan(*flags, device="cuda").notices if "--fp8-format" in x]
+
+    (notice,) = notices(*FP8)
+    assert "kernels of their own" in notice and "add --compile" in notice
+    assert not notices(*FP8, "--compile") and not notices(*SIZES, "--bf16")
 
 
 def test_torchao_must_be_installed(monkeypatch):
@@ -160,3 +171,19 @@ def test_a_network_computes_in_fp8(group):
     logits.float().square().sum().backward()
     assert not torch.equal(logits, exact)
     assert float((logits - exact).detach().norm() / exact.detach().norm()) < 0.1
+
+
+def test_a_compiled_layer_computes_in_fp8(group):
+    pytest.importorskip("torchao")
+    tokens = torch.randint(11, (2, 6))
+    batch = batch_of(tokens, torch.arange(6).expand(2, 6).contiguous())
+    linear = float8.fp8_linear("hybrid", "tensorwise", emulate=True)
+    model, plain = (model_of(group, linear).bfloat16() for _ in range(2))
+    torch.compiler.reset()
+    TRACED.compile_blocks(model)
+    found, expected = model(batch), plain(batch)
+    assert torch.equal(found, expected)
+    for logits in (found, expected):
+        logits.float().square().sum().backward()
+    for mine, right in zip(model.parameters(), plain.parameters(), strict=True):
+        assert_close(mine.grad, right.grad)

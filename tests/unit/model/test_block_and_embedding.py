@@ -241,12 +241,12 @@ class Linear(torch.nn.Linear, Block):
     """A layer between transformer layers."""
 
     def forward(self, inputs):
-        return inputs._replace(hidden=super().forward(inputs.hidden))
+        return inputs.replace(hidden=super().forward(inputs.hidden))
 
 
 class Tanh(torch.nn.Module):
     def forward(self, inputs):
-        return inputs._replace(hidden=inputs.hidden.tanh())
+        return inputs.replace(hidden=inputs.hidden.tanh())
 
 
 def test_a_wrapper_goes_around_the_named_classes_only():

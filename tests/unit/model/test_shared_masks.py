@@ -35,7 +35,7 @@ class Alone(ParallelTransformerLayerPipe):
     """Layer that computes its mask itself."""
 
     def forward(self, inputs):
-        return super().forward(inputs._replace(shared=None))
+        return super().forward(inputs.replace(shared=None))
 
 
 class Run:

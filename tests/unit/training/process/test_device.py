@@ -148,3 +148,30 @@ def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
     launch, device = prepare_process(tiny_config().parallel)
     assert (launch, device.type) == (Launch(0, 1, 0, 1), "cpu")
     assert os.environ["DS_ACCELERATOR"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--tensor-model-parallel-size", "--context-parallel-size", "--ds-sequence-parallel-size"],
+)
+def test_gpus_that_share_layers_or_samples_have_one_queue(gpus, monkeypatch, flag):
+    gpus(4)
+    monkeypatch.setattr(module, "read_launch", lambda *_: place(1))
+    monkeypatch.setattr(module, "export_launch", lambda *_, **__: None)
+
+    def queues(*flags, given=None, capability=(9, 0), device="cuda"):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given or "")
+        if given is None:
+            monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+        prepare_process(tiny_config(*flags, "--device", device).parallel)
+        return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    assert queues() is None
+    assert queues(given="32") == "32"
+    assert queues(flag, "2", device="cpu") is None
+    assert queues(flag, "2") == "1"
+    assert queues(flag, "2", given="1") == "1"
+    assert queues(flag, "2", given="32", capability=(10, 0)) == "32"
+    with pytest.raises(ConfigError, match=f"CUDA_DEVICE_MAX_CONNECTIONS=32 with {flag} 2: set it"):
+        queues(flag, "2", given="32")

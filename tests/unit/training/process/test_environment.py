@@ -350,17 +350,6 @@ def test_the_address_of_the_launcher_is_kept(environment):
         assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node0", "6000")
 
 
-def test_sequence_parallelism_on_gpus_has_one_queue(environment, monkeypatch):
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    export_launch(Launch(0, 1, 0, 1), "cuda")
-    export_launch(Launch(0, 1, 0, 1), "cpu", sequence_parallel=True)
-    with pytest.raises(ConfigError, match="CUDA_DEVICE_MAX_CONNECTIONS=32 with --sequence-par"):
-        export_launch(Launch(0, 1, 0, 1), "cuda", sequence_parallel=True)
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
-    export_launch(Launch(0, 1, 0, 1), "cuda", sequence_parallel=True)
-    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-
-
 def test_several_processes_need_a_port():
     with pytest.raises(ConfigError, match="WORLD_SIZE=2 but MASTER_PORT is not set: start through"):
         export_launch(Launch(0, 2, 0, 2), "cpu")

@@ -1,0 +1,70 @@
+"""Products of 16-bit matrices with 32-bit results, and what replaces them where PyTorch has none."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from megatron.fused_kernels.wide_products import add_product, has_wide_products
+
+
+class OnGPU(torch.Tensor):
+    """A tensor of a CPU that takes the paths of GPUs."""
+
+    is_cuda = property(lambda self: True)
+
+
+@pytest.fixture(autouse=True)
+def unknown():
+    has_wide_products.cache_clear()
+    yield
+    has_wide_products.cache_clear()
+
+
+def matrices():
+    torch.manual_seed(0)
+    total = torch.randn(3, 5)
+    return total, *(torch.randn(*shape).bfloat16() for shape in ((3, 4), (4, 5)))
+
+
+def test_products_without_a_kernel_are_added_with_one_warning(caplog):
+    """PyTorch has these products on GPUs alone."""
+    total, a, b = matrices()
+    found = total.clone().as_subclass(OnGPU)
+    for _ in range(2):
+        add_product(found, a, b)
+    assert_close(found.as_subclass(torch.Tensor), total + 2 * (a @ b).float())
+    (record,) = caplog.records
+    assert "no products of bfloat16 with 32-bit results on cpu" in record.getMessage()
+
+
+@pytest.mark.parametrize("error", [TypeError("out_dtype"), RuntimeError("")], ids=repr)
+def test_a_torch_without_the_argument_has_no_such_products(monkeypatch, caplog, error):
+    def addmm(*inputs, **options):
+        raise error
+
+    monkeypatch.setattr(torch, "bmm", lambda *inputs, out_dtype: torch.zeros(1, 16, 16))
+    monkeypatch.setattr(torch, "addmm", addmm)
+    assert not has_wide_products(torch.device("cpu"), torch.bfloat16)
+    assert (str(error) or "RuntimeError") in caplog.text
+
+
+def test_full_memory_is_no_missing_kernel(monkeypatch):
+    def bmm(*inputs, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    with pytest.raises(torch.OutOfMemoryError):
+        has_wide_products(torch.device("cpu"), torch.bfloat16)
+
+
+def test_where_the_kernel_exists_it_adds_in_place(monkeypatch):
+    total, a, b = matrices()
+    expected = total + a.float() @ b.float()
+
+    def addmm(given, x, y, *, out_dtype, out):
+        return out.addmm_(x.to(out_dtype), y.to(out_dtype))
+
+    monkeypatch.setattr(torch, "bmm", lambda x, y, out_dtype: (x @ y).to(out_dtype))
+    monkeypatch.setattr(torch, "addmm", addmm)
+    add_product(total.as_subclass(OnGPU), a, b)
+    assert_close(total, expected)
