@@ -22,6 +22,7 @@ from megatron.config.config import (
     options_given,
     parse_config_for_checkpoint,
 )
+from megatron.config.parsing.files import preset_vocabulary
 from megatron.config.parsing.flags import options_of
 from megatron.config.plan.plan import Plan, plan
 from megatron.config.plan.samples import fewest_processes, with_some_data
@@ -147,10 +148,17 @@ def _decide(config: Config, planning: PlanningConfig) -> Plan:
     return plan(
         config,
         world_size=config.parallel.world_size or fewest_processes(config),
-        vocab_size=planning.vocabulary,
+        vocab_size=_vocab_size(config, planning),
         device="cpu" if config.parallel.device == "cpu" else "cuda",
         objective=config.plugins.objective or "gpt",
     )
+
+
+def _vocab_size(config: Config, planning: PlanningConfig) -> int:
+    if planning.vocabulary is not None:
+        return planning.vocabulary
+    preset = config.training.preset
+    return preset_vocabulary(preset) if preset else 50257
 
 
 def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device: Device) -> None:
@@ -163,11 +171,12 @@ def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device
         mfu=planning.mfu,
         slowdown=calibration.slowdown,
     )
+    speed = estimate(decided)
     lines = device_lines(
         decided,
         device,
-        estimate(decided),
-        source=f"--mfu {planning.mfu:g}" if planning.mfu else calibration.source,
+        speed,
+        calibration=calibration,
         price_per_gpu_hour=planning.price_per_gpu_hour,
     )
     print(*lines, sep="\n")
@@ -175,11 +184,14 @@ def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device
         return
     decide = partial(_decide, planning=planning)
     if faster := faster_micro_batch(config, decided, device, decide=decide, estimate=estimate):
-        print(micro_batch_line(*faster))
+        size, best = faster
+        print(micro_batch_line(size, 1 - best.step_s / speed.step_s))
 
 
 def _calibration(planning: PlanningConfig, device: Device) -> Calibration:
-    """Return what corrects the roofline on `device`."""
+    """Return what corrects the roofline on `device`, or replaces it."""
+    if planning.mfu:
+        return Calibration(1.0, (1.0,), f"--mfu {planning.mfu:g}")
     return read_calibration(planning.measured, device) if planning.measured else ROOFLINE
 
 
@@ -195,7 +207,7 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
     found = search(
         config,
         num_gpus=num_gpus,
-        vocab_size=planning.vocabulary,
+        vocab_size=_vocab_size(config, planning),
         device=device,
         gpus_per_node=planning.gpus_per_node,
         slowdown=calibration.slowdown,
@@ -203,7 +215,7 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
     lines = search_lines(
         found,
         most=planning.show,
-        source=calibration.source,
+        calibration=calibration,
         price_per_gpu_hour=planning.price_per_gpu_hour,
     )
     print(*lines, sep="\n")

@@ -17,13 +17,25 @@ _VOCAB_SIZE = 50257
 
 @dataclass(frozen=True)
 class Calibration:
-    """How much longer a rank computes than by the roofline, and where that is known from."""
+    """How much longer a rank computes than by the roofline, and where that is known from.
+
+    Args:
+        span: measured steps took from the first to the last of these factors of the time that is
+            estimated with `slowdown`; one where the time is known.
+    """
 
     slowdown: float
+    span: tuple[float, ...]
     source: str
 
 
-ROOFLINE = Calibration(1.0, "a roofline that no GPU has confirmed (--measured FILE calibrates it)")
+ROOFLINE = Calibration(
+    1.0,
+    (0.9, 1.25),
+    "a roofline: no run of this program has been measured, and runs of other programs took 0.9 to "
+    "1.25 of its times (--measured FILE calibrates it)",
+)
+"""The span is that of tests/golden/published_runs.md."""
 
 
 def read_calibration(path: str, device: Device) -> Calibration:
@@ -50,6 +62,7 @@ def read_calibration(path: str, device: Device) -> Calibration:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return Calibration(
         mean,
+        (min(ratios) / mean, max(ratios) / mean),
         f"the roofline times {mean:.2f}, the mean of {len(ratios)} measured on {card['name']} "
         f"({min(ratios):.2f} to {max(ratios):.2f})",
     )

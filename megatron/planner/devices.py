@@ -21,6 +21,8 @@ class Device:
         network_gb_s: gigabytes a second that it sends to other nodes: one 200 or 400 Gb/s adapter
             each, 100 Gb/s shared by two for the V100.
         memory_gb_s: gigabytes a second that it reads and writes in its own memory.
+        product_share: of the peak, that products of large matrices reach in the middle of a step,
+            where the power limit lowers the clock; their operands are read besides.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Device:
     node_gb_s: float
     network_gb_s: float
     memory_gb_s: float
+    product_share: float
     has_bf16: bool
 
     def peak_flops(self, dtype: str) -> float:
@@ -40,13 +43,13 @@ class Device:
 DEVICES = {
     row[0]: Device(*row)
     for row in (
-        ("v100-16gb", 15.8, 125, 15.7, 150, 6.25, 900, False),
-        ("v100-32gb", 31.7, 125, 15.7, 150, 6.25, 900, False),
-        ("a100-40gb", 39.4, 312, 156, 300, 25, 1555, True),
-        ("a100-80gb", 79.2, 312, 156, 300, 25, 2039, True),
-        ("h100-80gb", 79.1, 989, 494, 450, 50, 3350, True),
-        ("h200", 139.8, 989, 494, 450, 50, 4800, True),
-        ("b200", 178.0, 2250, 1125, 900, 50, 8000, True),
+        ("v100-16gb", 15.8, 125, 15.7, 150, 6.25, 900, 0.8, False),
+        ("v100-32gb", 31.7, 125, 15.7, 150, 6.25, 900, 0.8, False),
+        ("a100-40gb", 39.4, 312, 156, 300, 25, 1555, 0.8, True),
+        ("a100-80gb", 79.2, 312, 156, 300, 25, 2039, 0.8, True),
+        ("h100-80gb", 79.1, 989, 494, 450, 50, 3350, 0.62, True),
+        ("h200", 139.8, 989, 494, 450, 50, 4800, 0.62, True),
+        ("b200", 178.0, 2250, 1125, 900, 50, 8000, 0.62, True),
     )
 }
 """By the name of --gpu. Sources: NVIDIA's data sheets of V100 SXM2, A100 SXM, H100 SXM, H200 SXM

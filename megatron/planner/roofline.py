@@ -1,10 +1,11 @@
 """Roofline of a rank: time of a micro-batch by matrix products, attention, memory traffic, launches.
 
-The constants are fitted to estimates of this code on an H100 (operations and bytes counted, rates
-assumed); no GPU has confirmed them, and relative to the data sheet they serve other kinds of GPU.
-Large micro-batches are faster for three reasons: a product of few rows runs below the rate of a large
-one, every micro-batch adds the gradients of all weights, and it takes at least as long as the host
-needs to launch it.
+Operations and bytes of this code are counted; the rates are shares of the data sheet, chosen once for
+each generation of GPUs and compared with published runs of other programs
+(tests/golden/published_runs.md). No run of this program has confirmed them. Large micro-batches are
+faster for three reasons: a product of few rows reads its operands for fewer operations, every
+micro-batch adds the gradients of all weights, and it takes at least as long as the host needs to
+launch it.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,6 @@ from megatron.planner.devices import Device
 from megatron.planner.memory import weights_of
 from megatron.planner.stages import stages_of
 
-PRODUCT_SHARE = 0.767
-"""Of the peak, that a product of large matrices reaches."""
-PRODUCT_SIZE = 260
-"""Loss of products by size: time times 1 + 260 * (1/rows + 1/inputs + 1/outputs)."""
 ATTENTION_SHARES = (0.566, 0.404)
 """Of the peak, that fused attention reaches forward and backward at 128 features of a head."""
 MASKED_SHARE = 0.6
@@ -77,7 +74,6 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
         flops: of a micro-batch on the rank, recomputation included.
     """
     spec, parallel = plan.model, plan.parallel
-    peak = device.peak_flops(plan.precision.dtype)
     memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
     activations = Activations(plan, "cuda")
     is_mixed = BYTES[plan.precision.dtype] == 2
@@ -85,6 +81,7 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     forwards = 1 + plan.recompute.share / 3  # of the passes of a layer, with those recomputed
     core = _attention_flops(spec) * plan.batch.micro_batch_size
     core /= parallel.tensor * parallel.sequence * parallel.pipeline
+    rate, operand = _product_rate(plan, device)
     again = plan.recompute.share + (plan.recompute.granularity == "selective")
     beside, mlp_passes = LAYER_PASSES[spec.mlp.is_gated]
     passed = float(activations.outside * beside * spec.hidden_size)
@@ -97,8 +94,8 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     on_all, divided = STEP_BYTES[is_mixed]
     copies = parallel.data * parallel.sequence if parallel.zero_stage else 1
     return Times(
-        products=(flops - (3 + again) * core) * _slowdown(plan) / (peak * PRODUCT_SHARE),
-        attention=_attention_s(plan, core, again, peak, memory),
+        products=(flops - (3 + again) * core) * _slowdown(plan, operand) / rate,
+        attention=_attention_s(plan, core, again, device),
         pointwise=layers * passed * BYTES[plan.precision.dtype] * forwards / memory,
         logits=LOGIT_BYTES * logits / memory,
         gradients=weights * further / memory,
@@ -116,28 +113,54 @@ def column_share(spec: ModelSpec) -> float:
     return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
 
 
-def _slowdown(plan: Plan) -> float:
-    """Return the mean factor by which the size of products lengthens them, by their operations."""
-    spec, tensor = plan.model, plan.parallel.tensor
-    rows, width = Activations(plan, "cuda").tokens, spec.hidden_size
-    heads, inner = spec.attention.query_features, spec.mlp.inner_features
-    qkv = heads + 2 * spec.attention.key_features
+def pace_of(plan: Plan) -> float:
+    """Return by how much the busiest pipeline stage computes longer than an average one.
+
+    A pipeline goes at its pace. The head is as much as its products.
+    """
+    spec = plan.model
+    layer = sum(inputs * outputs for inputs, outputs in _layer_shapes(plan))
+    head = spec.hidden_size * spec.vocabulary.padded_vocab_size / plan.parallel.tensor / layer
+    work = [len(each.layers) + head * each.has("logits") for each in stages_of(plan)]
+    return max(work) * len(work) / sum(work)
+
+
+def _product_rate(plan: Plan, device: Device) -> tuple[float, float]:
+    """Return the operations a second of large products, and those in the time of reading two elements.
+
+    With the latter a product takes 1 + that * (1/rows + 1/inputs + 1/outputs) times as long: operands
+    and result are read and written besides the operations.
+    """
+    rate = device.peak_flops(plan.precision.dtype) * device.product_share
+    memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
+    return rate, rate * BYTES[plan.precision.dtype] / 2 / memory
+
+
+def _slowdown(plan: Plan, operand: float) -> float:
+    """Return the mean factor by which operands lengthen products: see `_product_rate`."""
+    spec, rows = plan.model, Activations(plan, "cuda").tokens
     layers = _num_layers(spec)
-    shapes = [
-        (layers, width, qkv / tensor),
-        (layers, heads / tensor, width),
-        (layers, width, inner / tensor),
-        (layers, spec.mlp.ffn_hidden_size / tensor, width),
-        (1, width, spec.vocabulary.padded_vocab_size / tensor),
+    shapes = [(layers, *sizes) for sizes in _layer_shapes(plan)]
+    vocabulary = spec.vocabulary.padded_vocab_size / plan.parallel.tensor
+    shapes.append((1, spec.hidden_size, vocabulary))
+    total = longer = 0.0
+    for count, inputs, outputs in shapes:
+        operations = count * inputs * outputs
+        total += operations
+        longer += operations * (1 + operand * (1 / rows + 1 / inputs + 1 / outputs))
+    return longer / total
+
+
+def _layer_shapes(plan: Plan) -> list[tuple[float, float]]:
+    """Return inputs and outputs of a layer's products on a rank, without attention's cores."""
+    spec, tensor = plan.model, plan.parallel.tensor
+    width, heads = spec.hidden_size, spec.attention.query_features
+    return [
+        (width, (heads + 2 * spec.attention.key_features) / tensor),
+        (heads / tensor, width),
+        (width, spec.mlp.inner_features / tensor),
+        (spec.mlp.ffn_hidden_size / tensor, width),
     ]
-    total = sum(count * inputs * outputs for count, inputs, outputs in shapes)
-    return (
-        sum(
-            count * inputs * outputs * (1 + PRODUCT_SIZE * (1 / rows + 1 / inputs + 1 / outputs))
-            for count, inputs, outputs in shapes
-        )
-        / total
-    )
 
 
 def _attention_flops(spec: ModelSpec) -> float:
@@ -150,7 +173,7 @@ def _num_layers(spec: ModelSpec) -> int:
     return sum(entry.kind == "block" for entry in network_of(spec).entries(spec))
 
 
-def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: float) -> float:
+def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float:
     """Return the time of attention's cores in a micro-batch.
 
     Args:
@@ -158,6 +181,7 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
         again: forward passes that are recomputed.
     """
     spec, parallel = plan.model, plan.parallel
+    peak = device.peak_flops(plan.precision.dtype)
     if plan.kernels.attention in ("sdpa", "flash"):
         head_dim = spec.attention.head_dim
         padded = -(-head_dim // 32) * 32
@@ -168,10 +192,12 @@ def _attention_s(plan: Plan, core: float, again: float, peak: float, memory: flo
         counted = core / 2 if is_causal else core
         forward, backward = (peak * each * share for each in ATTENTION_SHARES)
         return counted * ((1 + again) / forward + 2.5 / backward)
-    slowdown = 1 + PRODUCT_SIZE * (1 / spec.attention.head_dim + 2 / spec.seq_length)
+    memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
+    rate, operand = _product_rate(plan, device)
+    slowdown = 1 + operand * (1 / spec.attention.head_dim + 2 / spec.seq_length)
     layers = _num_layers(spec) / parallel.pipeline
     heads = spec.attention.num_attention_heads / parallel.tensor / parallel.sequence
     scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
     wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]
-    products = (3 + again) * core * slowdown / (peak * PRODUCT_SHARE)
+    products = (3 + again) * core * slowdown / rate
     return products + SCORE_PASSES * wide * scores / memory

@@ -41,7 +41,7 @@ DECIDED = {
 }
 """Fields of a Config, by section, that a search sets; their values are ignored."""
 
-_WORTHWHILE = 0.01  # part of a step that a larger micro-batch must save
+_WORTHWHILE = 0.01  # part of a step below which two are equally long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a search: layouts that fit, the fastest first, and refusals of the others."""
+    """Result of a search: layouts that fit, the fastest first (see `ranked`), and refusals."""
 
     fitting: tuple[Fitting, ...]
     refused: tuple[Refusal, ...]
@@ -133,10 +133,25 @@ def search(
         fitting.append(Fitting(layout=layout, speed=speed, peak_bytes=peak))
     if problems:
         raise_if_any(p for p in problems[0] if all(p in others for others in problems))
-    fitting.sort(key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
+    fitting = ranked(fitting)
     fit = [one.layout for one in fitting]
     refusals = (_refusal(*key, those, fit, layouts) for key, those in refused.items())
     return Found(tuple(fitting), tuple(refusals))
+
+
+def ranked(fitting: list[Fitting]) -> list[Fitting]:
+    """Return layouts, the fastest first, of equally fast ones those of the lowest ZeRO stage.
+
+    Equal are those less than 1 % slower than the fastest of them, as estimates are not that exact.
+    """
+    fitting = sorted(fitting, key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
+    group = least = 0.0
+    keys: dict[Layout, tuple[float, int]] = {}
+    for one in fitting:
+        if one.speed.step_s > least * (1 + _WORTHWHILE):
+            group, least = group + 1, one.speed.step_s
+        keys[one.layout] = (group, one.layout.zero_stage)
+    return sorted(fitting, key=lambda one: keys[one.layout])
 
 
 def _refusal(

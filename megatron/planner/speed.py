@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass
 
+from megatron.config.architecture.architecture import network_of
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan.plan import Plan
 from megatron.planner.devices import Device
 from megatron.planner.memory import schedule_of
-from megatron.planner.roofline import column_share, times_of
+from megatron.planner.roofline import column_share, pace_of, times_of
 from megatron.planner.traffic import Traffic, Volume, traffic_of
+
+NODE_SHARE, NETWORK_SHARE = 0.7, 0.9
+"""Of the bandwidths of data sheets, that collectives reach inside of a node and between nodes."""
+CONTENTION = 0.15
+"""Of the time of overlapped communication, by which it lengthens what it overlaps with: its kernels
+occupy about 20 of 132 multiprocessors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +26,8 @@ class Speed:
     bubble: float  # share of a step in which a stage waits for others
     traffic: Traffic
     step_s: float
-    mfu: float  # model FLOPs against the peak of all devices
+    mfu: float  # model FLOPs against the peak of all devices, attention in full
+    causal_mfu: float  # the same without the pairs that a causal mask excludes
     tokens_per_second: float
     run_s: float
     gpu_hours: float
@@ -46,6 +54,16 @@ def step_flops(plan: Plan, *, recomputed: bool) -> float:
     return plan.batch.global_batch_size * plan.model.flops_per_sample(recompute=again)
 
 
+def _masked_flops(plan: Plan) -> float:
+    """Return the operations of a step on pairs of a query and a later key; 0 if they are not masked."""
+    spec = plan.model
+    if not network_of(spec).is_causal:
+        return 0.0
+    spans = [spec.attention.window_of(layer + 1) for layer in range(spec.num_layers)]
+    pairs = sum(min(spec.seq_length, span or spec.seq_length) ** 2 / 2 for span in spans)
+    return plan.batch.global_batch_size * 12 * spec.attention.query_features * pairs
+
+
 def speed_of(
     plan: Plan,
     device: Device,
@@ -58,7 +76,7 @@ def speed_of(
 
     Args:
         mfu: model FLOPs utilisation that is known from elsewhere; estimated when None, from the
-            roofline, the bubble, and communication that nothing hides.
+            roofline, the bubble, and communication that nothing hides. Attention counts in full.
         slowdown: of computation relative to the roofline.
     """
     batch, world_size = plan.batch, plan.parallel.world_size
@@ -80,6 +98,7 @@ def speed_of(
         traffic=traffic_of(plan, number),
         step_s=step_s,
         mfu=model / (peak * step_s),
+        causal_mfu=(model - _masked_flops(plan)) / (peak * step_s),
         tokens_per_second=tokens / step_s,
         run_s=run_s,
         gpu_hours=run_s * world_size / 3600,
@@ -90,7 +109,8 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     """Return the time of a step of `number` micro-batches; at 0 the constant part of every step."""
     parallel, batch = plan.parallel, plan.batch
     full = batch.num_micro_batches(batch.global_batch_size)
-    node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s
+    node = 1e9 * device.node_gb_s * NODE_SHARE
+    network = 1e9 * device.network_gb_s * NETWORK_SHARE
     near = parallel.tensor * parallel.sequence <= gpus_per_node
     small = parallel.world_size <= gpus_per_node
     one, sent = traffic_of(plan, 1), traffic_of(plan, number)
@@ -117,7 +137,11 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     between = _exposed_s(sent.pipeline, outside) + _exposed_s(
         sent.data, outside, forward=passes * forward, backward=passes * (computed - forward)
     )
-    return micro_batch * (number + schedule_of(plan).idle) + slowdown * times.step + between
+    return (
+        micro_batch * (number * pace_of(plan) + schedule_of(plan).idle)
+        + slowdown * times.step
+        + between
+    )
 
 
 def _exposed_s(
@@ -130,8 +154,8 @@ def _exposed_s(
         forward: seconds of the forward passes that can hide it.
         backward: of the backward passes.
     """
-    return (
-        volume.exposed / bandwidth
-        + max(0.0, volume.forward / bandwidth - forward)
-        + max(0.0, volume.backward / bandwidth - backward)
-    )
+    time = volume.exposed / bandwidth
+    for sent, hiding in ((volume.forward, forward), (volume.backward, backward)):
+        hidden = min(sent / bandwidth, hiding)
+        time += sent / bandwidth - hidden + CONTENTION * hidden
+    return time

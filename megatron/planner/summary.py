@@ -1,9 +1,10 @@
 """Report of the estimates of a run, as text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from megatron.config.plan.plan import Plan
+from megatron.planner.calibration import Calibration
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.memory import (
     Memory,
@@ -101,12 +102,17 @@ def work_lines(plan: Plan) -> Iterator[str]:
 
 
 def device_lines(
-    plan: Plan, device: Device, speed: Speed, *, source: str, price_per_gpu_hour: float | None
+    plan: Plan,
+    device: Device,
+    speed: Speed,
+    *,
+    calibration: Calibration,
+    price_per_gpu_hour: float | None,
 ) -> Iterator[str]:
     """Yield whether the run fits devices of this kind and, if so, its length and its cost.
 
     Args:
-        source: where the time of a step is known from.
+        calibration: where the time of a step is known from, and how well.
     """
     why = obstacle(plan, device)
     usable = device.memory_gib - RESERVED_BYTES / GIB
@@ -117,40 +123,43 @@ def device_lines(
         yield f"does not run on {device.name}: {why}"
         return
     yield f"{device.name}: fits | {room}"
-    yield f"times are from {source}"
+    yield f"times are from {calibration.source}"
+    rates = [speed.tokens_per_second / factor for factor in calibration.span]
     yield (
-        f"step: {speed.step_s:.2f} s | MFU: {100 * speed.mfu:.1f}% | "
-        f"tokens per second: {speed.tokens_per_second:,.0f}"
+        f"step: {_step(speed, calibration)} | {_mfu(speed, calibration)} | "
+        f"tokens per second: {_number(rates)}"
     )
-    yield "run: " + " | ".join(_price(speed, price_per_gpu_hour))
+    yield "run: " + " | ".join(_price(speed, calibration, price_per_gpu_hour))
 
 
-def micro_batch_line(size: int, speed: Speed) -> str:
-    """Return the advice to take a larger micro-batch."""
+def micro_batch_line(size: int, saved: float) -> str:
+    """Return the advice to take a larger micro-batch, which saves so much of a step."""
     return (
-        f"larger micro-batches pay: --micro-batch-size {size} fits too, with a step of "
-        f"{speed.step_s:.2f} s and an MFU of {100 * speed.mfu:.1f}%"
+        f"larger micro-batches pay: --micro-batch-size {size} fits too, and shortens a step "
+        f"by {saved:.0%}"
     )
 
 
 def search_lines(
-    found: Found, *, most: int, source: str, price_per_gpu_hour: float | None = None
+    found: Found,
+    *,
+    most: int,
+    calibration: Calibration,
+    price_per_gpu_hour: float | None = None,
 ) -> Iterator[str]:
     """Yield the fastest layouts, at most so many, and why the others cannot be run.
 
     Args:
-        source: where the times of steps are known from.
+        calibration: where the times of steps are known from, and how well.
     """
-    yield f"{len(found.fitting)} layouts fit | times are from {source}"
+    yield f"{len(found.fitting)} layouts fit | times are from {calibration.source}"
     for rank, fitting in enumerate(found.fitting[:most], 1):
         speed = fitting.speed
-        line = (
-            f"{rank}. {fitting.layout} | step {speed.step_s:.2f} s | MFU "
-            f"{100 * speed.mfu:.1f}% | fullest rank {_size(fitting.peak_bytes)}"
+        yield (
+            f"{rank}. {fitting.layout} | step: {_step(speed, calibration)} | "
+            f"{_mfu(speed, calibration)} | fullest rank: {_size(fitting.peak_bytes)} | "
+            f"run: {' | '.join(_price(speed, calibration, price_per_gpu_hour))}"
         )
-        if price_per_gpu_hour is not None:
-            line += " | run " + " | ".join(_price(speed, price_per_gpu_hour))
-        yield line
     if found.fitting:
         yield f"flags of the first: {found.fitting[0].layout.flags()}"
     for refusal in found.refused:
@@ -161,11 +170,49 @@ def search_lines(
         yield "no layout can be run: take more or larger GPUs, or another batch size"
 
 
-def _price(speed: Speed, price_per_gpu_hour: float | None) -> Iterator[str]:
-    yield f"{timedelta(seconds=round(speed.run_s))}"
-    yield f"GPU hours: {speed.gpu_hours:,.0f}"
+def _step(speed: Speed, calibration: Calibration) -> str:
+    return _from_to([f"{speed.step_s * factor:.2f}" for factor in calibration.span]) + " s"
+
+
+def _mfu(speed: Speed, calibration: Calibration) -> str:
+    """Return both conventions of MFU: attention in full, and without what a causal mask excludes."""
+    digits = 0 if len(calibration.span) > 1 else 1
+    full, causal = (
+        _from_to([f"{100 * mfu / factor:.{digits}f}" for factor in reversed(calibration.span)])
+        for mfu in (speed.mfu, speed.causal_mfu)
+    )
+    return f"MFU: {full}% (causal attention: {causal}%)"
+
+
+def _price(
+    speed: Speed, calibration: Calibration, price_per_gpu_hour: float | None
+) -> Iterator[str]:
+    span = calibration.span
+    yield _duration([speed.run_s * factor for factor in span])
+    hours = [speed.gpu_hours * factor for factor in span]
+    yield f"GPU hours: {_number(hours)}"
     if price_per_gpu_hour is not None:
-        yield f"cost: {speed.gpu_hours * price_per_gpu_hour:,.0f}"
+        yield f"cost: {_number([each * price_per_gpu_hour for each in hours])}"
+
+
+def _from_to(texts: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys(texts))
+
+
+def _number(values: Sequence[float]) -> str:
+    """Return a number, or both ends of a span, of which no more than two digits are known."""
+    digits = 2 if len(values) > 1 else 16
+    rounded = [float(f"{value:.{digits}g}") for value in values]
+    return _from_to([f"{value:,.0f}" for value in sorted(rounded)])
+
+
+def _duration(span: Sequence[float]) -> str:
+    """Return a time, or both ends of its span in one unit."""
+    if len(span) == 1:
+        return str(timedelta(seconds=round(span[0])))
+    units = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+    unit = next((name for name, size in units.items() if span[0] >= 2 * size), "seconds")
+    return _from_to([f"{seconds / units[unit]:.0f}" for seconds in span]) + f" {unit}"
 
 
 def _format_sent(volume: Volume) -> str:

@@ -19,6 +19,8 @@ Values = Mapping[str, Any]
 Switches = Callable[[str], tuple[list[str], list[str]]]
 """Function of an option with hyphens: the words that stand for "on" and for "off" in a file of flags."""
 
+_VOCABULARY = "vocabulary"  # the key of a preset that is no flag
+
 
 def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:
     """Return `argv` with the flags of its `--config` file in front, so that later ones win.
@@ -34,10 +36,18 @@ def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[s
     file = peek(argv).get("config")
     words = [*(_words_of(Path(file), sections) if file else []), *argv]
     preset = peek(words).get("preset")
-    return [*(_words_of(preset_file(preset), sections) if preset else []), *words]
+    network = _words_of(preset_file(preset), sections) if preset else []
+    return [*(word for word in network if word.key != _VOCABULARY), *words]
 
 
-def _words_of(file: Path, sections: Mapping[str, type]) -> list[str]:
+def preset_vocabulary(name: str) -> int:
+    """Return the vocabulary size of a network by name, for plans: in training the tokenizer has it."""
+    content, _ = read_yaml(preset_file(name), "--preset")
+    size: int = content[_VOCABULARY]
+    return size
+
+
+def _words_of(file: Path, sections: Mapping[str, type]) -> list[FileWord]:
     return file_flags(file, _switches(sections))
 
 
@@ -74,7 +84,7 @@ def preset_file(name: str) -> Path:
     return files[name]
 
 
-def file_flags(file: Path, switches: Switches | None = None) -> list[str]:
+def file_flags(file: Path, switches: Switches | None = None) -> list[FileWord]:
     """Return the command line that the YAML `file` stands for.
 
     Keys are flags, with or without their dashes (underscores are fine), optionally under headings;

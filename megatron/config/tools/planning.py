@@ -29,5 +29,6 @@ class PlanningConfig:
     price_per_gpu_hour: float | None = None
     """Price of an hour of one GPU, in any currency."""
 
-    vocabulary: int = 50257
-    """Vocabulary size of the tokenizer; its files are not read."""
+    vocabulary: int | None = None
+    """Vocabulary size of the tokenizer, whose files are not read (default: that of the --preset, or
+    50257)."""
