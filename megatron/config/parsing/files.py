@@ -107,7 +107,7 @@ def file_flags(file: Path, switches: Switches | None = None) -> list[FileWord]:
         for word in words
         if (variable := _VARIABLE.search(word))
     )
-    return list[str](words)
+    return words
 
 
 def read_yaml(file: Path, option: str) -> tuple[Any, dict[tuple[str, ...], int]]:
