@@ -4,10 +4,10 @@ import pytest
 from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
-    "megatron.model.gpt": 41,
-    "megatron.objectives.gpt": 43,
-    "megatron.engine.build": 79,
-    "pretrain_gpt.py": 265,
+    "megatron.model.gpt": 42,
+    "megatron.objectives.gpt": 44,
+    "megatron.engine.build": 81,
+    "pretrain_gpt.py": 267,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 
