@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -119,10 +120,10 @@ _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([KMBT]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def parse_quantity(text: str) -> float | None:
-    """Return a number written as 350M or 1.3B; None if `text` is none."""
+def parse_quantity(text: str) -> Fraction | None:
+    """Return the exact value of a number written as 350M or 1.3B; None if `text` is none."""
     match = _QUANTITY.fullmatch(text)
-    return float(match[1]) * _UNITS[match[2].upper()] if match else None
+    return Fraction(match[1]) * _UNITS[match[2].upper()] if match else None
 
 
 def size_schedule_of(schedule: Sequence[str] | None, seq_length: int) -> SizeSchedule:
@@ -149,7 +150,7 @@ def size_schedule_problems(schedule: Sequence[str], seq_length: int) -> Iterator
     for entry in wrong:
         yield (
             f"{flag} {entry}: write TOKENS:SIZE, the tokens after which a step takes SIZE samples, "
-            "such as 0:768 250B:1536"
+            "an integer of at least 1, such as 0:768 250B:1536"
         )
     if wrong:
         return
@@ -171,4 +172,6 @@ def _entries(schedule: Sequence[str] | None) -> list[str]:
 def _parse_entry(entry: str) -> tuple[int, int] | None:
     """Return the tokens and the batch size of an entry; None if it is malformed."""
     tokens, size = (parse_quantity(text) for text in entry.partition(":")[::2])
-    return (int(tokens), int(size)) if tokens is not None and size else None
+    if tokens is None or not size or size.denominator > 1:
+        return None
+    return int(tokens), int(size)

@@ -167,6 +167,8 @@ def test_a_value_out_of_its_range_is_refused(flag):
         ("--step-batch-size-schedule 0:2", "--train-samples instead of --train-iters"),
         (f"{STEPS} 0:2 40B", "--step-batch-size-schedule 40B … such as 0:768 250B:1536"),
         (f"{STEPS} 0:0", "--step-batch-size-schedule 0:0 … such as 0:768 250B:1536"),
+        (f"{STEPS} 0:0.5 200:8", "--step-batch-size-schedule 0:0.5 … such as 0:768 250B:1536"),
+        (f"{STEPS} 0:2 12:2.9", "--step-batch-size-schedule 12:2.9 … such as 0:768 250B:1536"),
         (f"{STEPS} 6:2 12:4", "6:2 12:4 … begin at 0 tokens, as 0:2"),
         (f"{STEPS} 0:2 3:4", "0:2 3:4 … a sample of 6 tokens at least"),
         (f"{STEPS} 0:2 12:3", "0:2 12:3 … 3 … micro-batch size * replicas = 2"),
