@@ -97,21 +97,19 @@ def plan_batch(
     micro_batch_size: int,
     rampup_batch_size: Sequence[int] | None,
     *,
-    global_batch_size: int | None,
+    global_batch_size: int,
     data_parallel_size: int,
-    accumulation_steps: int = 1,
     size_schedule: SizeSchedule = (),
 ) -> BatchPlan:
-    """Return the batch; without a global size it is `accumulation_steps` micro-batches per replica."""
-    final = global_batch_size or micro_batch_size * data_parallel_size * accumulation_steps
-    start, increment, samples = rampup_batch_size or (final, 1, 0)
+    """Return the batch of steps that take `global_batch_size` samples at the end of a schedule."""
+    start, increment, samples = rampup_batch_size or (global_batch_size, 1, 0)
     return BatchPlan(
         micro_batch_size=micro_batch_size,
-        global_batch_size=final,
+        global_batch_size=global_batch_size,
         data_parallel_size=data_parallel_size,
         ramp_start=start,
         ramp_increment=increment,
-        ramp_samples=samples if start != final else 0,
+        ramp_samples=samples if start != global_batch_size else 0,
         size_schedule=size_schedule,
     )
 
