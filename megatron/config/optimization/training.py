@@ -230,7 +230,7 @@ def training_problems(training: TrainingConfig) -> Iterator[str]:
     }
     for what, schedule in schedules.items():
         if schedule is not None:
-            yield f"{what}: give --train-samples instead of --train-iters"
+            yield f"{what}: give --train-samples or --train-tokens instead of --train-iters"
 
 
 def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str]:
