@@ -22,6 +22,7 @@ from megatron.config.config import (
     options_given,
     parse_config_for_checkpoint,
 )
+from megatron.config.optimization.training import global_batch_size_of
 from megatron.config.parsing.files import preset_vocabulary
 from megatron.config.parsing.flags import options_of
 from megatron.config.plan.plan import Plan, plan
@@ -200,7 +201,12 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
         raise ConfigError(
             "--search decides what a DeepSpeed JSON sets as well: leave --deepspeed_config out"
         )
-    if config.training.global_batch_size is None:
+    if config.training.gradient_accumulation_steps is not None:
+        raise ConfigError(
+            "--search compares layouts on equal batches: give --global-batch-size in place of "
+            "--gradient-accumulation-steps, which multiplies the replicas"
+        )
+    if global_batch_size_of(config.training, {}) is None:
         raise ConfigError("--search compares layouts on equal batches: give --global-batch-size")
     device = device_of(planning.gpu or "a100-80gb")
     calibration = _calibration(planning, device)

@@ -1,6 +1,6 @@
 """Memory of one rank of each pipeline stage: weights, gradients, optimizer state, activations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron.config.architecture.architecture import network_of
 from megatron.config.architecture.counts import Weights, table_weights
@@ -30,7 +30,7 @@ class Memory:
     buffers: int  # what ZeRO collects gradients in
     activations: int  # of all micro-batches under way
     logits: int  # or what the loss keeps instead; and what a pipeline's last stage also holds
-    transient: int  # what a moment of the backward pass takes on top of that
+    transient: int  # what a moment of the backward pass, or of evaluation, takes on top of that
     host: int  # offloaded
 
     @property
@@ -71,19 +71,40 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
     # Divided weights: the layer at work and the one that is fetched meanwhile.
     divided = 2 * max((w.total for w in layers), default=0) * sizes.weight
     gathered = divided if plan.parallel.zero_stage == 3 else 0
+    kept = (
+        sum(number * _activations(plan, part, activations) for number, part in parts)
+        + (inputs if stays else 0)
+        + _put_off(plan, stage, activations)
+        + (_IN_TRANSIT * activations.stream if plan.parallel.has_own_schedule else 0)
+    )
+    logits += _pipeline_leftover_bytes(plan, stage, activations)
+    evaluated = _evaluation_bytes(plan, stage, device) - kept - logits
     return Memory(
         weights=sizes.weight_bytes(held) + sizes.persistent(plan, stage),
         gradients=sizes.gradient_bytes(held),
         optimizer=0 if sizes.optimizer_on_host else sizes.optimizer_bytes(held),
         buffers=sizes.buckets(held, device),
-        activations=sum(number * _activations(plan, part, activations) for number, part in parts)
-        + (inputs if stays else 0)
-        + _put_off(plan, stage, activations)
-        + (_IN_TRANSIT * activations.stream if plan.parallel.has_own_schedule else 0),
-        logits=logits + _pipeline_leftover_bytes(plan, stage, activations),
-        transient=max([*again, loss]) + gathered,
+        activations=kept,
+        logits=logits,
+        transient=max([*again, loss, evaluated]) + gathered,
         host=sizes.host_bytes(held) + (0 if stays else inputs),
     )
+
+
+def _evaluation_bytes(plan: Plan, stage: Stage, device: str) -> int:
+    """Return the activations and logits of an evaluation with larger micro-batches than training's.
+
+    Nothing is kept for a backward pass: the most is that of one layer or of the loss.
+    """
+    evaluation = plan.evaluation
+    if not evaluation.iters or evaluation.batch.micro_batch_size <= plan.batch.micro_batch_size:
+        return 0
+    plan = replace(plan, batch=evaluation.batch)
+    forward = Activations(plan, device)
+    moments = [*map(forward.entry, stage.entries)]
+    if stage.has_head:
+        moments.append(forward.loss() + (0 if forward.defers_logits else forward.logits()))
+    return forward.stream + max(moments, default=0) + _pipeline_leftover_bytes(plan, stage, forward)
 
 
 def _put_off(plan: Plan, stage: Stage, activations: Activations) -> int:

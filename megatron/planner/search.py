@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.optimization.training import global_batch_size_of
 from megatron.config.plan.plan import Plan, plan
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.layouts import Axis, Layout, layouts_of, places
@@ -105,11 +106,12 @@ def search(
         raise ConfigError(_no_bf16(device))
     num_experts = math.gcd(*(count for count in config.experts.num_experts or () if count > 1))
     layouts = [*layouts_of(num_gpus, config.model.num_layers, max(1, num_experts))]
+    batch_size = global_batch_size_of(config.training, {})
     fitting: list[Fitting] = []
     refused = defaultdict[tuple[Axis, str], list[Layout]](list)
     problems: list[tuple[str, ...]] = []  # what training itself refuses of each layout
     for layout in layouts:
-        if uneven := _uneven_reason(layout, config.training.global_batch_size, gpus_per_node):
+        if uneven := _uneven_reason(layout, batch_size, gpus_per_node):
             refused[uneven].append(layout)
             continue
         try:
@@ -202,7 +204,7 @@ def _uneven_reason(
     if layout.tensor > gpus_per_node:
         return "tp", f"more than the {gpus_per_node} GPUs of a node"
     if batch and batch % (layout.data * layout.micro_batch_size):
-        return "dp", f"--global-batch-size {batch} is not a multiple of micro-batch * replicas"
+        return "dp", f"global batch size {batch} is not a multiple of micro-batch * replicas"
     return None
 
 

@@ -47,7 +47,12 @@ def config_of_layout(
             distributed_backend="gloo",
         ),
         # Options of resuming do not apply to a conversion.
-        training=replace(saved.training, global_batch_size=size, max_restarts=0),
+        training=replace(
+            saved.training,
+            global_batch_size=None if saved.training.step_batch_size_schedule else size,
+            gradient_accumulation_steps=None,
+            max_restarts=0,
+        ),
         logging=replace(saved.logging, slow_rank_factor=None),
         guards=GuardsConfig(),
         extensions={

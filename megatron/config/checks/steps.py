@@ -65,8 +65,11 @@ def batch_problems(start: Start) -> Iterator[str]:
     if micro < 1:
         yield f"--micro-batch-size {micro} must be at least 1"
         return
+    by_flag = training.global_batch_size is not None
+    file = start.config.deepspeed.deepspeed_config
+    source = "--global-batch-size" if by_flag else f"--deepspeed_config {file}: train_batch_size"
     if global_batch_size is not None and global_batch_size < 1:
-        yield f"--global-batch-size {global_batch_size} must be at least 1"
+        yield f"{source} {global_batch_size} must be at least 1"
         return
     unit = micro * data
     steps = training.gradient_accumulation_steps
@@ -77,8 +80,8 @@ def batch_problems(start: Start) -> Iterator[str]:
         return
     if steps is not None and global_batch_size not in (None, accumulated):
         yield (
-            f"--global-batch-size {global_batch_size} is not --micro-batch-size {micro} * {data} "
-            f"replicas * --gradient-accumulation-steps {steps} = {accumulated}: leave one of the two out"
+            f"{source} {global_batch_size} is not --micro-batch-size {micro} * {data} replicas * "
+            f"--gradient-accumulation-steps {steps} = {accumulated}: leave one of the two out"
         )
         return
     if global_batch_size is not None and global_batch_size % unit:
@@ -86,7 +89,7 @@ def batch_problems(start: Start) -> Iterator[str]:
             "" if global_batch_size % micro else "; --elastic trains on fewer, which divide it"
         )
         yield (
-            f"--global-batch-size {global_batch_size} is not a multiple of "
+            f"{source} {global_batch_size} is not a multiple of "
             f"--micro-batch-size {micro} * {data} replicas = {unit}{elastic}"
         )
     if ramp is not None:

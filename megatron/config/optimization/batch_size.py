@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,21 +97,19 @@ def plan_batch(
     micro_batch_size: int,
     rampup_batch_size: Sequence[int] | None,
     *,
-    global_batch_size: int | None,
+    global_batch_size: int,
     data_parallel_size: int,
-    accumulation_steps: int = 1,
     size_schedule: SizeSchedule = (),
 ) -> BatchPlan:
-    """Return the batch; without a global size it is `accumulation_steps` micro-batches per replica."""
-    final = global_batch_size or micro_batch_size * data_parallel_size * accumulation_steps
-    start, increment, samples = rampup_batch_size or (final, 1, 0)
+    """Return the batch of steps that take `global_batch_size` samples at the end of a schedule."""
+    start, increment, samples = rampup_batch_size or (global_batch_size, 1, 0)
     return BatchPlan(
         micro_batch_size=micro_batch_size,
-        global_batch_size=final,
+        global_batch_size=global_batch_size,
         data_parallel_size=data_parallel_size,
         ramp_start=start,
         ramp_increment=increment,
-        ramp_samples=samples if start != final else 0,
+        ramp_samples=samples if start != global_batch_size else 0,
         size_schedule=size_schedule,
     )
 
@@ -119,10 +118,10 @@ _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([KMBT]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def parse_quantity(text: str) -> float | None:
-    """Return a number written as 350M or 1.3B; None if `text` is none."""
+def parse_quantity(text: str) -> Fraction | None:
+    """Return the exact value of a number written as 350M or 1.3B; None if `text` is none."""
     match = _QUANTITY.fullmatch(text)
-    return float(match[1]) * _UNITS[match[2].upper()] if match else None
+    return Fraction(match[1]) * _UNITS[match[2].upper()] if match else None
 
 
 def size_schedule_of(schedule: Sequence[str] | None, seq_length: int) -> SizeSchedule:
@@ -149,7 +148,7 @@ def size_schedule_problems(schedule: Sequence[str], seq_length: int) -> Iterator
     for entry in wrong:
         yield (
             f"{flag} {entry}: write TOKENS:SIZE, the tokens after which a step takes SIZE samples, "
-            "such as 0:768 250B:1536"
+            "an integer of at least 1, such as 0:768 250B:1536"
         )
     if wrong:
         return
@@ -171,4 +170,6 @@ def _entries(schedule: Sequence[str] | None) -> list[str]:
 def _parse_entry(entry: str) -> tuple[int, int] | None:
     """Return the tokens and the batch size of an entry; None if it is malformed."""
     tokens, size = (parse_quantity(text) for text in entry.partition(":")[::2])
-    return (int(tokens), int(size)) if tokens is not None and size else None
+    if tokens is None or not size or size.denominator > 1:
+        return None
+    return int(tokens), int(size)

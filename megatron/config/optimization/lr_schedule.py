@@ -213,7 +213,8 @@ def schedule_problems(
         yield f"--min-lr {schedule.min_lr} is more than --lr {schedule.lr}"
     if not 0 <= schedule.lr_warmup_init <= schedule.lr:
         yield f"--lr-warmup-init {schedule.lr_warmup_init} must be between 0 and --lr {schedule.lr}"
-    yield from range_problems(schedule, "lr_warmup_fraction")
+    wrong_fraction = [*range_problems(schedule, "lr_warmup_fraction")]
+    yield from wrong_fraction
     yield from _embedding_problems(schedule)
     lengths = ("iters", "samples", "tokens")
     given = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
@@ -223,7 +224,7 @@ def schedule_problems(
         yield f"--lr-warmup-{given[0]} and --lr-warmup-{given[1]} set the same: give one of them"
     if plan.decay < 1:
         yield f"the learning rate decays over {plan.decay} {plan.unit}; at least 1 is needed"
-    elif plan.warmup >= plan.decay:
+    elif plan.warmup >= plan.decay and not wrong_fraction:
         yield f"{_warmup(schedule, plan)} is not shorter than {_decay(schedule, training, plan)}"
     yield from _wsd_problems(schedule, training, plan)
     if schedule.override_opt_param_scheduler and schedule.use_checkpoint_opt_param_scheduler:

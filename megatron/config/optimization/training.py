@@ -230,7 +230,7 @@ def training_problems(training: TrainingConfig) -> Iterator[str]:
     }
     for what, schedule in schedules.items():
         if schedule is not None:
-            yield f"{what}: give --train-samples instead of --train-iters"
+            yield f"{what}: give --train-samples or --train-tokens instead of --train-iters"
 
 
 def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str]:
@@ -312,9 +312,8 @@ def plan_steps(
     batch = plan_batch(
         training.micro_batch_size,
         training.rampup_batch_size,
-        global_batch_size=global_batch_size_of(training, user),
+        global_batch_size=samples_of_step(training, user, data=data),
         data_parallel_size=data,
-        accumulation_steps=training.gradient_accumulation_steps or 1,
         size_schedule=size_schedule_of(training.step_batch_size_schedule, seq_length),
     )
     curriculum = plan_curriculum(user, seq_length)
@@ -323,6 +322,12 @@ def plan_steps(
         curriculum=curriculum,
         training=plan_training(training, batch, curriculum, saves=saves, done=done),
     )
+
+
+def samples_of_step(training: TrainingConfig, user: Mapping[str, Any], *, data: int) -> int:
+    """Return the global batch size on `data` replicas, at the end of a ramp or schedule."""
+    micro_batches = data * (training.gradient_accumulation_steps or 1)
+    return global_batch_size_of(training, user) or training.micro_batch_size * micro_batches
 
 
 def global_batch_size_of(training: TrainingConfig, user: Mapping[str, Any]) -> int | None:

@@ -72,6 +72,12 @@ class LabelledDeclaration(Declaration):
                 f"--elastic does not work with --task {task}: an epoch is divided evenly between the "
                 "replicas, which decides its steps; leave --elastic out"
             )
+        for flag in given_options(config.training):
+            if flag in ("--rampup-batch-size", "--step-batch-size-schedule"):
+                yield (
+                    f"{flag} does not work with --task {task}: all batches of an epoch have the same "
+                    f"size; leave {flag} out"
+                )
         yield from downstream_problems(downstream, self.name, loads=checkpoint.load is not None)
         yield from text_task_problems(
             config.section(TextTaskConfig),

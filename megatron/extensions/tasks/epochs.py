@@ -6,6 +6,8 @@ from pathlib import Path
 from megatron.common.errors import ConfigError
 from megatron.config.config import Config
 from megatron.config.objectives import objective_tokenizer_arguments
+from megatron.config.optimization.training import samples_of_step
+from megatron.config.parallelism.deepspeed_json import read_ds_config
 from megatron.config.parallelism.layout import replica_size
 from megatron.data.sampling.epoch_plan import EpochPlan
 from megatron.extensions.tasks.data.columns import Layout
@@ -30,6 +32,7 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
     Values that are refused later count as if they were possible.
 
     Raises:
+        ConfigError: no flag sets the length of the run, or --deepspeed_config cannot be read.
         WrongDataError: a file of --train-data is missing or malformed.
     """
     config = _with_labels(config)
@@ -54,7 +57,8 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
             checkpoint=replace(checkpoint, load=load),
         )
     replicas = max(1, world_size // replica_size(config.parallel))
-    micro = max(1, training.micro_batch_size)
+    possible = replace(training, micro_batch_size=max(1, training.micro_batch_size))
+    user = read_ds_config(config.deepspeed.deepspeed_config)
     task = task_of(str(name), downstream_in(config).text)
     plan = EpochPlan(
         samples=task.num_samples(
@@ -64,9 +68,9 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
             ),
             config.model.seq_length,
         ),
-        micro_batch_size=micro,
+        micro_batch_size=possible.micro_batch_size,
         replicas=replicas,
-        global_batch_size=training.global_batch_size or micro * replicas,
+        global_batch_size=samples_of_step(possible, user, data=replicas),
         keeps_last=downstream.keep_last_batch,
     )
     steps = max(1, epochs * plan.steps)

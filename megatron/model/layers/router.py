@@ -84,7 +84,8 @@ class Router(nn.Module):
         self.num_experts = spec.experts_of(number)
         self._token_groups, self._copies, self._auxiliary = token_groups, copies, auxiliary
         self._data_group = data_group
-        self._step_choices: list[Tensor] = []  # of each micro-batch of the step, over all replicas
+        self._step_choices: Tensor | float = 0.0  # of the micro-batches of the step, summed
+        self._step_micro_batches = 0
         self.weight = nn.Parameter(torch.empty(self.num_experts, spec.hidden_size))
         if self.moe.router_bias:
             self.register_buffer("expert_bias", torch.zeros(self.num_experts))
@@ -114,7 +115,7 @@ class Router(nn.Module):
     @torch.no_grad()
     def finish_step(self, assigned: Tensor) -> None:
         """Change the bias by the loads of a step: [experts], the same on all ranks."""
-        self._step_choices = []
+        self._step_choices, self._step_micro_batches = 0.0, 0
         if self.moe.router_bias and self.plan:
             loads = assigned[: self.num_experts].to(self.expert_bias)
             self.expert_bias += self.plan.bias_rate * (loads.mean() - loads).sign()
@@ -219,8 +220,9 @@ class Router(nn.Module):
         if self._data_group:
             dist.all_reduce(choices, group=self._data_group)
             choices /= self._data_group.size()
-        self._step_choices.append(choices)
-        return torch.stack(self._step_choices).mean(0)
+        self._step_choices = self._step_choices + choices
+        self._step_micro_batches += 1
+        return self._step_choices / self._step_micro_batches
 
     def _sinkhorn(self, logits: Tensor, tolerance: float = 1e-4) -> Tensor:
         """Return scores that give every expert the same share of all tokens."""

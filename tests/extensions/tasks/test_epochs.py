@@ -4,6 +4,7 @@ import pytest
 
 from megatron.common.errors import ConfigError, WrongDataError
 from megatron.config.config import parse_config
+from megatron.config.objectives import declaration_of
 from megatron.extensions.tasks.data.text_flags import TextTaskConfig, text_task_problems
 from megatron.extensions.tasks.epochs import with_steps_of_epochs
 from megatron.extensions.tasks.flags import DownstreamConfig, downstream_problems
@@ -58,6 +59,27 @@ def test_a_run_of_epochs_and_iterations_ends_with_what_comes_first(tmp_path):
     for iterations, expected in ((3, 3), (30, 10)):
         words = ("--epochs", "2", "--train-iters", str(iterations))
         assert text_task(tmp_path / "train.tsv", *words).training.train_iters == expected
+
+
+def test_epochs_count_the_steps_of_every_flag_that_sets_the_batch_size(tmp_path):
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 4}')
+    sizes = (
+        ("--gas", "2"),
+        ("--global-batch-size", "2"),
+        ("--deepspeed_config", str(tmp_path / "ds.json")),
+    )
+    steps = [text_task(tmp_path / "train.tsv", *words).training.train_iters for words in sizes]
+    assert steps == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "words", ["--step-batch-size-schedule 0:1 80:2", "--rampup-batch-size 1 1 8"]
+)
+def test_batches_of_an_epoch_have_one_size(tmp_path, words):
+    config = text_task(tmp_path / "train.tsv", *words.split())
+    found = declaration_of("classification").problems(config)
+    flag = words.split()[0]
+    assert f"{flag} does not work with --task text-classification" in "\n".join(found)
 
 
 @pytest.mark.parametrize(

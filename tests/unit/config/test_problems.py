@@ -149,7 +149,7 @@ def test_a_value_out_of_its_range_is_refused(flag):
         (f"{RAMP} 2 3 9", "--rampup-batch-size 2 3 9 … 5 … micro-batch size * replicas = 2"),
         (
             "--rampup-batch-size 2 2 8 --global-batch-size 8",
-            "--rampup-batch-size … --train-samples instead of --train-iters",
+            "--rampup-batch-size … --train-samples or --train-tokens instead of --train-iters",
         ),
         ("--lr-decay-samples 9", "--lr-decay-samples … --train-iters … same unit"),
         ("--lr-warmup-samples 9", "--lr-warmup-samples … --train-iters … same unit"),
@@ -164,9 +164,11 @@ def test_a_value_out_of_its_range_is_refused(flag):
             "--global-batch-size 4 … --gradient-accumulation-steps 3 = 6: leave one of the two out",
         ),
         ("--gas 0", "--gradient-accumulation-steps 0 … at least 1"),
-        ("--step-batch-size-schedule 0:2", "--train-samples instead of --train-iters"),
+        ("--step-batch-size-schedule 0:2", "--train-samples or --train-tokens instead of"),
         (f"{STEPS} 0:2 40B", "--step-batch-size-schedule 40B … such as 0:768 250B:1536"),
         (f"{STEPS} 0:0", "--step-batch-size-schedule 0:0 … such as 0:768 250B:1536"),
+        (f"{STEPS} 0:0.5 200:8", "--step-batch-size-schedule 0:0.5 … such as 0:768 250B:1536"),
+        (f"{STEPS} 0:2 12:2.9", "--step-batch-size-schedule 12:2.9 … such as 0:768 250B:1536"),
         (f"{STEPS} 6:2 12:4", "6:2 12:4 … begin at 0 tokens, as 0:2"),
         (f"{STEPS} 0:2 3:4", "0:2 3:4 … a sample of 6 tokens at least"),
         (f"{STEPS} 0:2 12:3", "0:2 12:3 … 3 … micro-batch size * replicas = 2"),
@@ -268,6 +270,23 @@ def test_the_length_is_given_once(flags):
     config, _ = parse_config([*tiny_argv(without=("--train-iters",)), *flags])
     with problem("one of --train-iters, --train-samples"):
         validate(config, world_size=1, device="cpu")
+
+
+def test_a_batch_size_of_the_json_is_named_by_its_key(tmp_path):
+    file = tmp_path / "ds.json"
+    for size, flags, words in (
+        (4, "--gas 3", "= 6: leave one"),
+        (5, "", "multiple"),
+        (-1, "", "1"),
+    ):
+        file.write_text(f'{{"train_batch_size": {size}}}')
+        output = problems(f"{flags} --deepspeed_config {file}")
+        require_problem(f"--deepspeed_config … ds.json: train_batch_size {size} … {words}", output)
+        assert "--global-batch-size" not in "".join(output)
+
+
+def test_a_warm_up_longer_than_the_run_is_one_problem():
+    assert len(problems("--lr-warmup-fraction 10")) == 1
 
 
 def test_data_are_needed():

@@ -454,7 +454,7 @@ def test_the_search_ranks_what_fits_and_groups_what_does_not(found):
     assert all(f.peak_bytes < 77 * GIB for f in found.fitting)
     output = {refusal.why: refusal.where for refusal in found.refused}
     assert output["more than the 8 GPUs of a node"] == ("tp 16",)
-    assert "dp 3" in output["--global-batch-size 2048 is not a multiple of micro-batch * replicas"]
+    assert "dp 3" in output["global batch size 2048 is not a multiple of micro-batch * replicas"]
     (large,) = (where for why, where in output.items() if "needs more than the 76.2 GiB" in why)
     assert "tp 1 pp 3" in large
     # The flags of a layout ask for that layout.
@@ -488,6 +488,24 @@ def test_of_equally_fast_layouts_the_lowest_zero_stage_comes_first():
         for stage, step_s in times.items()
     ]
     assert [one.layout.zero_stage for one in ranked(fitting)] == [1, 3, 2]
+
+
+def test_larger_micro_batches_of_evaluation_take_memory():
+    network = f"{SIZES['1.3b']} --seq-length 2048 --lr 1e-4 --bf16 --data-path D --train-iters 10"
+    common = f"{network} --micro-batch-size 1 --global-batch-size 64 --checkpoint-activations"
+    small, like, large, larger = (
+        memory_of_stages(planned(f"{common} {flags}", world_size=1))[0].total
+        for flags in (
+            "",
+            "--eval-micro-batch-size 1",
+            "--eval-micro-batch-size 32",
+            "--eval-micro-batch-size 64",
+        )
+    )
+    logits = 2048 * 50304 * 2  # of a sample, in the 16 bits that kernels read
+    assert small == like
+    assert large > small
+    assert larger - large >= 32 * logits
 
 
 def test_what_no_layout_mends_is_refused_by_the_search():

@@ -73,6 +73,18 @@ def test_a_search_ends_in_flags_to_take():
     assert "do not run (tp 16): more than the 8 GPUs of a node" in done.stdout
 
 
+def test_a_search_takes_a_schedule_of_batch_sizes():
+    words = [*NETWORK[:-4], "--train-samples", "100", "--bf16", "--gpu", "h200", "--search", "8"]
+    done = run_script(
+        "tools/plan.py", *words, "--step-batch-size-schedule", "0:4 20480:8", "--show", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "flags of the first: " in done.stdout
+    (first,) = (line for line in done.stdout.splitlines() if line.startswith("1. "))
+    replicas, micro = re.search(r" dp (\d+) .* micro-batch (\d+) ", first).groups()
+    assert 4 % (int(replicas) * int(micro)) == 0
+
+
 def test_a_price_is_reckoned_for_the_layouts_of_a_search():
     done = run("--search", "8", "--gpu", "h200", "--show", "1", "--price-per-gpu-hour", "3")
     assert done.returncode == 0, done.stderr
@@ -132,6 +144,7 @@ def test_weighted_data_need_not_be_there():
             "--search decides --sequence-parallel, --zero-stage itself",
         ),
         (("--search", "8", "--train-samples", "10"), "give exactly one of --train-iters"),
+        (("--search", "8", "--gas", "4"), "give --global-batch-size in place of --gradient-acc"),
         (("--search", "8", "--gpu", "v100-16gb"), "v100-16gb has no bf16"),
         (("--search", "8", "--deepspeed_config", "x.json"), "leave --deepspeed_config out"),
     ],

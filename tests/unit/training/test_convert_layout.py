@@ -14,6 +14,48 @@ T5 = ["--decoder-seq-length", "6", "--max-position-embeddings", "8", "--vocab-ex
 CHAIN = ["--save", "run", "--load", "run", "--save-interval", "5"]
 
 
+def converted(saved, decided):
+    """Return the options and the plan of a conversion to two tensor-parallel ranks."""
+    manifest = Manifest(
+        state=TrainState(),
+        plan=decided.to_dict(),
+        config=asdict(saved),
+        versions={},
+        partition_dims={},
+        files=(),
+    )
+    options = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
+    vocab_size = decided.model.vocabulary.vocab_size
+    return options, plan(options, world_size=2, vocab_size=vocab_size, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--gas", "3", "--train-iters", "10"],
+        ["--step-batch-size-schedule", "0:4 60:8", "--train-samples", "80"],
+        [
+            "--global-batch-size",
+            "8",
+            "--rampup-batch-size",
+            "4",
+            "4",
+            "40",
+            "--train-samples",
+            "80",
+        ],
+    ],
+)
+def test_the_batch_size_of_two_replicas_is_that_of_one(flags):
+    words, options = [*CHAIN, *flags], {"without": ("--train-iters",)}
+    saved = tiny_config(*words, **options)
+    decided = tiny_plan(*words, world_size=2, **options)
+    new = converted(saved, decided)[1].batch
+    assert [new.size_at(samples) for samples in (0, 60)] == [
+        decided.batch.size_at(samples) for samples in (0, 60)
+    ]
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -28,16 +70,7 @@ CHAIN = ["--save", "run", "--load", "run", "--save-interval", "5"]
 )
 def test_how_the_run_was_to_go_on_does_not_matter(flags):
     saved, decided = tiny_config(*CHAIN, *flags), tiny_plan(*CHAIN, *flags)
-    manifest = Manifest(
-        state=TrainState(),
-        plan=decided.to_dict(),
-        config=asdict(saved),
-        versions={},
-        partition_dims={},
-        files=(),
-    )
-    options = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
-    new = plan(options, world_size=2, vocab_size=decided.model.vocabulary.vocab_size, device="cpu")
+    options, new = converted(saved, decided)
     held = new.checkpoint
     assert (held.save, held.load, held.keep_last, held.in_background) == ("out", "", 0, False)
     assert held.saves_optimizer == decided.checkpoint.saves_optimizer

@@ -83,6 +83,7 @@ def test_answers_name_flags_that_are_accepted():
             "--deepspeed ds.json",
             "--deepspeed takes no value, not ds.json; write --deepspeed_config",
         ),
+        ("--per_device_eval_batch_size 4", "write --eval-micro-batch-size"),
         ("--bf16 true", "--bf16 takes no value, not true; leave true out"),
         ("--optimizer adamww", "did you mean adamw?"),
         ("--optimizer ADAMWW", "did you mean adamw?"),

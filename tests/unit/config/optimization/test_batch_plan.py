@@ -266,6 +266,10 @@ def test_a_step_schedule_takes_the_forms_of_megatron_lm():
         assert size_schedule_of(words, seq_length=1024) == expected
 
 
+def test_thresholds_of_a_step_schedule_are_exact():
+    assert size_schedule_of(["0:2 1.005M:4"], seq_length=1) == ((0, 2), (1_005_000, 4))
+
+
 @given(st.integers(0, 200))
 def test_the_samples_before_a_step_of_a_schedule_are_those_of_the_steps_before(iterations):
     batch = scheduled_plan().batch
