@@ -18,6 +18,7 @@ from megatron.checkpointing.megatron_lm.arguments import values_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     ForeignCheckpoint,
     Rows,
+    gate_half,
     known_version,
 )
 from megatron.checkpointing.parameter_names import ParameterNames
@@ -67,7 +68,7 @@ def find(path: Path) -> ForeignCheckpoint:
             version=known_version(float(main.get("checkpoint_version", 3)), folder),
             head_dim=saved_args.get("kv_channels")
             or saved_args["hidden_size"] // saved_args["num_attention_heads"],
-            gate=0 if saved_args.get("swiglu") else 1 if saved_args.get("glu_activation") else None,
+            gate=gate_half(saved_args),
         )
         trained = _optimizer(folder, mains, files) if mains else {}
     except (KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:

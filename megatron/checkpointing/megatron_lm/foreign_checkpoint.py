@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,6 +110,19 @@ class Rows:
         halves = shard.unflatten(0, (2, -1))
         gate, up = (halves[self.gate], halves[1 - self.gate]) if self.gate is not None else halves
         return torch.stack((gate, up), 1).flatten(0, 1)
+
+
+def gate_half(arguments: Mapping[str, Any]) -> int | None:
+    """Return the index of the half with the gate: 0 for Megatron-LM's SwiGLU, 1 for BigScience's GLUs.
+
+    None for an ungated MLP.
+
+    Args:
+        arguments: saved by these programs.
+    """
+    if arguments.get("swiglu"):
+        return 0
+    return 1 if arguments.get("glu_activation") else None
 
 
 def _merge_replicas(shards: Sequence[Tensor]) -> Tensor:

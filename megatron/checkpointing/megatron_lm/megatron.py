@@ -18,6 +18,7 @@ from megatron.checkpointing.megatron_lm.distributed_files import StoredTensor, W
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     ForeignCheckpoint,
     Rows,
+    gate_half,
     known_version,
 )
 from megatron.checkpointing.megatron_lm.networks import Form, identify_network
@@ -155,7 +156,7 @@ def found_in(
     if not heads:
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
     head_dim = saved_args.get("kv_channels") or int(table[0].shape[1]) // heads
-    rows = Rows(version=version, head_dim=head_dim, gate=_gate(saved_args))
+    rows = Rows(version=version, head_dim=head_dim, gate=gate_half(saved_args))
     progress = _progress(folder, first, saved_args)
     return ForeignCheckpoint(
         folder=folder,
@@ -321,13 +322,6 @@ def _load_parameter(
         return ParameterState(weight=weight, states=states, steps=steps if states else None)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
-
-
-def _gate(arguments: Mapping[str, Any]) -> int | None:
-    """Return the index of the half with the gate: 0 for SwiGLU, 1 for other gated MLPs."""
-    if arguments.get("swiglu"):
-        return 0
-    return 1 if arguments.get("glu_activation") else None
 
 
 def _vocab_size(first: Mapping[str, Any]) -> int | None:

@@ -21,6 +21,7 @@ from megatron.checkpointing.megatron_lm.arguments import (
     expert_arguments,
 )
 from megatron.checkpointing.megatron_lm.distributed_writer import Written, write_distributed
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import gate_half
 from megatron.checkpointing.megatron_lm.networks import (
     Form,
     first_decoder_stage,
@@ -318,18 +319,16 @@ def _shard(
     weight = parameter.weight.all()
     if is_of_vocabulary(name):
         weight = _pad_rows(weight, manifest.spec.vocabulary, rows)
-    activation = manifest.spec.mlp.activation
+    gate = gate_half(_activation_arguments(manifest.spec))
     if is_buffer(name):
         return weight.clone()
     if name.endswith(_EXPERTS_DOWN):
         weight = weight.transpose(1, 2)
-    elif activation.endswith("glu") and is_of_experts(name) and ".dense_h_to_4h." in name:
-        weight = torch.cat(weight.unflatten(1, (-1, 2)).unbind(2), 1)
-    elif activation.endswith("glu") and ".dense_h_to_4h." in name:
-        # Our rows alternate gate and up. Megatron-LM's SwiGLU has all gates, then all ups;
-        # BigScience's other gated activations have all ups first.
-        gate, up = weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1)
-        weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
+    elif gate is not None and ".dense_h_to_4h." in name:
+        # Our rows alternate gate and up. Experts are written for one rank alone.
+        dim = int(is_of_experts(name))
+        halves = weight.chunk(tensor, dim)[rank].unflatten(dim, (-1, 2)).unbind(dim + 1)
+        weight = torch.cat((halves[gate], halves[1 - gate]), dim)
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
     dtype = TORCH_DTYPES[manifest.precision.dtype]
@@ -361,7 +360,7 @@ def _arguments(
 ) -> Namespace:
     """Build the argument namespace that Megatron-LM compares and reads weights by."""
     spec, state, tokenizer = manifest.spec, manifest.state, manifest.tokenizer
-    attention, dtype, activation = spec.attention, manifest.precision.dtype, spec.mlp.activation
+    attention, dtype = spec.attention, manifest.precision.dtype
     position = spec.positions.position_embedding
     positions = {"learned": "learned_absolute", "rotary": "rope"}
     decided = flat(spec)
@@ -371,9 +370,7 @@ def _arguments(
         | {
             "embed_layernorm": decided["embed_layernorm"],  # another flag may imply it
             "kv_channels": attention.head_dim,
-            "swiglu": activation == "swiglu",
-            "squared_relu": activation == "squared_relu",
-            "glu_activation": activation if activation in ("geglu", "liglu", "reglu") else None,
+            **_activation_arguments(spec),
         },
         **{name: getattr(tokenizer, name) for name in _TOKENIZER_FLAGS},
         tokenizer_sentencepiece_legacy=tokenizer.tokenizer_sentencepiece_legacy,
@@ -382,7 +379,6 @@ def _arguments(
         padded_vocab_size=rows,
         position_embedding_type=positions.get(position, position),
         layernorm_epsilon=spec.norm.norm_epsilon,
-        bias_gelu_fusion=activation == "gelu_tanh",
         window_attn_skip_freq=_windows(spec),
         add_bias_linear=spec.mlp.linear_bias,
         **_form_of(spec).arguments(spec, pipeline),
@@ -395,6 +391,16 @@ def _arguments(
         consumed_train_samples=0 if for_release else state.samples,
         consumed_valid_samples=0 if for_release else state.valid_samples,
     )
+
+
+def _activation_arguments(spec: ModelSpec) -> dict[str, Any]:
+    activation = spec.mlp.activation
+    return {
+        "swiglu": activation == "swiglu",
+        "squared_relu": activation == "squared_relu",
+        "glu_activation": activation if activation in ("geglu", "liglu", "reglu") else None,
+        "bias_gelu_fusion": activation == "gelu_tanh",
+    }
 
 
 def _argument(flag: Flag, given: ModelConfig, decided: Mapping[str, Any]) -> Any:
