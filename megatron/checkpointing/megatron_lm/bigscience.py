@@ -20,6 +20,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     gate_half,
     known_version,
+    progress_of,
 )
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
@@ -94,10 +95,7 @@ def find(path: Path) -> ForeignCheckpoint:
             },
         ),
         state={
-            "iteration": int(main.get("iteration", 0)),
-            "samples": int(saved_args.get("consumed_train_samples") or 0),
-            "tokens": int(main.get("tokens") or 0),
-            "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
+            **progress_of(main, saved_args),
             "skipped": int(main.get("skipped_steps", 0)),
         },
         has_optimizer=complete,

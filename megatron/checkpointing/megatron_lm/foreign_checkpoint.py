@@ -112,6 +112,23 @@ class Rows:
         return torch.stack((gate, up), 1).flatten(0, 1)
 
 
+def progress_of(main: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
+    """Return the progress of the run that saved it, as in a manifest's state.
+
+    Args:
+        main: what its main file holds; tokens without an entry are those of full samples.
+        arguments: saved in it.
+    """
+    samples = int(arguments.get("consumed_train_samples") or 0)
+    tokens = main.get("tokens") or arguments.get("consumed_train_tokens")
+    return {
+        "iteration": int(main.get("iteration", main.get("total_iters", 0))),
+        "samples": samples,
+        "tokens": int(tokens or samples * (arguments.get("seq_length") or 0)),
+        "valid_samples": int(arguments.get("consumed_valid_samples") or 0),
+    }
+
+
 def gate_half(arguments: Mapping[str, Any]) -> int | None:
     """Return the index of the half with the gate: 0 for Megatron-LM's SwiGLU, 1 for BigScience's GLUs.
 

@@ -20,6 +20,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     gate_half,
     known_version,
+    progress_of,
 )
 from megatron.checkpointing.megatron_lm.networks import Form, identify_network
 from megatron.checkpointing.parameter_names import ParameterNames
@@ -157,7 +158,9 @@ def found_in(
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
     head_dim = saved_args.get("kv_channels") or int(table[0].shape[1]) // heads
     rows = Rows(version=version, head_dim=head_dim, gate=gate_half(saved_args))
-    progress = _progress(folder, first, saved_args)
+    progress = progress_of(first, saved_args)
+    if folder.name == "release":
+        progress["iteration"] = 0
     return ForeignCheckpoint(
         folder=folder,
         values={
@@ -197,19 +200,6 @@ def _network_of(
         tied=not saved_args.get("untie_embeddings_and_output_weights"),
     )
     return form, names, modules
-
-
-def _progress(
-    folder: Path, first: Mapping[str, Any], saved_args: Mapping[str, Any]
-) -> dict[str, int]:
-    """Return the progress of the run that saved it, as in a manifest's state."""
-    iteration = first.get("iteration", first.get("total_iters", 0))
-    return {
-        "iteration": 0 if folder.name == "release" else int(iteration),
-        "samples": int(saved_args.get("consumed_train_samples") or 0),
-        "tokens": int(first.get("tokens") or 0),
-        "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
-    }
 
 
 def _counters(progress: Mapping[str, int]) -> dict[str, int]:

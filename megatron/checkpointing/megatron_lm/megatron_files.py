@@ -119,6 +119,7 @@ def write_megatron(
         "checkpoint_version": 3.0,
         "checkpoint_info": _vocab_info(spec, rows),
         "iteration": iteration,
+        "tokens": 0 if for_release else manifest.state.tokens,
     }
     try:
         with staged_folder(output / f"{STAGING}{folder.name}", folder) as staging:

@@ -371,7 +371,7 @@ def test_inspect_prints_the_command_that_opens_a_checkpoint(gpt2, llama, tmp_pat
     tool("checkpoint/inspect.py", megatron, "--parameters")
     printed = capsys.readouterr().out
     assert "checkpoint: Megatron-LM's\n" in printed
-    assert "iteration: 7 | samples: 70" in printed
+    assert "iteration: 7 | samples: 70 | tokens: 1120 | valid_samples: 3" in printed
     assert f"vocabulary: unknown | embedding rows: {ROWS}" in printed
     assert "tied_modules.embed.position_embeddings.weight [16, 16] | fp32" in printed
     command = printed.splitlines()[-1].removeprefix("to use it: tools/")

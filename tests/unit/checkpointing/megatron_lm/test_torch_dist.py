@@ -150,6 +150,7 @@ def test_files_of_megatron_core_open_bit_for_bit_and_compute_the_same(network, g
     own = convert(network, source, tmp_path / "own", "--true-vocab-size", VOCAB) / "global_step7"
     manifest = read_manifest(own)
     assert (manifest.state.iteration, manifest.state.samples) == (7, 70)
+    assert manifest.state.tokens == 70 * manifest.spec.seq_length
     checkpoint = read_checkpoint(own, manifest, optimizer=False)
     names = ParameterNames.of(manifest.spec)
     for name, parameter in checkpoint.parameters.items():

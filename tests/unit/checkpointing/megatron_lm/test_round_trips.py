@@ -1,4 +1,4 @@
-"""Gated activations keep their gates in the files written for Megatron-LM, with experts and without."""
+"""Checkpoints written for Megatron-LM and read back keep the gates of MLPs, and the progress."""
 
 import pytest
 import torch
@@ -7,6 +7,8 @@ from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.convert import Conversion, convert
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import progress_of
+from megatron.checkpointing.train_state import TrainState
 from megatron.config.config import Config
 
 VOCAB = 100
@@ -26,15 +28,30 @@ def converted(source, output, **how):
     "activation",
     ["--swiglu", *(f"--glu-activation {name}" for name in ("geglu", "liglu", "reglu"))],
 )
-def test_gates_come_back_as_gates(group, tmp_path, activation, experts):
+def test_gates_and_progress_come_back(group, tmp_path, activation, experts):
     flags = (*activation.split(), *experts)
     weights = random_weights(tiny_plan(*flags, vocab_size=VOCAB).model)
     write_checkpoint(tmp_path / "own", weights, *flags, vocab_size=VOCAB)
     how = {"distributed": True} if experts else {"tensor": 2}
     converted(tmp_path / "own", tmp_path / "theirs", saver="megatron", **how)
     back = converted(tmp_path / "theirs", tmp_path / "back", saver="own")
+    assert read_manifest(back).state == TrainState(iteration=3, samples=6, tokens=36)
     found = whole_weights(back, read_manifest(back))
     gated = [name for name in weights if ".dense_h_to_4h." in name]
     assert len(gated) >= 2
     for name in gated:
         assert torch.equal(found[name], weights[name]), name
+
+
+@pytest.mark.parametrize(
+    ("saved", "tokens"),
+    [
+        ({}, 90 * 16),
+        ({"tokens": 0}, 90 * 16),
+        ({"tokens": 700}, 700),  # with shorter sequences at first
+        ({"consumed_train_tokens": 800}, 800),
+    ],
+)
+def test_consumed_tokens_are_those_of_full_samples_where_the_files_lack_them(saved, tokens):
+    arguments = {"consumed_train_samples": 90, "seq_length": 16, **saved}
+    assert progress_of({"iteration": 9, **saved}, arguments)["tokens"] == tokens
