@@ -297,10 +297,16 @@ def require_reshapable(
         )
 
 
-def other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Yield the changed options that a resuming run may change."""
+def other_changes(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, only_network: bool = False
+) -> Iterator[Difference]:
+    """Yield the changed options that a resuming run may change.
+
+    Args:
+        only_network: whether no more is known of the run that saved the checkpoint.
+    """
     yield from _differences(then, now, "model", in_weights=False)
-    for section in _COMPARED_SECTIONS:
+    for section in () if only_network else _COMPARED_SECTIONS:
         if section in then:
             # Options that the saving version did not have cannot differ.
             unknown = set(now[section]) - set(then[section])

@@ -55,6 +55,8 @@ REPLACED = "replaced-"
 PRUNED = "pruned-"
 ASIDE = "aside-"
 LOCK = "lock.json"
+CONVERTED_FROM = "converted from"
+"""Key among the versions of a manifest whose checkpoint another program saved: where that was."""
 
 _TAG = re.compile(r"global_step(\d+)")
 
@@ -237,7 +239,7 @@ class Manifest:
     Args:
         plan: the Plan of the run that saved it, as nested dictionaries, for comparisons.
         config: its Config, likewise, for parsers of flags.
-        versions: of the libraries that wrote it.
+        versions: of the libraries that wrote it; see also CONVERTED_FROM.
         partition_dims: parameter name -> the dimension that its shards are laid along.
         files: everything else in the folder.
     """
@@ -267,6 +269,14 @@ class Manifest:
     def spec(self) -> ModelSpec:
         """The network; of one whose plugin is missing, its own fields are kept as they are."""
         return spec_of(self.plan.get("model", {}))
+
+    @property
+    def converted_from(self) -> str:
+        """The checkpoint of another program that this one was converted from; "" if of none.
+
+        Only the network, the dtype and the progress are then those of the run that saved it.
+        """
+        return self.versions.get(CONVERTED_FROM, "")
 
     @property
     def flag_sections(self) -> dict[str, Any]:

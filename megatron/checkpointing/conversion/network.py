@@ -3,12 +3,13 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.manifest import CONVERTED_FROM, Manifest
 from megatron.checkpointing.parameter_names import is_buffer
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.train_state import TrainState
@@ -92,12 +93,15 @@ def _model(spec: ModelSpec) -> SequentialModel:
     return SequentialModel(network_of(spec).layers(spec, parts))
 
 
-def manifest_of_import(config: Config, plan: Plan, state: TrainState | None = None) -> Manifest:
+def manifest_of_import(
+    source: Path, config: Config, plan: Plan, state: TrainState | None = None
+) -> Manifest:
     """Return the manifest of an imported checkpoint, without files.
 
     Args:
+        source: the checkpoint of another program.
         config: of a run that would have saved it.
-        plan: of that run.
+        plan: of that run; only its network and dtype are those of `source`.
         state: progress of the run so far; default: none.
     """
     shards = {
@@ -113,6 +117,7 @@ def manifest_of_import(config: Config, plan: Plan, state: TrainState | None = No
             "megatron": VERSION,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
+            CONVERTED_FROM: str(source),
         },
         partition_dims={name: shard.dim for name, shard in shards.items() if shard},
         files=(),

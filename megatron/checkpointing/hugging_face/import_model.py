@@ -197,7 +197,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
         script=family.script_of(config) or declared.script,
         plan=run_plan,
         tokenizer=tokenizer,
-        manifest=manifest_of_import(run_config, run_plan),
+        manifest=manifest_of_import(source, run_config, run_plan),
         is_text_part=config is not full_config,
     )
 

@@ -296,7 +296,8 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
     _require_names(
         set(found.checkpoint.parameters), set(parameters_of(run_plan.model)), found.folder
     )
-    return manifest_of_import(config, run_plan, parse_fields(TrainState, found.state))
+    state = parse_fields(TrainState, found.state)
+    return manifest_of_import(found.folder, config, run_plan, state)
 
 
 def native_weights(found: ForeignCheckpoint, spec: ModelSpec) -> FullCheckpoint:

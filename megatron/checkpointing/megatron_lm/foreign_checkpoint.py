@@ -112,17 +112,20 @@ class Rows:
         return torch.stack((gate, up), 1).flatten(0, 1)
 
 
-def progress_of(main: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
+def progress_of(
+    main: Mapping[str, Any], arguments: Mapping[str, Any], *, is_release: bool = False
+) -> dict[str, int]:
     """Return the progress of the run that saved it, as in a manifest's state.
 
     Args:
         main: what its main file holds; tokens without an entry are those of full samples.
         arguments: saved in it.
+        is_release: whether it is published as weights of no iteration.
     """
     samples = int(arguments.get("consumed_train_samples") or 0)
     tokens = main.get("tokens") or arguments.get("consumed_train_tokens")
     return {
-        "iteration": int(main.get("iteration", main.get("total_iters", 0))),
+        "iteration": 0 if is_release else int(main.get("iteration", main.get("total_iters", 0))),
         "samples": samples,
         "tokens": int(tokens or samples * (arguments.get("seq_length") or 0)),
         "valid_samples": int(arguments.get("consumed_valid_samples") or 0),

@@ -158,9 +158,7 @@ def found_in(
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
     head_dim = saved_args.get("kv_channels") or int(table[0].shape[1]) // heads
     rows = Rows(version=version, head_dim=head_dim, gate=gate_half(saved_args))
-    progress = progress_of(first, saved_args)
-    if folder.name == "release":
-        progress["iteration"] = 0
+    progress = progress_of(first, saved_args, is_release=folder.name == "release")
     return ForeignCheckpoint(
         folder=folder,
         values={

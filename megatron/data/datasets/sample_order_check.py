@@ -32,8 +32,9 @@ def other_order(
         seq_length: of both runs.
     """
     for name, flag in _OF_ORDER.items():
-        if (saved := getattr(then, name)) != getattr(now, name):
-            yield f"{flag} was {saved} and is {getattr(now, name)}"
+        saved, current = getattr(then, name), getattr(now, name)
+        if saved != current:
+            yield f"{flag} was {saved or 'not given'} and is {current or 'not given'}"
     if now.cut and then.cut not in (None, asdict(now.cut)):
         yield f"documents are cut into samples by another {now.cut.flags}"
     if now.is_random:  # random samples depend on their index alone

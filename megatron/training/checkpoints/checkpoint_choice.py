@@ -17,6 +17,7 @@ from megatron.checkpointing.manifest import (
     tag_of,
 )
 from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
+from megatron.checkpointing.megatron_lm.optimizer_states import RESHARDABLE
 from megatron.checkpointing.publish import other_latest, restore_replaced
 from megatron.checkpointing.resharding.universal import is_universal, with_universal
 from megatron.common.errors import (
@@ -128,7 +129,13 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
     if not _goes_on(plan):
         return
     resumed = as_json(going_on(plan, chosen).to_dict())
-    if found := [*other_changes(chosen.manifest.plan, resumed)]:
+    if source := chosen.manifest.converted_from:
+        log.warning(
+            "%s was converted from %s: the data and the learning-rate schedule of its run are not "
+            "known, and this run uses those of its flags, after %d samples",
+            *(folder, source, chosen.manifest.state.samples),
+        )
+    if found := [*other_changes(chosen.manifest.plan, resumed, only_network=bool(source))]:
         log.warning("resuming from %s with other settings:\n%s", folder, table(found))
 
 
@@ -138,7 +145,7 @@ def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> No
     Args:
         uses: what is read of each corpus for training.
     """
-    if not _goes_on(plan):
+    if not _goes_on(plan) or chosen.manifest.converted_from:
         return
     then, seq_length = chosen.manifest, plan.model.seq_length
     reasons = [
@@ -331,14 +338,14 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
     lost = [*missing_plugins(chosen.manifest.config, plan.plugins.modules, only=sections)]
     if lost:
         raise WrongCheckpointError(f"{chosen.folder}: " + "\n".join(lost))
-    folder = str(chosen.folder)
+    folder, goes_on = str(chosen.folder), _goes_on(plan) and not chosen.manifest.converted_from
     require_same(
         chosen.manifest.plan,
         as_json(plan.to_dict()),
         folder,
         with_optimizer=plan.checkpoint.loads_optimizer,
-        with_schedule=_goes_on(plan) and plan.schedule.on_resume == "equal",
-        with_samples=_goes_on(plan),
+        with_schedule=goes_on and plan.schedule.on_resume == "equal",
+        with_samples=goes_on,
     )
     _require_parts(chosen.manifest, plan.checkpoint, folder)
     # What cannot be gone on with is refused before anything slow.
@@ -356,19 +363,28 @@ def _goes_on(plan: Plan) -> bool:
 
 def _require_parts(manifest: Manifest, requested: CheckpointPlan, folder: str) -> None:
     """Refuse a checkpoint that was saved without the parts that this run loads."""
-    saved = manifest.checkpoint
-    for is_there, wants, part in (
-        (saved.saves_optimizer, requested.loads_optimizer, "optim"),
-        (saved.saves_streams, requested.loads_streams, "rng"),
+    saved, source = manifest.checkpoint, manifest.converted_from
+    for is_there, wants, part, states in (
+        (
+            *(saved.saves_optimizer, requested.loads_optimizer, "optim"),
+            f"optimizer states (Megatron-LM's need {RESHARDABLE} when it saves)",
+        ),
+        (saved.saves_streams, requested.loads_streams, "rng", "RNG states"),
     ):
         if wants and not is_there:
+            how = f"converted from {source} without {states}"
             raise WrongCheckpointError(
-                f"{folder} was saved with --no-save-{part}: write --no-load-{part}, or --finetune "
-                "for its weights alone"
+                f"{folder} was {how if source else f'saved with --no-save-{part}'}: write "
+                f"--no-load-{part}, or --finetune for its weights alone"
             )
 
 
 def _saved_schedule(chosen: Chosen) -> SchedulePlan:
+    if source := chosen.manifest.converted_from:
+        raise WrongCheckpointError(
+            f"{chosen.folder} was converted from {source}, without its learning rate: write "
+            "--override-opt_param-scheduler in place of --use-checkpoint-opt_param-scheduler"
+        )
     try:
         return replace(chosen.manifest.schedule, on_resume="checkpoint")
     except CheckpointError as error:

@@ -90,7 +90,8 @@ def resume(
 def _log_replicas(chosen: Chosen, plan: Plan) -> None:
     """Log a change of the number of replicas, and what it does to a step."""
     now, then = plan.batch, chosen.manifest.batch
-    if then.data_parallel_size == now.data_parallel_size:
+    same = then.data_parallel_size == now.data_parallel_size
+    if same or chosen.manifest.converted_from:
         return
     before, after = (batch.num_micro_batches(batch.global_batch_size) for batch in (then, now))
     size = f"the same {now.global_batch_size} samples in the same order"

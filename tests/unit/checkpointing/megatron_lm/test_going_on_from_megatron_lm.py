@@ -94,7 +94,7 @@ def losses(engine, made):
     ("name", "zero_stage"), [("gpt", "0"), ("gpt", "1"), ("gpt", "2"), ("experts", "1")]
 )
 def test_the_next_steps_are_those_of_megatron_core(
-    group, tmp_path, monkeypatch, made, name, zero_stage
+    group, tmp_path, monkeypatch, caplog, made, name, zero_stage
 ):
     monkeypatch.setenv("LOCAL_RANK", "0")
     source = unpack(name, tmp_path)
@@ -102,6 +102,10 @@ def test_the_next_steps_are_those_of_megatron_core(
     assert f"--load {tmp_path / 'own'} --no-load-rng --override-opt_param-scheduler" in lines[-2]
     engine, state = resumed(tmp_path / "own", made, "--zero-stage", zero_stage)
     assert (state.iteration, state.samples) == (7, 70)
+    assert any(
+        f"was converted from {source / 'iter_0000007'}: the data" in m for m in caplog.messages
+    )
+    assert not [text for text in caplog.messages if "--lr " in text or "--train-iters " in text]
     expected = torch.load(source / "expected.pt", weights_only=True)["losses"]
     assert losses(engine, made) == pytest.approx(expected, rel=1e-5)
 
@@ -153,7 +157,7 @@ def test_states_that_depend_on_the_layout_are_left_out_with_what_to_save(
     assert "only weights are loaded, without optimizer states" in notice
     assert "(dp_reshardable)" in notice and "--dist-ckpt-optim-fully-reshardable" in notice
     assert any(f"--load {tmp_path / 'own'} --finetune" in line for line in lines)
-    with pytest.raises(CheckpointError, match="write --no-load-optim, or --finetune"):
+    with pytest.raises(CheckpointError, match="without optimizer states .*: write --no-load-optim"):
         resumed(tmp_path / "own", made)
     engine, _ = resumed(tmp_path / "own", made, "--finetune")
     expected = torch.load(source / "expected.pt", weights_only=True)["losses"]

@@ -80,6 +80,14 @@ def test_reasons_name_flags_and_epochs(prefixes):
     ]
 
 
+def test_a_flag_without_a_value_is_named_as_not_given(prefixes):
+    now = replace(decided(prefixes[:1], 100), split="", is_random=True)
+    assert [*other_order(decided(prefixes[:1], 100), now, [], seq_length=8)] == [
+        "--mock-data was not given and is True",
+        "--split was 1,0,0 and is not given",
+    ]
+
+
 def test_another_surplus_is_a_reason_where_it_changes_the_epochs(prefixes):
     core = ("--sample-order", "megatron-core", "--mid-level-dataset-surplus")
     now = decided(["3", prefixes[0], "1", prefixes[1]], 100, *core, "0.005")

@@ -1,13 +1,19 @@
 """What a run restores from a checkpoint, and which checkpoints it renames."""
 
+from dataclasses import replace
+
 import pytest
 from tiny import tiny_plan
 
-from megatron.checkpointing.manifest import MANIFEST, published_tags
-from megatron.checkpointing.train_state import TrainState
-from megatron.common.errors import (
-    CheckpointError,
+from megatron.checkpointing.manifest import (
+    CONVERTED_FROM,
+    MANIFEST,
+    published_tags,
+    read_manifest,
+    write_manifest,
 )
+from megatron.checkpointing.train_state import TrainState
+from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
@@ -101,3 +107,44 @@ def test_another_order_of_samples_gives_a_warning(job, messages):
         warnings = [line for line in messages if "come in another order" in line]
         assert len(warnings) == bool(reason)
         assert all(reason in line and "--exit-interval" in line for line in warnings)
+
+
+@pytest.fixture
+def converted(job):
+    """The folder of a checkpoint with the manifest of a conversion, whose run was another one."""
+    job.plan = tiny_plan(
+        *job.flags, "--no-save-rng", "--sample-order", "megatron-core", "--lr", "9"
+    )
+    job.checkpoints = Checkpoints(job.engine, job.plan, job.config)
+    job.save(5)
+    folder = job.directory / "global_step5"
+    manifest = read_manifest(folder)
+    versions = {"megatron": manifest.versions["megatron"], CONVERTED_FROM: "theirs/iter_0000005"}
+    write_manifest(folder, replace(manifest, versions=versions))
+    return folder
+
+
+def test_what_a_conversion_does_not_know_is_not_compared(job, messages, converted):
+    plan = tiny_plan(*job.flags, "--no-load-rng", "--train-iters", "7", "--global-batch-size", "2")
+    use = CorpusUse("corpus", 1.0, 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0, size_for=int)
+    state = TrainState()
+    resume(job.engine, plan, state, choose_checkpoint(plan), uses=[use])
+    assert state == TrainState(iteration=5, samples=10)
+    (warning,) = [line for line in messages if "successfully" not in line and "saving" not in line]
+    assert warning.startswith(f"{converted} was converted from theirs/iter_0000005: the data and ")
+    assert warning.endswith(
+        " are not known, and this run uses those of its flags, after 10 samples"
+    )
+    with pytest.raises(WrongCheckpointError, match="without its learning rate: write --override"):
+        job.resume("--no-load-rng", "--use-checkpoint-opt_param-scheduler")
+
+
+def test_states_that_were_not_converted_are_refused_as_such(job, converted):
+    with pytest.raises(WrongCheckpointError, match="converted from .* without RNG states: write"):
+        job.resume()
+    manifest = read_manifest(converted)
+    held = {**manifest.plan["checkpoint"], "saves_optimizer": False}
+    write_manifest(converted, replace(manifest, plan={**manifest.plan, "checkpoint": held}))
+    message = r"converted from theirs/iter_0000005 without optimizer states .*-fully-reshardable"
+    with pytest.raises(WrongCheckpointError, match=message):
+        job.resume("--no-load-rng")
