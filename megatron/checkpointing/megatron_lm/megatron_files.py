@@ -327,9 +327,11 @@ def _shard(
         weight = weight.transpose(1, 2)
     elif gate is not None and ".dense_h_to_4h." in name:
         # Our rows alternate gate and up. Experts are written for one rank alone.
-        dim = int(is_of_experts(name))
-        halves = weight.chunk(tensor, dim)[rank].unflatten(dim, (-1, 2)).unbind(dim + 1)
-        weight = torch.cat((halves[gate], halves[1 - gate]), dim)
+        rows_dim = int(is_of_experts(name))
+        halves = (
+            weight.chunk(tensor, rows_dim)[rank].unflatten(rows_dim, (-1, 2)).unbind(rows_dim + 1)
+        )
+        weight = torch.cat((halves[gate], halves[1 - gate]), rows_dim)
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
     dtype = TORCH_DTYPES[manifest.precision.dtype]
