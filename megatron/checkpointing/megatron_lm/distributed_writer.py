@@ -4,13 +4,13 @@ torch's own writer keeps the last tensor of every name in memory.
 """
 
 import json
-import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from pickle import dumps
 from typing import Any, cast
 
 import torch
@@ -91,7 +91,7 @@ def write_distributed(folder: Path, common: Mapping[str, Any], tensors: Iterable
     }
     metadata = Metadata(content, storage_data=storage, storage_meta=StorageMeta())
     write_state(dict(common), folder / COMMON)
-    (folder / METADATA).write_bytes(pickle.dumps(metadata))
+    (folder / METADATA).write_bytes(dumps(metadata))
     replace_text(folder / KIND, json.dumps(_VERSIONS), has_one_writer=True)
 
 
