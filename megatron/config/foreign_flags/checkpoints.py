@@ -9,7 +9,8 @@ CHECKPOINT_FLAGS = (
         async-ckpt-use-cpu-shm ckpt-fully-parallel-save no-ckpt-fully-parallel-save
         ckpt-fully-parallel-load ckpt-fully-parallel-load-exchange-algo
         ckpt-fully-parallel-load-per-rank-objects ckpt-fully-parallel-save-process-group
-        ckpt-fully-parallel-load-process-group ckpt-assume-constant-structure
+        ckpt-fully-parallel-load-process-group ckpt-fully-parallel-save-replicate-local
+        ckpt-fully-parallel-load-replicate-local ckpt-assume-constant-structure
         ckpt-pg-tensors-cache-path ckpt-pg-tensors-cache-create dist-ckpt-save-pre-mcore-014
         dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient
         use-dist-ckpt dist-ckpt-format dist-ckpt-workers ckpt-drop-redundant-extra-state""",
@@ -51,6 +52,10 @@ CHECKPOINT_FLAGS = (
     *refused(
         "write --ckpt-step with the iteration to load, and --reset-progress to count from 0",
         "override-ckpt-iteration",
+    ),
+    *refused(
+        "convert the checkpoint with tools/convert_checkpoint/from_hf.py, then write --load",
+        "load-openai",
     ),
     *refused(
         "a run writes one checkpoint format; leave this flag out, and convert the checkpoint "

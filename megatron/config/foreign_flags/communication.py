@@ -10,7 +10,10 @@ GROUP_FLAGS = (
         create-all-gather-group use-nccl-ub disable-symmetric-registration
         fsdp-manual-registration use-ring-exchange-p2p fsdp-double-buffer
         fsdp-db-use-persist-buf-on-alloc-fail megatron-fsdp-max-pool-double-buffer
-        gtp-expert-remat-nccl-ub gtp-remat-nccl-ub hierarchical-context-parallel-sizes""",
+        gtp-expert-remat-nccl-ub gtp-remat-nccl-ub hierarchical-context-parallel-sizes
+        fsdp-buffer-count megatron-fsdp-cache-param-bucket-views
+        megatron-fsdp-prefetch-recompute-forward-weights disable-grad-buffers-cpu-backup
+        disable-param-buffers-cpu-backup""",
     ),
     *accepted(
         "--distributed-timeout-minutes is the timeout of all collectives",
@@ -32,7 +35,14 @@ GROUP_FLAGS = (
     *refused(
         "all samples have the same length, and each is divided over all context-parallel ranks;"
         " leave this flag out",
-        "hybrid-context-parallel max-seqlen-per-dp-cp-rank",
+        """hybrid-context-parallel max-seqlen-per-dp-cp-rank dynamic-context-parallel
+        min-dynamic-context-parallel-size sequence-packing-scheduler pad-packed-seq-alignment
+        thd-tail-padding-policy thd-max-packed-sequences pipeline-p2p-fixed-shape""",
+    ),
+    *accepted(
+        "it only changes which tokens of a sequence are on which context-parallel rank: results are"
+        " the same",
+        "cp-partition-mode attention-cp-layout",
     ),
 )
 
@@ -64,6 +74,7 @@ OVERLAP_FLAGS = (
         """ddp-reduce-scatter-with-fp32-accumulation
         ddp-param-name-patterns-for-fp32-local-accumulation""",
     ),
+    *read_as("fp32-allreduce", "it takes no value", switch="--accumulate-allreduce-grads-in-fp32"),
     *refused(
         "write communication_data_type in the JSON of --deepspeed_config instead: the dtype in which "
         "gradients are reduced",
@@ -84,13 +95,15 @@ SHARDING_FLAGS = (
         "ZeRO shards instead: --data-parallel-sharding-strategy or --zero-stage selects what is"
         " sharded",
         """use-megatron-fsdp megatron-fsdp-version no-use-layer-wise-param-layout
-        megatron-fsdp-enable-fine-grained-param-gather""",
+        megatron-fsdp-enable-fine-grained-param-gather use-layer-wise-param-layout
+        expert-data-parallel-sharding-strategy""",
     ),
     *read_as("use-torch-fsdp2", "it takes no value", switch="--zero-stage 3"),
     *accepted(
         "ZeRO shards over all data-parallel ranks: results are the same",
         """num-distributed-optimizer-instances outer-dp-sharding-strategy
-        enable-full-sharding-in-hsdp torch-fsdp2-no-reshard-after-forward""",
+        enable-full-sharding-in-hsdp torch-fsdp2-no-reshard-after-forward
+        expert-outer-dp-sharding-strategy hfsdp-param-gather-overlap""",
     ),
     *refused(
         "weights are divided over --tensor-model-parallel-size ranks; --zero-stage 3 shards them "
@@ -141,6 +154,12 @@ MEMORY_FLAGS = (
         "zero_optimization.offload_optimizer.ratio in the JSON of --deepspeed_config a share of"
         " them at ZeRO stage 3: write one of them, and leave this flag out",
         **{"1": "", "1.0": ""},
+    ),
+    *refused(
+        "write --cpu-optimizer instead: optimizer states are kept in host memory, and the step is "
+        "made there",
+        """chunked-optimizer-state-offload offload-optimizer-states optimizer-state-offload-fraction
+        optimizer-state-offload-chunk-size-mb""",
     ),
     *read_as("use-torch-optimizer-for-cpu-offload", "it takes no value", switch="--cpu_torch_adam"),
     *accepted(

@@ -23,7 +23,8 @@ KERNEL_FLAGS = (
         use-te-activation-func no-bias-swiglu-fusion fused-residual-rmsnorm
         use-fused-weighted-squared-relu flash-attention-version use-kitchen-attention
         kitchen-attention-backend mla-down-proj-fusion ~clone-scatter-output-in-embedding
-        disable-mem-efficient-ln""",
+        disable-mem-efficient-ln fallback-to-eager-attn scaled-masked-softmax-fusion
+        no-scaled-masked-softmax-fusion scaled-upper-triang-masked-softmax-fusion""",
     ),
     *accepted("there is one implementation of random number generators", "te-rng-tracker"),
     *accepted(
@@ -34,7 +35,8 @@ KERNEL_FLAGS = (
     *accepted(
         "training captures no CUDA graphs: results are the same; --compile fuses kernels instead",
         """enable-cuda-graph cuda-graph-warmup-steps external-cuda-graph cuda-graph-impl
-        cuda-graph-scope cuda-graph-modules optimizer-cuda-graph delay-offload-until-cuda-graph""",
+        cuda-graph-scope cuda-graph-modules optimizer-cuda-graph delay-offload-until-cuda-graph
+        cuda-graph-dynamic-microbatches""",
     ),
     *read_as("ds_fused_adam", "it takes no value", switch="--optimizer-impl deepspeed"),
 )
@@ -93,7 +95,11 @@ MIXTURE_FLAGS = (
         moe-hybridep-num-blocks-unpermute moe-ncclep-zero-copy moe-router-fusion
         moe-router-padding-for-quantization moe-router-padding-for-fp8
         moe-pad-experts-for-cuda-graph-inference moe-paged-stash moe-paged-stash-page-size
-        moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-buffer-size-factor-cpu""",
+        moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-buffer-size-factor-cpu
+        moe-megakernel-backend moe-megakernel-backend-config dense-grouped-gemm
+        moe-hybridep-pad-variable-tokens moe-hybridep-routing-map-mode moe-ncclep-static-shape
+        moe-ncclep-use-symm-mem ~moe-router-aux-loss-fusion
+        ep-overlap-use-scheduled-tensor-release""",
     ),
     *accepted(
         "--recompute-granularity selects what is recomputed: results are the same",
@@ -107,14 +113,25 @@ MIXTURE_FLAGS = (
         "the router alone chooses experts; --moe-router-load-balancing-type aux_loss balances "
         "the loads" + _LEAVE,
         """moe-enable-routing-replay moe-router-quantile-balancing-ema
-        moe-router-force-load-balancing moe-router-force-biased""",
+        moe-router-force-load-balancing moe-router-force-biased
+        moe-router-quantile-balancing-estimation-scope moe-router-qb-num-bins""",
     ),
     *refused(
         "router weights multiply the outputs of experts, not their inputs" + _LEAVE,
         "moe-apply-probs-on-input",
     ),
     *refused(
-        "inputs and outputs of experts have --hidden-size features" + _LEAVE, "moe-latent-size"
+        "inputs and outputs of experts have --hidden-size features" + _LEAVE,
+        "moe-latent-size moe-latent-up-projection-rmsnorm moe-use-norm-before-up-proj",
+    ),
+    *refused(
+        "experts and router read the output of their own layer's attention" + _LEAVE,
+        "moe-shortcut-connection moe-shortcut-post-norm moe-shortcut-parallel",
+    ),
+    *read_as(
+        "moe-num-hash-layers moe-n-hash-layers",
+        "the router of every layer with experts is learned" + _LEAVE,
+        **{"0": ""},
     ),
     *refused(
         "tokens are exchanged in the dtype of the network" + _LEAVE,

@@ -80,6 +80,7 @@ MODEL_LEGACY = (
 _GROUPED = (
     "experts use grouped matrix products, and tokens are exchanged with all-to-alls of uneven sizes"
 )
+_LOADS = "the log has sums over all layers, and the loads of the least balanced layer"
 
 EXPERT_LEGACY = (
     Legacy(
@@ -93,10 +94,8 @@ EXPERT_LEGACY = (
     Legacy("--moe-permute-fusion", _GROUPED),
     Legacy("--moe-use-legacy-grouped-gemm", _GROUPED),
     Legacy("--moe-shared-expert-overlap", "shared experts are computed after the others"),
-    Legacy(
-        "--moe-per-layer-logging",
-        "the log has sums over all layers, and the loads of the least balanced layer",
-    ),
+    Legacy("--moe-per-layer-logging", _LOADS),
+    Legacy("--log-moe-overload-factor", _LOADS),
     Legacy("--use-tutel", _GROUPED),
     Legacy("--moe-router-dtype", "the router always computes in fp32", takes=1),
     Legacy(

@@ -40,6 +40,10 @@ REPORT_FLAGS = (
         "weights and gradients",
         "log-max-attention-logit dump-param-to-param-group-map",
     ),
+    *accepted(
+        "layers are not measured one by one; --profile records the time of each operation",
+        "log-per-layer-resource-usage log-per-layer-resource-usage-interval",
+    ),
     *accepted("--codecarbon-dir DIR logs the energy use of a run", "log-energy"),
     *accepted("timers do not wait for other ranks", "no-barrier-with-level-1-timing"),
     *accepted(
@@ -62,7 +66,7 @@ INFERENCE_FLAGS = (
     *refused(
         "batch-invariant kernels are not built; leave this flag out: a run is reproducible bit "
         "for bit with the same command and layout",
-        "batch-invariant-mode batch-invariant-backend",
+        "batch-invariant-mode batch-invariant-backend batch-invariant-collective",
     ),
     *accepted(
         "it configures Megatron-LM's inference engine, which training does not use; for "
@@ -95,6 +99,16 @@ INFERENCE_FLAGS = (
         nccl-all-reduce-for-prefill inference-fuse-tp-communication
         inference-disable-triton-nvls-kernels inference-grouped-gemm-backend
         inference-moe-disable-fused-quant-kernels inference-moe-token-dispatcher-type
-        mlp-chunks-for-prefill inference-rng-tracker""",
+        mlp-chunks-for-prefill inference-rng-tracker inference-kv-cache-management-mode
+        inference-static-kv-memory-pointers no-inference-static-kv-memory-pointers
+        no-inference-dynamic-batching-prefix-caching
+        inference-dynamic-batching-prefix-cache-ttl-seconds
+        inference-dynamic-batching-media-cache-coordinator-policy
+        inference-dynamic-batching-media-cache-routing-weight
+        inference-dynamic-batching-vision-embedding-cache-max-bytes
+        inference-dynamic-batching-allow-stale-multimodal-embeddings
+        no-inference-text-gen-server-logging no-inference-wandb-logging
+        no-inference-use-synchronous-zmq-collectives no-inference-disable-ep-consensus
+        inference-flashinfer-mxfp8-token-capacity""",
     ),
 )

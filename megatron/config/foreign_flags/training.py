@@ -11,7 +11,7 @@ DATA_FLAGS = (
     *accepted(
         "token files are read as needed, and their index is cached: samples are the same",
         """no-mmap-bin-files num-dataset-builder-threads dataloader-fast-cache-load
-        dataloader-defer-npy-index-mmap per-dataset-sequences-path""",
+        dataloader-defer-npy-index-mmap per-dataset-sequences-path lazy-loader""",
     ),
     *refused(
         "write --reset-attention-mask instead, and --reset-position-ids where positions start again",
@@ -30,6 +30,16 @@ DATA_FLAGS = (
         train-shuffle-idx-path""",
     ),
     *refused("write --data-path with a local copy instead", "aml-data-download-path"),
+    *accepted("a resumed run always goes on with the next sample", "resume-dataloader"),
+    *refused("write --train-samples with the samples of one epoch instead", "train-full-dataset"),
+    *refused(
+        "--mock-data makes random tokens, in samples of --seq-length; leave this flag out",
+        "sft-mock-dataset-config-json varlen-mock-dataset-config-json",
+    ),
+    *refused(
+        "--mask-prob sets the share of masked tokens in a sample; leave this flag out",
+        "max-preds-per-seq",
+    ),
     *read_as("sft", "it takes no value", switch="--objective sft"),
 )
 
@@ -44,7 +54,12 @@ TOKEN_FLAGS = (
     *refused(
         "conversations become token files with tools/preprocess_data.py --conversations "
         "--chat-template FILE",
-        "chat-template",
+        "chat-template use-varlen-dataset varlen-sbhd-validation",
+    ),
+    *refused("write --tokenizer-type and --vocab-file instead", "tokenizer-model-type"),
+    *accepted(
+        "the environment variable HF_HOME names the directory of what Hugging Face downloads",
+        "cache-dir",
     ),
 )
 
@@ -77,6 +92,10 @@ STEP_FLAGS = (
         "losses are checked unless --no-check-for-nan-in-loss-and-grad is given",
         "check-for-nan-in-loss-and-grad",
     ),
+    *accepted(
+        "the loss that is trained on is logged; --calculate-per-token-loss weighs its tokens equally",
+        "sft-loss-log-mode",
+    ),
     *refused("write --config FILE instead: YAML with the flags of this program", "yaml-cfg"),
 )
 
@@ -85,6 +104,14 @@ OPTIMIZER_FLAGS = (
         "queries and keys are not rescaled after a step; --qk-layernorm bounds them: leave this flag "
         "out",
         "qk-clip qk-clip-alpha qk-clip-threshold",
+    ),
+    *accepted(
+        "it only changes how muon shares out the work: its step is the same",
+        "muon-ns-batch-size muon-no-concurrent-groups",
+    ),
+    *refused(
+        "muon steps routers like all matrices of layers; leave this flag out",
+        "moe-router-skip-muon",
     ),
     *accepted("muon uses plain matrix products, with the same result", "muon-use-syrk"),
     *read_as(

@@ -9,7 +9,8 @@ NETWORK_FLAGS = (
         "multi-head latent attention is not built; leave its flags out, and write "
         "--group-query-attention --num-query-groups N to make keys and values smaller",
         """multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim
-        rope-type rotary-scaling-factor mscale mscale-all-dim cache-mla-latents""",
+        rope-type rotary-scaling-factor mscale mscale-all-dim cache-mla-latents
+        attention-latent-norm-epsilon output-projection-groups output-projection-lora-rank""",
     ),
     *refused(
         "linear and indexed attention are not built: every layer has softmax attention; leave this "
@@ -20,22 +21,45 @@ NETWORK_FLAGS = (
         dsa-indexer-skip-topk-offset dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
         dsa-kernel-backend dsa-indexer-rope-interleaved ~dsa-indexer-rotate-activation
         ~dsa-indexer-scoring-relu dsa-indexer-k-norm-epsilon dsa-indexer-k-norm-fp32
-        gdp-num-householder gdp-cutedsl-kernel gdp-num-chunk-states-to-recompute""",
+        gdp-num-householder gdp-cutedsl-kernel gdp-num-chunk-states-to-recompute
+        linear-attention-type linear-cp-mode linear-cp-layout kda-safe-gate kda-lower-bound
+        gdn-pre-gated-delta-rule-fusion gdn-gated-output-norm-fusion gdn-conv-pad-alignment
+        dsa-indexer-precision ~dsa-indexer-weights-proj-use-quantization
+        dsa-indexer-weights-proj-output-dtype dsa-cp-balance-indexer no-dsa-kernel-fusion
+        csa-window-size csa-compress-ratios csa-compress-rotary-base csa-dense-mode""",
     ),
     *refused(
         "this kind of attention is not built; leave this flag out",
-        "softmax-type attention-output-gate qk-l2-norm no-rope-freq mrope-section",
+        """softmax-type attention-output-gate qk-l2-norm no-rope-freq mrope-section mrope-interleaved
+        gated-attention-proj-granularity head-wise-attn-gate""",
+    ),
+    *refused(
+        "write --rotary-base instead, and --rotary-local-base for the layers with --window-size",
+        "rotary-base-per-layer",
     ),
     *read_as("mtp-num-layers", _ONE_AHEAD, **{"0": ""}),
     *refused(
         _ONE_AHEAD,
         """mtp-standalone mtp-loss-scaling-factor mtp-use-repeated-layer mtp-detach-heads mtp-hsm
-        mtp-hybrid-override-pattern""",
+        mtp-hybrid-override-pattern freeze-base-model-for-mtp keep-mtp-in-bf16""",
     ),
     *refused(
         "hyper-connections are not built; leave their flags out",
         """enable-mhc-connections mhc-num-residual-streams mhc-sinkhorn-iterations
-        mhc-init-gating-factor mhc-recompute-layer-num""",
+        mhc-init-gating-factor mhc-recompute-layer-num enable-hyper-connections
+        num-residual-streams mhc-fused-backend use-fused-mhc
+        mhc-recompute-attn-cuda-graph-split""",
+    ),
+    *refused(
+        "the residual stream has --hidden-size features; leave the flags of wide residuals out",
+        """wide-residual wide-residual-streamwise-sigmoid-init-scale wide-residual-learned-retention
+        wide-residual-retention-init wide-residual-retention-max-forget""",
+    ),
+    *refused(
+        "memory tables of n-grams (Engram) are not built; leave their flags out",
+        """engram-hash-table-min-sizes engram-max-ngram-size engram-embedding-dim-per-ngram
+        engram-num-hash-heads-per-ngram engram-layer-ids engram-target-layer-indices engram-seed
+        engram-kernel-size engram-table-backend""",
     ),
     *refused(
         "Mamba and hybrid networks are not built; leave their flags out",
@@ -48,15 +72,22 @@ NETWORK_FLAGS = (
         "heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json",
     ),
     *refused(
+        "each layer has weights of its own; leave this flag out",
+        "num-unique-layers param-sharing-style",
+    ),
+    *refused(
         "this activation is not built; write --activation with one that --help lists, and leave this "
         "flag out",
-        "quick-geglu glu-linear-offset activation-func-clamp-value",
+        """quick-geglu glu-linear-offset activation-func-clamp-value activation-func-tanh-clamp-scale
+        activation-func-tanh-clamp-scale-linear situ-glu moe-use-situ-glu situ-glu-beta1
+        situ-glu-beta2""",
     ),
     *refused(
         "write --use-rope-scaling --rope-scaling-type yarn, and --rope-beta-fast, --rope-beta-slow "
         "and --rope-original-max-position-embeddings",
         """yarn-original-max-position-embeddings yarn-beta-fast yarn-beta-slow
-        yarn-correction-range-round-to-int no-yarn-correction-range-round-to-int""",
+        yarn-correction-range-round-to-int no-yarn-correction-range-round-to-int
+        original-max-position-embeddings""",
     ),
     *refused(
         "maximal update parametrization is not built; choose --lr and --init-method-std yourself, "
@@ -96,7 +127,15 @@ METHOD_FLAGS = (
         rl-inference-pipeline-model-parallel-size rl-inference-expert-model-parallel-size
         rl-inference-expert-tensor-model-parallel-size rl-inference-model-unified-memory-level
         rl-offload-inference-model-weights-when-idle refit-method rl-verify-model-weights-swap
-        rl-skip-bos-token rl-profile rl-profile-dir rl-inference-parsers""",
+        rl-skip-bos-token rl-profile rl-profile-dir rl-inference-parsers
+        rl-offload-inference-model-weights refit-execution-batch-bytes""",
+    ),
+    *accepted(
+        "what it turns off is not built",
+        """no-rl-partial-rollouts no-rl-inference-logprobs-is-correction no-rl-use-sequence-packing
+        no-rl-training-cuda-graphs no-rl-persist-cuda-graphs no-rl-verify-model-weights-swap
+        no-rl-skip-bos-token no-rl-offload-inference-model-weights
+        no-rl-offload-inference-model-weights-when-idle""",
     ),
     *refused(
         "knowledge distillation is not built; leave its flags out",

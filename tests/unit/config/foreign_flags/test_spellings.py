@@ -12,7 +12,7 @@ from megatron.config.parsing.near_misses import plain
 
 SPELLINGS = Path(__file__).with_name("spellings.txt").read_text("utf-8").split()
 """Flags of Megatron-LM's training parser that this project had no field for in 2026, the flags of the
-two other programs that Megatron-LM has not, and those of published commands."""
+two other programs that Megatron-LM has not, and those of published commands and of its first versions."""
 
 
 def test_no_flag_of_the_three_programs_is_unknown():
