@@ -30,7 +30,7 @@ DATA_FLAGS = (
         train-shuffle-idx-path""",
     ),
     *refused("write --data-path with a local copy instead", "aml-data-download-path"),
-    *accepted("a resumed run always goes on with the next sample", "resume-dataloader"),
+    *accepted("a resumed run always continues with the next sample", "resume-dataloader"),
     *refused("write --train-samples with the samples of one epoch instead", "train-full-dataset"),
     *refused(
         "--mock-data makes random tokens, in samples of --seq-length; leave this flag out",
