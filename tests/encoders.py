@@ -7,6 +7,7 @@ import torch
 
 from megatron.checkpointing.conversion.network import parameters_of
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wrap_full_tensor
+from megatron.common.atomic_files import replace_text
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.tensor_parallel.process_groups import Groups
@@ -18,7 +19,8 @@ A, B, C, D, BOS, EOS, SENTINEL = range(5, 12)
 
 def tokenizer_in(folder: Path, *, extra_ids: int = 0) -> WordPieceTokenizer:
     """Return a WordPiece tokenizer whose vocabulary is written to `folder`."""
-    (folder / "vocab.txt").write_text("\n".join(TOKENS))
+    # All ranks of a test write it.
+    replace_text(folder / "vocab.txt", "\n".join(TOKENS))
     return WordPieceTokenizer(folder / "vocab.txt", lower_case=True, extra_ids=extra_ids)
 
 

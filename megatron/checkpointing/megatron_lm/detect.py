@@ -7,6 +7,9 @@ from pathlib import Path
 from megatron.checkpointing.manifest import LATEST, MANIFEST, checkpoint_of
 from megatron.common.registry import LOADERS
 
+RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+"""Flag of Megatron-LM's with which it saves states that any ranks load."""
+
 SYSTEMS = {
     "own": "this program's",
     "torch_dist": "Megatron-LM's in the format torch_dist",

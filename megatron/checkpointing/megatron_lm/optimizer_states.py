@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.checkpointing.megatron_lm.detect import RESHARDABLE
 from megatron.checkpointing.megatron_lm.distributed_files import StoredTensor
 from megatron.checkpointing.parameter_names import is_buffer
-
-RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
-"""Flag of Megatron-LM's with which it saves states that any ranks load."""
 
 _NAME = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.(\w+)\.(.+)|.+)")
 _STATES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}

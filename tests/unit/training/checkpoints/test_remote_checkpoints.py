@@ -4,7 +4,9 @@ import logging
 import os
 import shutil
 import time
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from object_store import BUCKET, SECRET
@@ -23,7 +25,7 @@ from megatron.checkpointing.remote import (
     set_aside,
 )
 from megatron.checkpointing.train_state import TrainState
-from megatron.common import remote_files
+from megatron.common import mirror, remote_files
 from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
 from megatron.common.remote_files import (
     find_files,
@@ -265,25 +267,29 @@ def test_files_of_a_model_that_was_replaced_at_the_url_are_downloaded_again(stor
     assert (found / "config.json").read_text() == "first"
 
 
-def test_processes_that_waited_for_a_download_take_it_and_others_do_not(remote, tmp_path):
+def test_processes_that_waited_for_a_download_take_it_and_others_do_not(
+    remote, tmp_path, monkeypatch
+):
     remote.save(5)
     directory = Path(local_directory(remote.url, tmp_path / "cache", flag="--load"))
     lock = directory / "fetch.lock"
     lock.touch()
-    later = time.time() + 100
-    os.utime(lock, (later, later))  # of a process that came first and has done nothing yet
-    fetch(directory)
-    assert published_tags(directory) == ["global_step5"]
-    shutil.rmtree(directory / "global_step5")
-    os.utime(lock, (later, later))  # of one that has finished after this one began to wait
-    fetch(directory)
-    assert published_tags(directory) == []
-    fetch(directory, step=5)  # the other one was after the newest
-    assert published_tags(directory) == ["global_step5"]
-    shutil.rmtree(directory / "global_step5")
-    os.utime(lock, (1, 1))
-    fetch(directory, step=5)
-    assert published_tags(directory) == ["global_step5"]
+    now = time.time()
+
+    def fetch_after_waiting(written_at, **options):
+        os.utime(lock, (written_at, written_at))
+        times = chain([now - 1], repeat(now + 1))  # before the wait for the lock, and after
+        with monkeypatch.context() as patch:
+            patch.setattr(mirror, "time", SimpleNamespace(time=lambda: next(times)))
+            fetch(directory, **options)
+        found = published_tags(directory)
+        shutil.rmtree(directory / "global_step5", ignore_errors=True)
+        return found
+
+    assert fetch_after_waiting(now) == ["global_step5"]  # one came first and has done nothing yet
+    assert fetch_after_waiting(now) == []  # one has finished meanwhile
+    assert fetch_after_waiting(now, step=5) == ["global_step5"]  # it was after the newest
+    assert fetch_after_waiting(1, step=5) == ["global_step5"]  # it finished long ago
 
 
 FOREIGN = {
