@@ -77,7 +77,7 @@ def saved_progress(checkpoint: CheckpointConfig) -> Progress:
         if not tags:
             return NO_PROGRESS
         state = read_manifest(Path(planned.load) / tags[0]).state
-        return Progress(state.iteration, state.samples)
+        return Progress(state.iteration, state.samples, state.tokens)
     except CheckpointError:
         return NO_PROGRESS
 

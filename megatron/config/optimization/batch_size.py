@@ -12,13 +12,14 @@ SizeSchedule = tuple[tuple[int, int], ...]
 
 
 class Progress(NamedTuple):
-    """How far a run has come: iterations, and the training samples that they took."""
+    """How far a run has come: iterations, and the training samples and tokens that they took."""
 
     iterations: int
     samples: int
+    tokens: int
 
 
-NO_PROGRESS = Progress(0, 0)
+NO_PROGRESS = Progress(0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class BatchPlan:
         Args:
             done: before, which steps of other sizes may have taken.
         """
-        iterations, consumed = done
+        iterations, consumed = done.iterations, done.samples
         while self.is_ramping(consumed) and consumed + self.size_at(consumed) <= samples:
             consumed += self.size_at(consumed)
             iterations += 1

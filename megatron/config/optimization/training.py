@@ -157,7 +157,7 @@ def plan_training(
     if training.train_samples is not None:
         lengths.append((batch.iterations_for(training.train_samples, done), training.train_samples))
     if training.train_tokens is not None:
-        lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips))
+        lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips, done))
     iterations, samples = min(lengths, default=(0, 0))
     return resolve(
         TrainingPlan,
@@ -172,11 +172,15 @@ def plan_training(
 
 
 def _length_of_tokens(
-    tokens: int, batch: BatchPlan, curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]
+    tokens: int,
+    batch: BatchPlan,
+    curriculum: CurriculumPlan,
+    skips: tuple[tuple[int, int], ...],
+    progress: Progress,
 ) -> tuple[int, int]:
     """Return the iterations and samples after which `tokens` have been trained on."""
     steady_from = _steady_from(curriculum, skips)
-    iteration, samples, done = 0, 0, 0
+    iteration, samples, done = progress
     while done < tokens and (iteration < steady_from or batch.is_ramping(samples)):
         iteration += 1
         size = batch.size_at(samples)

@@ -119,4 +119,4 @@ def test_the_world_size_of_a_run_counts_all_its_axes(saved):
 )
 def test_consumed_samples_are_those_of_the_checkpoint_to_resume_from(saved, flags, samples):
     assert saved_progress(tiny_config("--load", str(saved), *flags).checkpoint).samples == samples
-    assert saved_progress(tiny_config().checkpoint) == (0, 0)
+    assert saved_progress(tiny_config().checkpoint) == (0, 0, 0)

@@ -226,8 +226,8 @@ def test_a_ramp_is_checked_from_the_consumed_samples_on():
     config = tiny_config(*flags, "80", "--micro-batch-size", "1", without=("--train-iters",))
     for consumed in (0, 8, 16):
         with pytest.raises(ConfigError, match="on the way is not a multiple of .* = 4$"):
-            validate(config, world_size=4, device="cpu", done=Progress(1, consumed))
-    valid = validate(config, world_size=4, device="cpu", done=Progress(1, 25))
+            validate(config, world_size=4, device="cpu", done=Progress(1, consumed, 0))
+    valid = validate(config, world_size=4, device="cpu", done=Progress(1, 25, 0))
     assert valid.steps.batch.sizes_from(25) == range(8, 9, 2)
     decided = resolve(valid, vocab_size=256)
     # The first size that the replicas can take: DeepSpeed wants it to be a multiple.
@@ -235,6 +235,7 @@ def test_a_ramp_is_checked_from_the_consumed_samples_on():
     assert decided.deepspeed["gradient_accumulation_steps"] == 1
 
 
+SEQ_LENGTH = 6  # of tiny_config
 STEPS = ["--step-batch-size-schedule", "0:2 200:4,400:8"]
 BY_SAMPLES = {"without": ("--train-iters",)}
 
@@ -291,7 +292,7 @@ def test_a_step_schedule_is_checked_from_the_consumed_samples_on():
     config = tiny_config(*STEPS, "--train-samples", "200", **BY_SAMPLES)
     with pytest.raises(ConfigError, match="batch size 2 is not a multiple of .* = 4$"):
         validate(config, world_size=2, device="cpu")
-    steps = validate(config, world_size=2, device="cpu", done=Progress(1, 33)).steps
+    steps = validate(config, world_size=2, device="cpu", done=Progress(1, 33, 0)).steps
     assert steps.batch.sizes_from(33) == [4, 8]
     assert steps.batch.sizes_from(34) == [4, 8]
     assert steps.batch.sizes_from(66) == [8]
@@ -306,7 +307,7 @@ def test_a_resumed_run_with_another_batch_has_samples_to_its_last_iteration(
 ):
     flags = ("--train-iters", str(iterations), "--global-batch-size", str(size))
     training = validate(
-        tiny_config(*flags), world_size=1, device="cpu", done=Progress(6, 48)
+        tiny_config(*flags), world_size=1, device="cpu", done=Progress(6, 48, 48 * SEQ_LENGTH)
     ).steps.training
     assert (training.train_iters, training.train_samples) == (iterations, samples)
 
@@ -318,5 +319,21 @@ def test_a_resumed_run_with_another_batch_counts_the_steps_of_the_samples_that_a
     config = tiny_config(
         *("--train-samples", "72", "--global-batch-size", str(size)), without=("--train-iters",)
     )
-    steps = validate(config, world_size=1, device="cpu", done=Progress(6, 48)).steps
+    steps = validate(
+        config, world_size=1, device="cpu", done=Progress(6, 48, 48 * SEQ_LENGTH)
+    ).steps
     assert (steps.training.train_iters, steps.training.train_samples) == (iterations, 72)
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(8, 9), (4, 12), (16, 8)])
+def test_a_resumed_run_with_another_batch_counts_the_steps_of_the_tokens_that_are_left(
+    size, iterations
+):
+    config = tiny_config(
+        *("--train-tokens", str(72 * SEQ_LENGTH), "--global-batch-size", str(size)),
+        without=("--train-iters",),
+    )
+    done = Progress(6, 48, 48 * SEQ_LENGTH)
+    training = validate(config, world_size=1, device="cpu", done=done).steps.training
+    left = (iterations - 6) * size
+    assert (training.train_iters, training.train_samples) == (iterations, 48 + left)
