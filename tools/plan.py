@@ -30,12 +30,13 @@ from megatron.config.plan.samples import fewest_processes, with_some_data
 from megatron.config.tools.planning import PlanningConfig
 from megatron.planner.calibration import ROOFLINE, Calibration, read_calibration
 from megatron.planner.devices import Device, device_of
-from megatron.planner.search import DECIDED, faster_micro_batch, obstacle, search
+from megatron.planner.search import DECIDED, faster_micro_batch, faster_partition, obstacle, search
 from megatron.planner.speed import speed_of
 from megatron.planner.summary import (
     device_lines,
     memory_lines,
     micro_batch_line,
+    partition_line,
     run_lines,
     search_lines,
     work_lines,
@@ -183,10 +184,13 @@ def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device
     print(*lines, sep="\n")
     if planning.mfu or obstacle(decided, device):
         return
-    decide = partial(_decide, planning=planning)
-    if faster := faster_micro_batch(config, decided, device, decide=decide, estimate=estimate):
+    given = {"decide": partial(_decide, planning=planning), "estimate": estimate}
+    if faster := faster_micro_batch(config, decided, device, **given):
         size, best = faster
         print(micro_batch_line(size, 1 - best.step_s / speed.step_s))
+    if divided := faster_partition(config, decided, device, **given):
+        method, best = divided
+        print(partition_line(method, 1 - best.step_s / speed.step_s))
 
 
 def _calibration(planning: PlanningConfig, device: Device) -> Calibration:

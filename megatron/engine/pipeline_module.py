@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from megatron.common.errors import ConfigError
 from megatron.config.architecture.architecture import Entry
 from megatron.config.architecture.partition import split_bounds, stage_bounds
+from megatron.config.parallelism.pipeline import LAYERS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.deepspeed.patches.pipeline import ChunkedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
@@ -87,7 +88,7 @@ def pipeline_module(
     bounds: Sequence[int] = ()
     if split_rank:
         bounds = split_bounds(entries, topology.pipeline, split_rank)
-    elif partition_method.startswith("type:"):
+    elif partition_method.startswith(("type:", LAYERS)):
         bounds = stage_bounds(partition_method, entries, topology.pipeline * chunks)
     # DeepSpeed prints the partition to stdout; ours is a line of the log.
     with contextlib.redirect_stdout(io.StringIO()):

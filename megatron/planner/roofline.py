@@ -113,16 +113,16 @@ def column_share(spec: ModelSpec) -> float:
     return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
 
 
-def pace_of(plan: Plan) -> float:
-    """Return by how much the busiest pipeline stage computes longer than an average one.
+def work_of_stages(plan: Plan) -> list[float]:
+    """Return what each pipeline stage computes, relative to their mean.
 
-    A pipeline goes at its pace. The head is as much as its products.
+    The head is as much as its products.
     """
     spec = plan.model
     layer = sum(inputs * outputs for inputs, outputs in _layer_shapes(plan))
     head = spec.hidden_size * spec.vocabulary.padded_vocab_size / plan.parallel.tensor / layer
     work = [len(each.layers) + head * each.has("logits") for each in stages_of(plan)]
-    return max(work) * len(work) / sum(work)
+    return [each * len(work) / sum(work) for each in work]
 
 
 def _product_rate(plan: Plan, device: Device) -> tuple[float, float]:

@@ -2,13 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.optimization.training import global_batch_size_of
+from megatron.config.parallelism.pipeline import LAYERS
 from megatron.config.plan.plan import Plan, plan
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.layouts import Axis, Layout, layouts_of, places
@@ -24,6 +25,9 @@ DECIDED = {
         "context_parallel_size",
         "num_layers_per_virtual_pipeline_stage",
         "num_virtual_stages_per_pipeline_rank",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "pipeline_model_parallel_layout",
         "sequence_parallel",
     ),
     "experts": ("moe_expert_parallel_size", "expert_tensor_parallel_size"),
@@ -197,6 +201,65 @@ def faster_micro_batch(
     return best
 
 
+def faster_partition(
+    config: Config,
+    decided: Plan,
+    device: Device,
+    *,
+    decide: Callable[[Config], Plan],
+    estimate: Callable[[Plan], Speed],
+) -> tuple[str, Speed] | None:
+    """Return the fastest division into stages that fits, with fewer layers beside the head.
+
+    Args:
+        config, decide, estimate: see `faster_micro_batch`.
+
+    Returns:
+        --pp-partition-method of it; None where none is faster.
+    """
+    best, least = None, estimate(decided).step_s * (1 - _WORTHWHILE)
+    for layers in _with_fewer_beside_the_head(decided):
+        method = LAYERS + ",".join(map(str, layers))
+        try:
+            other = decide(_with_method(config, method, decided.parallel.chunks))
+        except ConfigError:  # such as adapters, which need a layer on each stage
+            continue
+        speed = estimate(other)
+        if speed.step_s < least and not obstacle(other, device):
+            best, least = (method, speed), speed.step_s
+    return best
+
+
+def _with_fewer_beside_the_head(decided: Plan) -> Iterator[list[int]]:
+    """Yield numbers of layers of each stage, or chunk, that are even but for fewer in the last one."""
+    stages = [[len(part.layers) for part in stage.parts] for stage in stages_of(decided)]
+    parts = [count for chunk in zip(*stages, strict=True) for count in chunk]
+    if len(parts) == 1 or decided.parallel.split_rank:
+        return
+    for last in range(parts[-1]):
+        size, rest = divmod(sum(parts) - last, len(parts) - 1)
+        # Later stages hold fewer micro-batches, and take the layers that are left over.
+        longer = len(parts) - 1 - rest
+        yield [*(size + (part >= longer) for part in range(len(parts) - 1)), last]
+
+
+def _with_method(config: Config, method: str, chunks: int) -> Config:
+    return replace(
+        config,
+        parallel=replace(
+            config.parallel,
+            pp_partition_method=method,
+            num_layers_per_virtual_pipeline_stage=None,
+            num_virtual_stages_per_pipeline_rank=chunks,
+            decoder_first_pipeline_num_layers=None,
+            decoder_last_pipeline_num_layers=None,
+            account_for_embedding_in_pipeline_split=False,
+            account_for_loss_in_pipeline_split=False,
+            pipeline_model_parallel_layout=None,
+        ),
+    )
+
+
 def _uneven_reason(
     layout: Layout, batch: int | None, gpus_per_node: int
 ) -> tuple[Axis, str] | None:
@@ -237,6 +300,9 @@ def _config_of(config: Config, layout: Layout) -> Config:
             context_parallel_size=1,
             num_layers_per_virtual_pipeline_stage=None,
             num_virtual_stages_per_pipeline_rank=None,
+            decoder_first_pipeline_num_layers=None,
+            decoder_last_pipeline_num_layers=None,
+            pipeline_model_parallel_layout=None,
             enable_zbh1_pipeline=config.parallel.enable_zbh1_pipeline and layout.pipeline > 1,
             sequence_parallel=layout.tensor > 1,
         ),

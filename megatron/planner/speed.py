@@ -7,7 +7,7 @@ from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan.plan import Plan
 from megatron.planner.devices import Device
 from megatron.planner.memory import schedule_of
-from megatron.planner.roofline import column_share, pace_of, times_of
+from megatron.planner.roofline import column_share, times_of, work_of_stages
 from megatron.planner.traffic import Traffic, Volume, traffic_of
 
 NODE_SHARE, NETWORK_SHARE = 0.7, 0.9
@@ -42,6 +42,13 @@ def bubble_of(plan: Plan) -> float:
         arXiv:2401.10241, section 2.
     """
     return schedule_of(plan).bubble
+
+
+def idle_of_stages(plan: Plan) -> list[float]:
+    """Return the share of a step in which each pipeline stage waits: the bubble, and for busier stages."""
+    schedule, work = schedule_of(plan), work_of_stages(plan)
+    step = schedule.micro_batches * max(work) + schedule.idle
+    return [1 - schedule.micro_batches * each / step for each in work]
 
 
 def step_flops(plan: Plan, *, recomputed: bool) -> float:
@@ -138,7 +145,7 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
         sent.data, outside, forward=passes * forward, backward=passes * (computed - forward)
     )
     return (
-        micro_batch * (number * pace_of(plan) + schedule_of(plan).idle)
+        micro_batch * (number * max(work_of_stages(plan)) + schedule_of(plan).idle)
         + slowdown * times.step
         + between
     )

@@ -13,7 +13,7 @@ from megatron.planner.memory import (
     micro_batches_under_way,
 )
 from megatron.planner.search import Found, obstacle
-from megatron.planner.speed import Speed, bubble_of, step_flops
+from megatron.planner.speed import Speed, bubble_of, idle_of_stages, step_flops
 from megatron.planner.stages import stages_of
 from megatron.planner.traffic import Volume, traffic_of
 
@@ -55,13 +55,14 @@ def run_lines(plan: Plan) -> Iterator[str]:
 
 def memory_lines(plan: Plan, *, device: str = "cuda") -> Iterator[str]:
     """Yield the memory of one rank of each stage, part by part."""
-    for stage, memory in zip(stages_of(plan), memory_of_stages(plan, device=device), strict=True):
+    stages, memories = stages_of(plan), memory_of_stages(plan, device=device)
+    for stage, memory, idle in zip(stages, memories, idle_of_stages(plan), strict=True):
         parts = [stage.has_embedding and "embedding", stage.has_head and "head"]
         held = ", ".join([f"{len(stage.layers)} layers", *(part for part in parts if part)])
-        under_way = micro_batches_under_way(plan, stage)
+        held += f"; micro-batches under way: {micro_batches_under_way(plan, stage):g}"
+        held += f"; idle: {100 * idle:.1f}% of a step" * (len(stages) > 1)
         yield (
-            f"stage {stage.index} ({held}; micro-batches under way: {under_way:g}): "
-            f"{_size(memory.total)} per rank | {parts_line(memory)}"
+            f"stage {stage.index} ({held}): {_size(memory.total)} per rank | {parts_line(memory)}"
         )
 
 
@@ -136,6 +137,14 @@ def micro_batch_line(size: int, saved: float) -> str:
     """Return the advice to take a larger micro-batch, which saves so much of a step."""
     return (
         f"larger micro-batches pay: --micro-batch-size {size} fits too, and shortens a step "
+        f"by {saved:.0%}"
+    )
+
+
+def partition_line(method: str, saved: float) -> str:
+    """Return the advice to divide layers otherwise into pipeline stages, which saves so much of a step."""
+    return (
+        f"the stage with the head computes longest: --pp-partition-method {method} shortens a step "
         f"by {saved:.0%}"
     )
 

@@ -88,6 +88,7 @@ _PROFILE = "--profile --profile-dir {run}/traces --profile-step-start 1 --profil
 _FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 _TENSOR = "--tensor-model-parallel-size 2"
 _STAGES = "--num-layers 4 --pipeline-model-parallel-size 2"
+_THREE_LAYERS = "--num-layers 3 --pipeline-model-parallel-size 2"
 _SAMPLES = {"on": "--train-samples 12", "without": ("--train-iters",)}
 _PAIRS = {
     "on": f"--tokenizer-type GPT2BPETokenizer {_BYTES} --data-path {{files}}/tasks",
@@ -337,6 +338,24 @@ PARALLEL = {
         "shapes",
         on="--num-layers 4 --max-position-embeddings 330 --pipeline-model-parallel-size 2",
         ranks=2,
+    ),
+    "decoder_first_pipeline_num_layers": Turned(
+        "--decoder-first-pipeline-num-layers 1", "shapes", on=_STAGES, ranks=2
+    ),
+    "decoder_last_pipeline_num_layers": Turned(
+        "--decoder-last-pipeline-num-layers 1", "shapes", on=_STAGES, ranks=2
+    ),
+    "account_for_embedding_in_pipeline_split": Turned(
+        "--account-for-embedding-in-pipeline-split", "shapes", on=_THREE_LAYERS, ranks=2
+    ),
+    "account_for_loss_in_pipeline_split": Turned(
+        "--account-for-loss-in-pipeline-split",
+        "shapes",
+        on=f"{_THREE_LAYERS} --account-for-embedding-in-pipeline-split",
+        ranks=2,
+    ),
+    "pipeline_model_parallel_layout": Turned(
+        "--pipeline-model-parallel-layout Et|tttL", "shapes", on=_STAGES, ranks=2
     ),
     "pipeline_model_parallel_split_rank": Turned(
         "--pipeline-model-parallel-split-rank 1", "error", says="is for pretrain_t5.py"

@@ -23,6 +23,7 @@ FLAGS = (
 )
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
 FOUR_CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
+UNEQUAL_CHUNKS = ("--pipeline-model-parallel-layout", "Et|t*4|ttt|L")
 ZERO_BUBBLE = ("--enable-zbh1-pipeline",)
 BF16 = ("--bf16", "--zero-stage", "1", "--zero-reduce-bucket-size", "1000")
 SIZES = (16, 8, 16)
@@ -62,11 +63,17 @@ def steps_are_those_of_1f1b(*flags, schedules):
 
 def fp32_steps_are_those_of_1f1b(rank):
     """Over two replicas; the tied table is on the first and on the last rank."""
-    steps_are_those_of_1f1b(schedules=(CHUNKS, (*ZERO_BUBBLE, *FOUR_CHUNKS), ZERO_BUBBLE))
+    unequal = ("--decoder-last-pipeline-num-layers", "1")
+    steps_are_those_of_1f1b(
+        schedules=(
+            *(CHUNKS, (*ZERO_BUBBLE, *FOUR_CHUNKS), ZERO_BUBBLE, unequal),
+            *(UNEQUAL_CHUNKS, (*ZERO_BUBBLE, *UNEQUAL_CHUNKS)),
+        )
+    )
 
 
 def bf16_steps_are_those_of_1f1b(rank):
-    steps_are_those_of_1f1b(*BF16, schedules=(CHUNKS, ZERO_BUBBLE))
+    steps_are_those_of_1f1b(*BF16, schedules=(CHUNKS, ZERO_BUBBLE, UNEQUAL_CHUNKS))
 
 
 def dropout_and_clipping_are_those_of_1f1b(rank):
@@ -81,7 +88,7 @@ def recomputed_steps_on_four_ranks_are_those_of_1f1b(rank):
     steps_are_those_of_1f1b(
         *("--pipeline-model-parallel-size", "4", "--checkpoint-activations", "--zero-stage", "1"),
         *("--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights"),
-        schedules=(CHUNKS, ZERO_BUBBLE),
+        schedules=(CHUNKS, ZERO_BUBBLE, ("--pp-partition-method", "layers:1,3,4,0")),
     )
 
 
@@ -191,6 +198,7 @@ def checkpoints_of_either_schedule_go_on_in_the_other(rank):
     """Weights, moments and the next losses, ZeRO or not; in its own layout without resharding."""
     layouts = ["", *("--num-virtual-stages-per-pipeline-rank 2",) * 2, "--zero-stage 1"]
     layouts += ["--zero-stage 1 --num-layers-per-virtual-pipeline-stage 1", ""]
+    layouts += ["--pp-partition-method layers:3,5", " ".join(UNEQUAL_CHUNKS), ""]
     layouts += ["--enable-zbh1-pipeline", "--enable-zbh1-pipeline --zero-stage 1"]
     with shared_folder() as folder:
         manifest, expected, losses = None, None, None

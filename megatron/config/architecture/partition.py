@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from megatron.common.errors import ConfigError
 from megatron.config.architecture.architecture import Entry
 from megatron.config.parallelism.layout import ParallelPlan
+from megatron.config.parallelism.pipeline import LAYERS, layers_in
 
 LAYER = "transformer"
 """What --pp-partition-method type:REGEX matches for every transformer layer, whatever its class."""
@@ -18,8 +19,8 @@ _ENCODER_NORM = "EncoderNormPipe"
 def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]:
     """Return the index of the first entry of each part, and the number of entries.
 
-    With type:REGEX, the entries after the last transformer layer stay together, so that the final
-    norm is on the stage of the head.
+    With type:REGEX and layers:N,N,..., the entries after the last transformer layer stay together, so
+    that the final norm is on the stage of the head.
 
     Args:
         method: as --pp-partition-method.
@@ -29,13 +30,17 @@ def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]
     Raises:
         ConfigError: no entry matches type:REGEX; lists their names.
     """
+    blocks = [i for i, entry in enumerate(entries) if entry.kind == "block"]
+    head = (blocks[-1] if blocks else 0) + 1
+    if method.startswith(LAYERS):
+        firsts = [*accumulate(layers_in(method))][:-1]
+        return [0, *([*blocks, head][first] for first in firsts), len(entries)]
     weights = tuple(unit_weights(method, entries))
     if set(weights) == {1}:
         return _even(len(weights), parts)
     bounds = partition_balanced(weights, parts)
     if not method.startswith("type:"):
         return bounds
-    head = max((i for i, entry in enumerate(entries) if entry.kind == "block"), default=0) + 1
     return [*(min(bound, head) for bound in bounds[:-1]), bounds[-1]]
 
 
@@ -67,17 +72,16 @@ def _names(entry: Entry) -> tuple[str, ...]:
 def stage_problems(
     parallel: ParallelPlan, entries: Sequence[Entry], layers_only: Mapping[str, bool]
 ) -> Iterator[str]:
-    """Yield why type:REGEX cannot divide a network into the stages of a pipeline.
+    """Yield why a partition method cannot divide a network into the stages of a pipeline.
 
     Args:
         layers_only: by flag, whether it trains some weights of transformer layers in a way of their
             own, so that each stage needs one.
     """
     method, parts = parallel.partition_method, parallel.pipeline * parallel.chunks
-    if parallel.pipeline == 1 or parallel.split_rank or not method.startswith("type:"):
+    if parallel.pipeline == 1 or parallel.split_rank or not method.startswith(("type:", LAYERS)):
         return
-    units = sum(unit_weights(method, entries))
-    if parts > units:
+    if method.startswith("type:") and parts > (units := sum(unit_weights(method, entries))):
         yield (
             f"--pipeline-model-parallel-size {parallel.pipeline} makes {parts} stages or chunks, and "
             f"--pp-partition-method {method} counts {units} layers: one would be empty"

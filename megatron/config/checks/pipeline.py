@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from megatron.config.checks.start import Start
-from megatron.config.parallelism.layout import chunks_of
+from megatron.config.parallelism.pipeline import chunks_of
 from megatron.config.parsing.json_tree import value_at
 
 

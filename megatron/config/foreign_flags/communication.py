@@ -127,14 +127,8 @@ SHARDING_FLAGS = (
 )
 
 STAGE_FLAGS = (
-    *accepted(
-        "--pp-partition-method divides the layers into stages: results are the same",
-        """pipeline-model-parallel-layout decoder-first-pipeline-num-layers
-        decoder-last-pipeline-num-layers""",
-    ),
     *read_as(
-        """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
-        standalone-embedding-stage""",
+        "standalone-embedding-stage",
         "it takes no value",
         switch="--pp-partition-method 'type:transformer|embedding'",
     ),

@@ -1,16 +1,22 @@
 """Parallel layout (tensor, pipeline, sequence, data, experts): flags, resolution and checks."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.config.parallelism.pipeline import (
+    PipelineConfig,
+    chunks_of,
+    partition_method_of,
+    pipeline_notices,
+    pipeline_problems,
+)
 from megatron.config.parsing.declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(PipelineConfig):
     """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
     world_size: int | None = setting(None, older=("--num-gpus",))
@@ -27,9 +33,6 @@ class ParallelConfig:
     )
     """Tensor-parallel size: number of processes that share each layer."""
 
-    pipeline_model_parallel_size: int = setting(1, plan="parallel.pipeline")
-    """Pipeline-parallel size: number of stages that the layers are divided into."""
-
     sequence_parallel: bool = False
     """Shard norms, dropout and the residual stream over the tensor-parallel ranks, along the
     sequence."""
@@ -45,27 +48,6 @@ class ParallelConfig:
     cp_comm_type: list[str] | None = None
     """Communication of --context-parallel-size: p2p (ring attention) or a2a (Ulysses, as
     --ds-sequence-parallel-size); default: p2p."""
-
-    num_layers_per_virtual_pipeline_stage: int | None = None
-    """Interleaved pipeline schedule: transformer layers per model chunk; each stage has num-layers
-    / stages / this number of chunks (default: one chunk per stage, 1F1B)."""
-
-    num_virtual_stages_per_pipeline_rank: int | None = setting(None, plan="parallel.chunks")
-    """Model chunks per pipeline stage; above 1 the schedule is interleaved. Alternative to
-    --num-layers-per-virtual-pipeline-stage."""
-
-    enable_zbh1_pipeline: bool = setting(False, plan="parallel.splits_backward")
-    """Zero-bubble pipeline schedule (ZB-H1): stages compute weight gradients of linear layers while
-    they would be idle, which shrinks the bubble to a third."""
-
-    pp_partition_method: str = setting("type:transformer", plan="parallel.partition_method")
-    """How the layers are divided into stages: type:REGEX balances the layers whose class name
-    matches, and type:transformer all transformer layers, whatever their class; uniform balances the
-    number of layers, parameters their weights."""
-
-    pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
-    """First pipeline stage of the decoder in an encoder-decoder network: the stages before it divide the
-    encoder's layers evenly, it and later stages the decoder's (default: by --pp-partition-method)."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None
     """Communication backend (default: nccl on GPUs and gloo on CPUs)."""
@@ -154,14 +136,6 @@ def padded_length(parallel: ParallelConfig, seq_length: int) -> int:
     return -(-seq_length // multiple) * multiple
 
 
-def chunks_of(parallel: ParallelConfig, num_layers: int) -> int:
-    """Return the number of model chunks of each pipeline stage; 1 where the flags make no sense."""
-    size = parallel.num_layers_per_virtual_pipeline_stage
-    if size is None:
-        return max(1, parallel.num_virtual_stages_per_pipeline_rank or 1)
-    return max(1, num_layers // max(1, size * parallel.pipeline_model_parallel_size))
-
-
 def plan_parallel(
     parallel: ParallelConfig,
     *,
@@ -177,7 +151,7 @@ def plan_parallel(
         sequence=sequence_size(parallel),
         data=max(1, world_size // replica_size(parallel)),
         sequence_parallel=(parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1),
-        partition_method=parallel.pp_partition_method,
+        partition_method=partition_method_of(parallel, num_layers),
         zero_stage=zero_stage,
         expert=expert,
         split_rank=parallel.pipeline_model_parallel_split_rank or 0,
@@ -193,6 +167,7 @@ def parallel_notices(parallel: ParallelConfig, *, seq_length: int) -> Iterator[s
         yield "--cp-comm-type has no effect with --context-parallel-size 1"
     elif parallel.cp_comm_type and _BOTH in parallel.cp_comm_type:
         yield f"--cp-comm-type {_BOTH}: all ranks exchange keys, as with {RING}: results are the same"
+    yield from pipeline_notices(parallel)
     padded = padded_length(parallel, seq_length)
     if padded > seq_length:
         size = parallel.context_parallel_size
@@ -228,11 +203,6 @@ def parallel_problems(
             f"{replica} processes, got {world_size}; start them with "
             f"`deepspeed --num_gpus {replica} …`, or lower one of them"
         )
-    if pipeline > num_layers and parallel.pp_partition_method in _COUNT_LAYERS:
-        yield (
-            f"--pipeline-model-parallel-size {pipeline} is more than --num-layers {num_layers}: "
-            "a stage would have no layer"
-        )
     if zero_stage not in range(4):
         yield f"--zero-stage {zero_stage} is not one of 0, 1, 2, 3"
     if pipeline > 1 and zero_stage >= 2:
@@ -241,42 +211,7 @@ def parallel_problems(
             f"{pipeline}: a pipeline accumulates gradients over its micro-batches, so they cannot "
             "be divided over ranks; write --zero-stage 1, or one pipeline stage"
         )
-    yield from _chunk_problems(parallel, num_layers)
-    yield from _partition_problems(parallel.pp_partition_method)
-
-
-def _chunk_problems(parallel: ParallelConfig, num_layers: int) -> Iterator[str]:
-    """Yield why the layers cannot be divided into model chunks."""
-    flags = {
-        "--num-layers-per-virtual-pipeline-stage": parallel.num_layers_per_virtual_pipeline_stage,
-        "--num-virtual-stages-per-pipeline-rank": parallel.num_virtual_stages_per_pipeline_rank,
-    }
-    given = {flag: value for flag, value in flags.items() if value is not None}
-    words = " and ".join(f"{flag} {value}" for flag, value in given.items())
-    pipeline = max(1, parallel.pipeline_model_parallel_size)
-    if not given:
-        return
-    if len(given) == 2:
-        yield f"{words} set the same number in two ways: take one of them out"
-    elif min(given.values()) < 1:
-        yield f"{words} must be at least 1"
-    elif pipeline == 1:
-        yield (
-            f"{words} divides the stages of a pipeline, and there is one stage: add "
-            "--pipeline-model-parallel-size 2 or more, or leave it out"
-        )
-    elif (size := parallel.num_layers_per_virtual_pipeline_stage) and num_layers % (
-        pipeline * size
-    ):
-        yield (
-            f"{words}: --num-layers {num_layers} is not a multiple of it times "
-            f"--pipeline-model-parallel-size {pipeline} = {pipeline * size}"
-        )
-    elif (chunks := chunks_of(parallel, num_layers)) * pipeline > num_layers:
-        yield (
-            f"{words}: {chunks} chunks of {pipeline} stages are more than --num-layers {num_layers}: "
-            "a chunk would have no layer"
-        )
+    yield from pipeline_problems(parallel, num_layers)
 
 
 def world_size_problems(parallel: ParallelConfig, world_size: int) -> Iterator[str]:
@@ -330,19 +265,3 @@ def context_problems(parallel: ParallelConfig) -> Iterator[str]:
             f"--ds-sequence-parallel-size {parallel.ds_sequence_parallel_size} both divide the "
             "sequence: take one of them out"
         )
-
-
-_COUNT_LAYERS = ("uniform", "parameters", "type:transformer")
-"""Partition methods that cannot make more stages than there are transformer layers."""
-
-
-def _partition_problems(method: str) -> Iterator[str]:
-    if method.startswith("type:"):
-        if ":" in method.removeprefix("type:"):
-            yield f"--pp-partition-method {method}: DeepSpeed takes no second colon"
-        try:
-            re.compile(method.removeprefix("type:"))
-        except re.error as error:
-            yield f"--pp-partition-method {method}: not a regular expression ({error})"
-    elif method not in ("uniform", "parameters"):
-        yield f"--pp-partition-method {method} is not one of type:REGEX, uniform, parameters"
