@@ -29,8 +29,15 @@ from megatron.planner.memory import (
     micro_batches_under_way,
     weights_of,
 )
-from megatron.planner.search import Fitting, obstacle, ranked, search
-from megatron.planner.speed import CONTENTION, NETWORK_SHARE, bubble_of, speed_of, step_flops
+from megatron.planner.search import Fitting, faster_partition, obstacle, ranked, search
+from megatron.planner.speed import (
+    CONTENTION,
+    NETWORK_SHARE,
+    bubble_of,
+    idle_of_stages,
+    speed_of,
+    step_flops,
+)
 from megatron.planner.stages import stages_of
 from megatron.planner.summary import device_lines, memory_lines, run_lines, work_lines
 from megatron.planner.traffic import Volume, traffic_of
@@ -143,6 +150,33 @@ def test_larger_micro_batches_are_faster():
     assert found.fitting[0].layout.micro_batch_size == 8
     slower = search(config, num_gpus=1, vocab_size=50257, device=h100, slowdown=2.0)
     assert slower.fitting[0].speed.step_s == pytest.approx(2 * found.fitting[0].speed.step_s)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_stage_with_a_large_head_is_proposed_fewer_layers(chunks):
+    """Between the head's cost, about four layers, and the step that the same stages take."""
+
+    def decide(config):
+        return plan(config, world_size=4, vocab_size=128_000, device="cuda")
+
+    config, _ = parse_config(
+        f"{SIZES['1.3b']} --seq-length 2048 --bf16 --lr 1e-4 --data-path D --train-iters 10 "
+        "--global-batch-size 32 --micro-batch-size 1 --pipeline-model-parallel-size 4 "
+        f"--num-virtual-stages-per-pipeline-rank {chunks}".split()
+    )
+    even = decide(config)
+    ways = {"decide": decide, "estimate": lambda planned: speed_of(planned, A100)}
+    method, speed = faster_partition(config, even, A100, **ways)
+    layers = [int(count) for count in method.removeprefix("layers:").split(",")]
+    assert (sum(layers), len(layers)) == (24, 4 * chunks)
+    assert layers[-1] < min(layers[:-1])
+    assert speed.step_s < 0.95 * speed_of(even, A100).step_s
+    idle = idle_of_stages(even)
+    assert idle[3] == pytest.approx(min(idle)) and max(idle) > idle[3] + 0.1
+    divided = replace(config.parallel, pp_partition_method=method)
+    config = replace(config, parallel=divided)
+    assert max(idle_of_stages(decide(config))) < max(idle)
+    assert faster_partition(config, decide(config), A100, **ways) is None
 
 
 def measured_table(path, slowdowns):
