@@ -73,7 +73,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("budget of a chat template", de
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """Limit what templates of `BoundedEnvironment` do in here, all together."""
+    """Limit the work of all templates of `BoundedEnvironment` in this context together."""
     token = _budget.set(_Budget())
     try:
         yield
@@ -105,7 +105,7 @@ class _Counted:
             yield item
 
     def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # TypeError is what Jinja looks for
+        return len(self._items)  # type: ignore[arg-type]  # Jinja expects a TypeError
 
 
 def _require_small(value: Any) -> Any:
@@ -121,7 +121,7 @@ def _require_small(value: Any) -> Any:
 
 
 def _join(parts: Iterable[str]) -> str:
-    """Join what a template writes, as long as it is short."""
+    """Join the output of a template, as long as it is short."""
     written: list[str] = []
     length = 0
     for part in parts:

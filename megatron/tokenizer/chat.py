@@ -47,8 +47,8 @@ class ChatTemplate:
 
         from megatron.tokenizer.bounded_jinja import BoundedEnvironment, limits, require_short
 
-        # The sandbox that templates are compiled for: its own has no limits.
-        theirs: Any = chat_template_utils  # its hints are not what it does
+        # Templates are compiled for this sandbox: transformers' has no limits.
+        theirs: Any = chat_template_utils  # its type hints are wrong
         theirs.ImmutableSandboxedEnvironment = BoundedEnvironment
         try:
             with limits():
@@ -78,7 +78,7 @@ class ChatTemplate:
 def read_chat_template(
     file: str | None, tokenizer: str | None, kwargs: Mapping[str, Any] = MappingProxyType({})
 ) -> ChatTemplate:
-    """Return the template in `file`, or else that of a tokenizer.
+    """Return the template in `file`, or else the tokenizer's template.
 
     Args:
         tokenizer: a directory of Hugging Face's tokenizer, or its name on the hub.
@@ -162,7 +162,7 @@ class ChatTokenizer(Tokenizer):
         return self._tokenizer.vocabulary()
 
     def encode_conversation(self, line: Any) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the tokens of a conversation, and which of them count: those of answers.
+        """Return the tokens of a conversation and its loss mask, true for the tokens of answers.
 
         Args:
             line: an object with `messages`, and `tools` if there are any; or with `prompt` and
@@ -174,7 +174,7 @@ class ChatTokenizer(Tokenizer):
         text, answers = self._text_of(line)
         try:
             encoding = self._backend.encode(text, add_special_tokens=False)
-        except Exception as error:  # the library has no exception of its own
+        except Exception as error:  # the library defines no exception type
             raise no_tokens(self.name, text, error) from error
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         counts = np.zeros(len(offsets), np.bool_)
@@ -231,7 +231,7 @@ class ChatTokenizer(Tokenizer):
     def _answer_spans(
         self, messages: Sequence[Any], answers: Sequence[int], text: str, tools: Any
     ) -> Iterator[Span]:
-        """Yield the text that each answer adds to that of the messages before it."""
+        """Yield the text that each answer adds to the messages before it."""
         for i in answers:
             before, _ = self._template.render(messages[:i], tools=tools, add_generation_prompt=True)
             after, _ = self._template.render(messages[: i + 1], tools=tools)

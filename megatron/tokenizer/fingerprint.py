@@ -212,7 +212,7 @@ def common_chat_template(prefixes: Iterable[str]) -> str:
 
 
 def _lasting(value: Any) -> Any:
-    """Return `value`, as an absolute path if it is that of a file or a directory."""
+    """Return `value`, as an absolute path if it names a file or a directory."""
     if isinstance(value, str) and os.path.exists(value):
         return os.path.abspath(value)
     return value

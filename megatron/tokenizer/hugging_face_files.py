@@ -31,9 +31,9 @@ _ROLES: tuple[Role, ...] = ("bos", "eos", "pad")
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Return the special token ids of config.json; the end of a document is that of a text.
+    """Return config.json's special token ids; "eos" is the end of a document, if there is one.
 
-    Padding has the id that ends texts where the tokenizer has none of its own, as in GPT-2.
+    Without a padding token, padding has the id of "eos", as in GPT-2.
     """
     ids = tokenizer.special_ids
     end = ids.get("eod", ids.get("eos"))
@@ -46,10 +46,10 @@ def write_hugging_face_files(
 ) -> str:
     """Write `tokenizer` to `folder` for `AutoTokenizer`; return why not, or "".
 
-    What is written gives the same ids: that is tried out on a few texts.
+    The written tokenizer gives the same ids: a few texts are compared.
 
     Args:
-        options: what `build_tokenizer` made it from.
+        options: the options that `build_tokenizer` got.
         max_length: most tokens of a text.
     """
     kind = options["tokenizer_type"]

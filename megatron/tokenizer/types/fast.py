@@ -95,8 +95,7 @@ class FastTokenizer(Tokenizer):
     def gives_back(self, ids: NDArray, text: str) -> bool:
         """Whether `ids`, non-negative integers, are the same text as `text` when decoded.
 
-        gigatoken's own decoding may find them equal; a difference is
-        found by the reference.
+        gigatoken's decoding may find them equal; only the reference's decides that they differ.
         """
         encoder = self._decide()
         if encoder is not None:
@@ -116,9 +115,7 @@ class FastTokenizer(Tokenizer):
         """Return the result of `encode` of the fast encoder, or of the reference if that fails."""
         encoder = self._decide()
         if encoder is not None:
-            with suppress(
-                Exception
-            ):  # of any type; the reference reports what is wrong with a text
+            with suppress(Exception):  # of any type; the reference reports errors in a text
                 return encode(encoder)
         return encode(self.reference)
 
@@ -143,7 +140,7 @@ class FastEncoder:
     text that does hold it raises ValueError.
 
     Args:
-        tokenizer_json: what the `tokenizers` library writes of a tokenizer.
+        tokenizer_json: a tokenizer in the JSON format of the `tokenizers` library.
     """
 
     library = "gigatoken"
@@ -155,14 +152,14 @@ class FastEncoder:
         try:
             with_separator, self._separator = _with_separator(tokenizer_json)
             self._gigatoken = Gigatoken.from_json(with_separator)
-        except Exception:  # the library has no exception of its own, and may not take the token
+        except Exception:  # the library defines no exception type, and may not take the token
             self.joins, self._separator = False, -1
             self._gigatoken = Gigatoken.from_json(tokenizer_json)
         self._prefix = np.array([], np.int32)
         self._suffix = np.array([], np.int32)
 
     def add_affixes(self, reference: Tokenizer) -> None:
-        """Learn from `reference` which ids stand around those of a text, if any."""
+        """Find the ids that `reference` adds before and after a text, if any."""
         inner, full = self.encode("a"), reference.encode("a")
         for start in range(len(full) - len(inner) + 1):
             if full[start : start + len(inner)] == inner:
@@ -229,7 +226,7 @@ class WordEncoder(FastEncoder):
     """BLOOM's way of cutting words, with the ids of each word remembered.
 
     Args:
-        backend: what finds the ids of words that are not known yet.
+        backend: encodes words that are not known yet.
 
     Raises:
         ValueError: words are cut in another way.
@@ -316,7 +313,7 @@ def load_fast(reference: Tokenizer) -> FastEncoder | str:
             encoder = FastEncoder(backend.to_str())
         except ImportError:
             return "the gigatoken library is not installed (pip install gigatoken)"
-        except Exception as error:  # the library has no exception of its own
+        except Exception as error:  # the library defines no exception type
             return f"gigatoken cannot read it: {str(error).strip().partition(chr(10))[0]}"
     try:
         encoder.add_affixes(reference)

@@ -60,7 +60,7 @@ class GPT2BPETokenizer(Tokenizer):
         """Return the ids of `text`."""
         try:
             return self.backend.encode(text).ids
-        except Exception as error:  # the library has no exception of its own
+        except Exception as error:  # the library defines no exception type
             reason = f"one of its bytes has no token in {self.name}"
             raise no_tokens(self.name, text, reason) from error
 

@@ -73,7 +73,7 @@ class PretrainedFromHF(Tokenizer):
         """Return the ids of `text`, with the special tokens the tokenizer adds by default."""
         try:
             return self._loaded.encode(text)
-        except Exception as error:  # the libraries have no exception of their own
+        except Exception as error:  # the libraries define no exception type
             raise no_tokens(self.name, text, error) from error
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -109,7 +109,7 @@ def _from_file(directory: Path, extra: Sequence[AddedToken], *, adds: bool) -> _
         return None
     try:
         backend = Backend.from_file(str(path))
-    except Exception as error:  # the library has no exception of its own
+    except Exception as error:  # the library defines no exception type
         raise DataError(f"{path} is not a tokenizer: {error}") from error
     # Settings of the batches of some earlier use, which transformers overrides as well.
     backend.no_truncation()

@@ -1,6 +1,6 @@
 """Tokenizers from a SentencePiece model file, with Megatron-LM's legacy special tokens or without.
 
-Megatron-LM adds no tokens to the model's; `--tokenizer-sentencepiece-legacy` is what it did before.
+Megatron-LM adds special tokens to the model's only with `--tokenizer-sentencepiece-legacy`.
 """
 
 import json
@@ -14,7 +14,7 @@ from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.options import Takes, TokenizerOptions
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
 
-# Megatron-LM gives these ids after those of the model, in this order.
+# Megatron-LM appends these tokens to the model's, in this order.
 _ADDED: tuple[tuple[str, Role], ...] = (
     ("<CLS>", "cls"),
     ("<SEP>", "sep"),
@@ -69,15 +69,15 @@ class SentencePieceTokenizer(Tokenizer):
     def _pieces(self, text: str) -> list[int]:
         try:
             return self._model.encode(text)
-        except Exception as error:  # the library has no exception of its own
+        except Exception as error:  # the library defines no exception type
             raise no_tokens(self.name, text, error) from error
 
 
 class LegacySentencePieceTokenizer(SentencePieceTokenizer):
     """A SentencePiece model with the special tokens that Megatron-LM added to it until 2025.
 
-    A special token spelled in a text is that token, as in Megatron-LM; what stands between two of
-    them is encoded as a text of its own.
+    A special token spelled in a text is that token, as in Megatron-LM; the text between two
+    special tokens is encoded separately.
 
     Args:
         model_file: a SentencePiece model of any kind.

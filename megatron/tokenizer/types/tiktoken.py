@@ -21,7 +21,7 @@ from megatron.tokenizer.types.tokenizer import (
 _CONTRACTIONS = r"'(?i:[sdmt]|ll|ve|re)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-# v1 and v2 are Megatron-LM's names, the others OpenAI's.
+# v1 and v2 are Megatron-LM's names, the other names OpenAI's.
 PATTERNS: dict[Pattern, str] = {
     "v1": (r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
     "v2": (
@@ -64,8 +64,8 @@ class TikTokenizer(Tokenizer):
 
     A file `.json` is Megatron-LM's: a list of `{"rank", "token_bytes", "token_str"}`. Its special
     tokens come first, and only as many ranks follow as `vocab_size` has room for. In any other
-    file each line is a token in base64 and its id; that of one of OpenAI's encodings, under its
-    own name, needs nothing else.
+    file each line is a token in base64 and its id; a file named like one of OpenAI's encodings
+    needs no further options.
 
     Args:
         model_file: the ranks.
@@ -133,7 +133,7 @@ class TikTokenizer(Tokenizer):
             raise no_tokens(self.name, text, "")
         try:
             return self._encoding.encode_ordinary(text)
-        except Exception as error:  # the library has no exception of its own
+        except Exception as error:  # the library defines no exception type
             raise no_tokens(self.name, text, error) from error
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -141,7 +141,7 @@ class TikTokenizer(Tokenizer):
         return self._encoding.decode([int(i) for i in ids])
 
     def vocabulary(self) -> Vocabulary:
-        """Return the tokens, whose order is that of the merges, and how words are cut."""
+        """Return the tokens, in merge order, and the pattern that cuts words."""
         return Vocabulary(self._tokens, self._pattern)
 
 
@@ -173,7 +173,7 @@ def _megatron_ids(
 
 
 def _published_ids(path: Path, special: Sequence[str]) -> tuple[dict[bytes, int], dict[str, int]]:
-    """Return the ids of a file of lines, and those of its special tokens."""
+    """Return the token ids of a file of lines, and its special tokens' ids."""
     ranks = _read_lines(path)
     ids = dict(_PUBLISHED[path.stem][1]) if path.stem in _PUBLISHED else {}
     start = max([*ranks.values(), *ids.values()]) + 1
@@ -229,7 +229,7 @@ def _encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[st
         return tiktoken.Encoding(
             name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
         )
-    except Exception as error:  # the library has no exception of its own
+    except Exception as error:  # the library defines no exception type
         raise DataError(f"{name} is not a vocabulary of tiktoken: {error}") from error
 
 

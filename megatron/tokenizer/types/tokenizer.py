@@ -19,7 +19,7 @@ class Vocabulary:
 
     Args:
         tokens: text of each id; "" for an id without a token, empty if there are no texts.
-        rules: what joins characters to tokens besides the texts: merges in order, or scores.
+        rules: how characters are joined to tokens: merges in order, or scores.
     """
 
     tokens: Sequence[str]
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     `decode` and `vocabulary`; the rest follows from them.
     """
 
-    name: str  # what messages call it, such as its file
+    name: str  # the name in messages, such as its file
     vocab_size: int  # ids, before any padding: every id is less than this
     special_ids: Mapping[Role, int]  # only those that the vocabulary has
     extra_ids: Sequence[int] = ()  # of <extra_id_0>, <extra_id_1> and so on
@@ -108,7 +108,7 @@ class Tokenizer(Protocol):
 def with_ends(
     tokens: NDArray[np.int32], lengths: NDArray[np.int64], end: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the ids of texts, and how many each has, with `end` after those of each text."""
+    """Return the ids of texts with `end` after each text, and the number of ids of each text."""
     return np.insert(tokens, lengths.cumsum(), end), lengths + 1
 
 
@@ -120,7 +120,7 @@ def no_tokens(name: str, text: str, reason: object) -> DataError:
 
 
 def has_half_a_surrogate_pair(text: str) -> bool:
-    """Whether `text` holds what JSON can escape but UTF-8 cannot write."""
+    """Whether `text` holds a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -27,7 +27,7 @@ _MAX_LETTERS = 200  # a longer word is unknown, as in Megatron-LM
 class WordPieceTokenizer(Tokenizer):
     """WordPiece tokenizer. A text gets no special tokens; one spelled in a text is plain text.
 
-    `[BOS]`, `[EOS]` and the extra tokens get the ids after those of the file, unless it has them.
+    `[BOS]`, `[EOS]` and the extra tokens get ids after the file's, unless the file has them.
     Where Unicode changed, and for letters of private use, which are dropped, words are cut as the
     `tokenizers` library does.
 
@@ -68,7 +68,7 @@ class WordPieceTokenizer(Tokenizer):
         """Return the ids of `text`, with no [CLS] before and no [SEP] after it."""
         try:
             return self._backend.encode(self._prepare(text)).ids
-        except Exception as error:  # the library has no exception of its own
+        except Exception as error:  # the library defines no exception type
             raise no_tokens(self.name, text, error) from error
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
