@@ -76,7 +76,7 @@ class Scheduler:
     The index of a sequence in `running` is its row in the states of layers.
 
     Args:
-        states: what layers keep of sequences; None if they are recomputed.
+        states: the layers' decode states (KV cache); None if sequences are recomputed.
         rows: most running sequences.
         prompt_tokens: most tokens of one prefill, padding included, unless one prompt has more.
     """
@@ -133,8 +133,8 @@ class Scheduler:
 class InferenceEngine:
     """Generates tokens for many sequences at once; they join and leave the batch between steps.
 
-    Every rank has an engine. Requests are added to that of a replica's first rank, which is closed
-    in the end; the replica's other ranks `follow()`.
+    Every rank has an engine. Requests are added to the engine of a replica's first rank, which is
+    closed in the end; the replica's other ranks `follow()`.
 
     Args:
         runner: runs this rank's part of the model.
@@ -245,7 +245,7 @@ class InferenceEngine:
 
         While an exclusive request runs, nothing else does.
 
-        Communication: all ranks of the replica, the others through `follow`.
+        Communication: all ranks of the replica, the other ranks through `follow`.
         """
         events = self._apply_changes()
         if not self._is_open:
@@ -306,7 +306,7 @@ class InferenceEngine:
                 return
 
     def _apply_changes(self) -> list[Event]:
-        """Add and cancel sequences as the first rank does; record what it sampled in the last step.
+        """Add and cancel sequences as the first rank does; record the last step's tokens.
 
         Communication: one broadcast when there are several ranks.
         """
@@ -366,7 +366,7 @@ class InferenceEngine:
         Args:
             features: hidden states, the input of the head, [b, s, h]; of a decode step [b, 1, h].
             is_prefill: the sequences have just been admitted.
-            is_decode: `features` are those of the last positions alone.
+            is_decode: `features` are of the last positions alone.
         """
         sequences = [*sequences]
         draws = [0.0 if one.request.sampling.is_greedy else one.rng.random() for one in sequences]

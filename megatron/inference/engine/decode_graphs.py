@@ -27,7 +27,7 @@ Capture = Callable[[Callable[[], Tensor]], Replay]
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a decode step's operations depend on besides the values of device tensors.
+    """Shape of a decode step: all that its operations depend on besides device tensors' values.
 
     Args:
         rows: of the KV cache, from the first on; padding follows the running sequences.
@@ -76,8 +76,8 @@ class DecodeGraphs:
             nothing else that changes but device memory.
         rows: of the KV cache.
         capture: captures a step. If that fails, steps run uncaptured from then on.
-        keeping: context in which a step is captured, which runs it several times: restores what
-            layers keep of their sequences.
+        keeping: context in which a step is captured, which runs it several times: restores the
+            layers' decode states.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DecodeGraphs:
 
 
 def decode_capture(spec: ModelSpec, groups: Groups, device: torch.device) -> Capture | None:
-    """Return what captures the decode steps of a network as CUDA graphs; None where it cannot be."""
+    """Return the CUDA graph capture of a network's decode steps; None if it is not possible."""
     if device.type != "cuda":
         return None
     if obstacle := _obstacle(spec, groups):
@@ -124,7 +124,7 @@ def decode_capture(spec: ModelSpec, groups: Groups, device: torch.device) -> Cap
 
 
 def _cuda_graphs(device: torch.device) -> Capture:
-    """Return what captures functions as CUDA graphs, which share a memory pool."""
+    """Return a function that captures steps as CUDA graphs, which share a memory pool."""
     stream = torch.cuda.Stream(device)
     pool = torch.cuda.graph_pool_handle()
 

@@ -1,9 +1,9 @@
 """States of all layers between decode steps: one row for each sequence, moved as sequences move.
 
-Layers ask `DecodeStates` for what they keep when they are built: `attention` for a KV cache, `state` for
-anything else (`megatron.model.layers.parts` has the contract). `ModelRunner` allocates them once its
-layers are built, and sets the pass (`Prefill` or `Decode`): `start` with a `Prefill` or a `Decode`. The
-scheduler and beam search move, copy and clear rows, whatever a network keeps in them.
+When layers are built, they get their states from `DecodeStates`: `attention` for a KV cache,
+`state` for anything else (`megatron.model.layers.parts` has the contract). `ModelRunner` allocates
+the states once its layers are built; `start` sets the pass (`Prefill` or `Decode`). The scheduler
+and beam search move, copy and clear rows, whatever a network keeps in them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from megatron.model.layers.attention_kernels import Attend
 
 
 class DecodeStates:
-    """What the layers of a pipeline stage keep of each sequence.
+    """Decode states of a pipeline stage's layers, for each sequence.
 
     Args:
         rows: most sequences at once.
@@ -91,7 +91,7 @@ class DecodeStates:
 
     @contextmanager
     def restore_after(self) -> Iterator[None]:
-        """Undo what passes in this context write that further passes would not write again."""
+        """Undo the writes of passes in this context that further passes would not repeat."""
         before = [state.tensor.clone() for state in self._states]
         try:
             yield
@@ -129,7 +129,7 @@ class DecodeStates:
 
 
 class RowState:
-    """What one layer keeps of each sequence: [rows, *shape]; a `DecodeState` of the layers' contract.
+    """State of one layer for each sequence, [rows, *shape]; implements `DecodeState`.
 
     Args:
         current: returns the pass that runs.

@@ -35,7 +35,7 @@ class EncoderRunner:
         dtype: of weights and activations.
 
     Raises:
-        CheckpointError: the weights are not those of `spec`.
+        CheckpointError: the weights do not fit `spec`.
     """
 
     def __init__(

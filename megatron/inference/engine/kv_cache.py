@@ -1,6 +1,6 @@
 """KV cache: stores the keys and values of a layer, and attends to them in prefill and decode.
 
-`CachedAttention` is the core attention of a layer in generation. What it does depends on the pass:
+`CachedAttention` is the core attention of a layer in generation. It depends on the pass:
 `Prefill` stores the keys and values of prompts, `Decode` attends from one new token of each sequence to
 the cached ones.
 """
@@ -143,7 +143,7 @@ class Decode:
         keys, values = layer.keys, layer.values
         batch, heads, _, head_dim = query.shape
         groups = key.size(1)
-        layers = how.mask.window, groups, heads  # what a view depends on
+        layers = how.mask.window, groups, heads  # the key of a view
         if layers not in self._views:
             # Once for all layers that are alike.
             self._views[layers] = self._view(*layers, how, query.dtype)

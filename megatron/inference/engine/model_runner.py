@@ -47,8 +47,8 @@ _KEY_ROUNDING = 256
 class ModelRunner:
     """Runs this rank's pipeline stage and tensor-parallel shard of a network, with its states.
 
-    Its layers are built with `DecodeStates`, in which they keep what they need of earlier tokens:
-    see `megatron.model.layers.parts`. What the first layer reads is the network's `batch`.
+    Its layers are built with `DecodeStates`, which hold their state of earlier tokens: see
+    `megatron.model.layers.parts`. The first layer reads the network's `batch`.
 
     Args:
         spec: the network; its padded vocabulary is a multiple of the tensor-parallel ranks.
@@ -56,7 +56,7 @@ class ModelRunner:
         groups: this rank's process groups; replicas do not communicate.
         dtype: of weights and activations.
         rows: rows of the states, most sequences at once; 0 to keep nothing.
-        max_length: most tokens of a sequence (default: those of the network).
+        max_length: most tokens of a sequence (default: the network's maximum).
         sees_prefix: whether the tokens of a prompt attend to each other in both directions, as in
             a prefix language model.
         control: the ranks of `groups.model` over gloo, for messages (default: `groups.model`).
@@ -68,7 +68,7 @@ class ModelRunner:
         packs_weights: whether weights on CPUs are packed for decode steps, see `pack_weights`.
 
     Raises:
-        CheckpointError: the weights are not those of `spec`.
+        CheckpointError: the weights do not fit `spec`.
         ConfigError: the KV cache does not fit into memory.
     """
 

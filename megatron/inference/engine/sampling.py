@@ -27,7 +27,7 @@ class SamplingParams:
         temperature: divides the logits; close to 0 is greedy.
         top_k: sample from the k most likely tokens; 0: all.
         top_p: sample from the most likely tokens whose probabilities sum up to top_p (nucleus
-            sampling), as a share of what top_k keeps; 0: all.
+            sampling), as a share of the tokens that top_k keeps; 0: all.
         top_p_decay: factor on top_p after each generated token; 0: constant.
         top_p_bound: lower bound of the decayed top_p.
         min_p: sample from the tokens whose probability is at least this share of the largest
@@ -98,7 +98,7 @@ def sample_tokens(
     *,
     candidates: int = _CANDIDATES,
 ) -> list[list[float]]:
-    """Sample the next token of each row, independently of the others; return [token, *columns].
+    """Sample the next token of each row, independently of other rows; return [token, *columns].
 
     Tokens and columns of all rows come to the host in one copy, the only sync; it is repeated if
     top-p or min-p keeps more tokens than were sorted.
@@ -184,7 +184,7 @@ def limit_logits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply top-k, top-p and min-p to the largest logits.
 
-    Returns logits in descending order, their tokens, and whether all others are excluded.
+    Returns logits in descending order, their tokens, and whether all other tokens are excluded.
 
     Args:
         lengths: number of tokens generated before, for each row.
@@ -209,7 +209,7 @@ def limit_logits(
     count = min(max((s.top_k or candidates) for s in samplings), size)
     ordered_bn, order_bn = logits_bv.topk(count)
     is_beyond_bn = torch.arange(count, device=device) >= counts_b1
-    # As transformers: with both limits, top_p is a share of what top_k keeps.
+    # As transformers: with both limits, top_p is a share of the tokens that top_k keeps.
     kept_b1 = ordered_bn.masked_fill(is_beyond_bn, -torch.inf).logsumexp(-1, keepdim=True)
     total_b1 = torch.where(counts_b1 < size, kept_b1, full_b1)
     probability_bn = (ordered_bn - total_b1).exp()

@@ -25,7 +25,7 @@ class Request:
         stop_strings: generation ends when the generated text contains one of these.
         barred: pairs of tokens; the second is never generated right after the first.
         logprobs: compute the log-probabilities of generated tokens.
-        prompt_logprobs: compute those of the prompt's tokens too.
+        prompt_logprobs: compute the prompt tokens' log-probabilities too.
         top_logprobs: number of most likely tokens to report at each position.
         contexts: tokens of texts that the sequence attends to in addition to its own: the neighbors
             that were retrieved for a prompt, or the text of an encoder.

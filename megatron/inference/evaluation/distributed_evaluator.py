@@ -19,10 +19,10 @@ _Work = Sequence[Window] | Sequence[Request]
 
 
 class DistributedEvaluator:
-    """Evaluates a model on this process and those of all its replicas.
+    """Evaluates a model on the processes of all its replicas.
 
-    The first rank submits work, and closes in the end; the others `follow()`. Results do not depend
-    on the number of ranks, except for the rounding of sums.
+    The first rank submits work, and closes in the end; the other ranks `follow()`. Results do not
+    depend on the number of ranks, except for the rounding of sums.
 
     Args:
         runner: runs this rank's part of the model.
@@ -77,7 +77,7 @@ class DistributedEvaluator:
         """Return the scores of all windows on every rank.
 
         Communication: one all-reduce of [n, 2] over all ranks: for each window, one rank has the
-        score and the others zeros.
+        score and the other ranks zeros.
         """
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index].tokens))
         batches = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]

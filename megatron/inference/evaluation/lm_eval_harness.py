@@ -147,7 +147,7 @@ class HarnessModel(LM):
     def _answer(self, request: Request, tokens: Sequence[int]) -> str:
         shown = [token for token in tokens if token not in self._stop_tokens]
         text = text_after(self.tokenizer, request.prompt, shown)
-        # As lm_eval's own models: without the space that decoding drops at the beginning of a text.
+        # As in lm_eval's models: without the space that decoding drops at the beginning of a text.
         lost = max(0, len(text) - len(self.tokenizer.decode(shown)))
         return cut_at_stop_string(text, request.stop_strings)[lost:]
 

@@ -68,7 +68,7 @@ class LoadedModel:
     """A model that is ready to generate.
 
     Args:
-        is_first: whether requests are added in this process; the others call `InferenceEngine.follow`.
+        is_first: whether requests are added in this process; others call `InferenceEngine.follow`.
     """
 
     engine: InferenceEngine
@@ -147,7 +147,7 @@ def _with_equal_shards(spec: ModelSpec, groups: Groups) -> ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedProcess:
-    """What an encoder network is built from in this process.
+    """Parts of this process from which an encoder network is built.
 
     Args:
         is_first: whether this process prints, or serves requests.
@@ -164,7 +164,7 @@ class PreparedProcess:
         """Build a runner of the network with the weights of `source`.
 
         Raises:
-            CheckpointError: they are damaged, or not those of the network.
+            CheckpointError: the weights are damaged or do not fit the network.
         """
         with source.weights() as full:
             return runner(
@@ -228,15 +228,15 @@ def _stage_problems(parallel: ParallelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
-    """Return the tokenizer and the model's spec, which must equal that of the training run."""
+    """Return the tokenizer and the model's spec, which must equal the training run's spec."""
     config, manifest = source.config, source.manifest
     objective = manifest.objective.name
     try:
         tokenizer = build_tokenizer(**tokenizer_arguments_of(source, objective))
     except DataError as error:
         raise WrongDataError(
-            f"{error} (tokenizer flags that are not on the command line are those of "
-            f"{source.folder}: give --vocab-file and the others with the present paths)"
+            f"{error} (tokenizer flags that are not on the command line come from "
+            f"{source.folder}: give --vocab-file and the like with the present paths)"
         ) from error
     spec = plan_model(
         with_network(config, manifest.spec),
@@ -257,8 +257,8 @@ def require_service(source: ModelSource, spec: ModelSpec, *services: Service) ->
     if spec.head:
         task = task_in(source.manifest.plan)
         raise WrongCheckpointError(
-            f"{source.folder} has the head of --task {task} in place of that of pretraining: tasks/ "
-            "evaluates it, with --epochs 0"
+            f"{source.folder} has the head of --task {task} in place of the pretraining head: "
+            "tasks/ evaluates it, with --epochs 0"
         )
     network = network_of(spec)
     if network.service not in services:

@@ -38,7 +38,7 @@ class ModelSource:
     Args:
         folder: a checkpoint, or a model in transformers' format.
         manifest: of the checkpoint, or of the import of the transformers model.
-        own: the tool's own config sections, by name.
+        own: the tool's config sections, by name.
         weights: opens the weights.
     """
 
@@ -54,10 +54,10 @@ def read_model_source(
 ) -> ModelSource:
     """Return the model in --load (of several checkpoints the newest) with the config of `argv`.
 
-    Flags default to the values of the training run, except for those of the layout.
+    Flags default to the training run's values, except for layout flags.
 
     Args:
-        sections: the tool's own config sections, by name.
+        sections: the tool's config sections, by name.
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed, or --load is missing.

@@ -62,7 +62,7 @@ class TextGenerator:
 
         Args:
             skip: number of texts, from the first, that are not continued, as earlier attempts did;
-                the seeds of the others are the same.
+                the other texts keep their seeds.
 
         Raises:
             ConfigError: lists every text that is too long; nothing is generated.

@@ -56,7 +56,7 @@ Interface = Callable[[FastAPI, ServedModel], None]
 """Adds the routes of one interface to the model."""
 
 INTERFACES: Sequence[Interface] = (add_megatron_api, *declarations_in("interface", "INTERFACE"))
-"""The interfaces of a language model: PUT /api, and what extensions declare in their `interface.py`."""
+"""Interfaces of a language model: PUT /api, and the extensions' (`interface.py`)."""
 
 
 def build_app(

@@ -24,7 +24,7 @@ class Backend:
     """A loaded network, and how it is served.
 
     Args:
-        is_first: whether this process serves; the others call `engine.follow`.
+        is_first: whether this process serves; other processes call `engine.follow`.
         page: HTML.
         chat: encodes conversations; None without a chat template.
         fim: special tokens of fill-in-the-middle; None if the model was not trained for it.

@@ -21,7 +21,7 @@ _REASONS = {
     503: "Too many sequences are waiting, or the server is shutting down.",
 }
 BODY_STATUSES = (400, 408, 413, 503)
-"""Those of a path that reads a body."""
+"""Error statuses of a path that reads a body."""
 
 _OBSOLETE = {
     "max_len": "max_len is no longer used: write tokens_to_generate",

@@ -1,6 +1,6 @@
 """Hosts of requests: a server without an API key on the loopback address refuses foreign names.
 
-A web page can let its own name point to 127.0.0.1 (DNS rebinding); a browser on this machine would
+A web page can point its host name to 127.0.0.1 (DNS rebinding); a browser on this machine would
 then send the page's requests here, and give it the answers. The Host header has the page's name.
 """
 

@@ -59,7 +59,7 @@ def refuse_field(reason: str) -> BeforeValidator:
 
 
 def only(accepted: Any, reason: str) -> BeforeValidator:
-    """Return a validator that accepts one value of a field and refuses others with `reason`."""
+    """Return a validator that accepts one value of a field, or refuses it with `reason`."""
 
     def validate(value: Any) -> Any:
         if value != accepted or type(value) is not type(accepted):
