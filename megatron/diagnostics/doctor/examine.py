@@ -36,7 +36,7 @@ def examine(
     If the rendezvous fails, the first rank of each host returns the findings of its host.
 
     Args:
-        is_example: whether the flags of training are an example, not those of a run.
+        is_example: whether the training flags are an example, not a run's flags.
         join: joins the process group, and returns the problem if that fails.
 
     Communication: every rank must call this.

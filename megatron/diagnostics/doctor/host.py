@@ -19,7 +19,7 @@ _LEAST_MEMORY = GIB
 _LEAST_SHARED = 64 * MIB
 _LEAST_SHARED_OF_GPUS = GIB  # NCCL's transport between processes of a node
 _LEAST_FILES = 1024
-_FILES_PER_PROCESS = 16  # sockets to each of the others, in the groups of a run
+_FILES_PER_PROCESS = 16  # sockets to each other process, in the groups of a run
 _STALE_LOCK_S = 3600.0
 
 COMPILERS = ("gcc", "g++", "clang", "nvcc", "ninja")

@@ -123,10 +123,10 @@ def clock_section(ranks: Sequence[int], *, clock: Callable[[], float] = time.tim
 
 
 def clock_facts(skews: Mapping[int, float]) -> dict[str, str]:
-    """Return the largest clock skews, and the number of the others.
+    """Return the largest clock skews, and the number of smaller ones.
 
     Args:
-        skews: seconds that the clock of a rank is ahead of that of rank 0.
+        skews: seconds that each rank's clock is ahead of rank 0's.
     """
     worst = _worst_first(skews)[:_MOST_CLOCKS]
     facts = {f"rank {rank}": f"{1e3 * skews[rank]:+.3g} ms" for rank in worst}

@@ -49,7 +49,7 @@ def kernels_section(
     """Return the implementation of each operation, as a run logs it at its start.
 
     Args:
-        is_example: whether the flags are an example, not those of a run.
+        is_example: whether the flags are an example, not a run's flags.
         processes: of the run; see `plan_of`.
     """
     resolved = plan_of(config, device, processes=processes)

@@ -60,7 +60,7 @@ def installed_version(package: str) -> str:
 def range_problems(installed: Mapping[str, str], ranges: Mapping[str, str]) -> Iterator[Problem]:
     """Yield the installed packages whose versions are outside the supported ranges.
 
-    A version before a release, as in images with a torch of their own, counts as that release.
+    A pre-release, as in images with a custom torch, counts as that release.
 
     Args:
         ranges: such as ">=2,<3", by package.

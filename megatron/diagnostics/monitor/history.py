@@ -199,7 +199,7 @@ def failure_now(history: History, directory: Path) -> Failure | None:
 
 
 def _with_times(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
-    """Yield each event with its time, or that of the event before it."""
+    """Yield each event with its time, or the time of the previous event."""
     last = 0.0
     for event in events:
         last = event.at.timestamp() if event.at else last

@@ -169,7 +169,7 @@ def _charts(
 def _lines(histories: Mapping[str, History]) -> Iterator[tuple[str, list[Line], bool]]:
     """Yield title and lines of each chart, and whether its values fall.
 
-    The charts of one run have a line for each series, those of several runs a line for each run.
+    A chart of one run has a line for each series, a chart of several runs a line for each run.
     """
     for title, series, falls in _series([*histories.values()]):
         if len(histories) == 1:
