@@ -32,7 +32,7 @@ def build_datasets(
     """Return the data sets of `plan`; their index maps come from the cache or are put there.
 
     A corpus that has no document in its range, or for validation or test less than one sample, is
-    left out of a blend, which keeps the proportions of the others; a validation or test set of
+    left out of a blend, which keeps the other corpora's proportions; a validation or test set of
     such corpora alone is left out. With --sample-order megatron-core, documents of less than one
     sample are repeated for validation and test instead, as Megatron-LM does.
 

@@ -17,8 +17,8 @@ class ShuffledEpochs:
     """Endless sequence of shuffled epochs of a finite data set, in the order of torch's DistributedSampler.
 
     A permutation, padded by its beginning to a multiple of the replicas, is dealt out to them by
-    turns. A smaller last batch is filled up with samples of weight 0, and its others weigh more, so
-    that the mean loss is that of the real ones.
+    turns. A smaller last batch is padded with samples of weight 0; its real samples weigh more, so
+    that the mean loss is theirs.
 
     Args:
         source: the samples.
@@ -27,7 +27,7 @@ class ShuffledEpochs:
     Raises:
         WrongDataError: an epoch has no batch.
 
-    Randomness: torch.randperm with a generator of its own.
+    Randomness: torch.randperm with a separate generator.
     """
 
     def __init__(self, source: SampleSource, plan: EpochPlan, *, seed: int):

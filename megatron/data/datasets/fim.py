@@ -1,6 +1,6 @@
 """Fill-in-the-middle: documents of a sample rearranged so that their middle comes last.
 
-Source: arXiv:2207.14255; the orders of the parts are those of StarCoder (arXiv:2305.06161).
+Source: arXiv:2207.14255; the parts are ordered as in StarCoder (arXiv:2305.06161).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class FimDataset(OneToOne):
     """Samples of another data set with some of their documents rearranged.
 
     A sample keeps its length: special tokens push its end out, and where text became shorter in
-    other tokens, padding fills it up. Documents are what stands between two ends of documents,
+    other tokens, padding fills it up. Documents are the tokens between two ends of documents,
     so the first and the last may be parts.
 
     Args:

@@ -11,7 +11,7 @@ _ROLES = {"train": 0, "valid": 1, "test": 2}
 
 
 class RandomTokens:
-    """Samples of `seq_length + 1` tokens, each drawn by the seed and its own index alone.
+    """Samples of `seq_length + 1` tokens, each drawn from the seed and its index alone.
 
     A run that resumes, in whichever layout, therefore reads on where it stopped.
 

@@ -1,4 +1,4 @@
-"""Types of a run's data: its datasets, views of samples, and what an objective's own are built for."""
+"""Types of a run's data: its datasets, views of samples, and requests for custom datasets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Datasets:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRequest:
-    """What an objective builds datasets of its own for: see `Objective.datasets`."""
+    """Request for an objective's custom datasets: see `Objective.datasets`."""
 
     data: DataPlan
     model: ModelSpec

@@ -1,4 +1,4 @@
-"""Check at resume that the sample order equals that of the run that saved the checkpoint."""
+"""Check at resume that the sample order equals the saved run's."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -20,7 +20,7 @@ _OF_ORDER = {
 def other_order(
     then: DataPlan, now: DataPlan, uses: Sequence[CorpusUse], *, seq_length: int
 ) -> Iterator[str]:
-    """Yield every reason for which the sample order of `now` differs from that of `then`.
+    """Yield every reason why the sample order of `now` differs from `then`.
 
     The length of the run is one: Megatron shuffles all epochs that it wants together. Other paths
     are none, because files may have moved; texts are packed in an order that the length does not
@@ -28,7 +28,7 @@ def other_order(
 
     Args:
         then: of the saved run, with the plan of an extension as a manifest holds it.
-        uses: what `now` takes of each corpus for training.
+        uses: use of each corpus by the training set of `now`.
         seq_length: of both runs.
     """
     for name, flag in _OF_ORDER.items():
@@ -70,9 +70,10 @@ def other_order(
 
 
 def _permutes_others(now: DataPlan, uses: Sequence[CorpusUse], before: int, after: int) -> bool:
-    """Whether a permutation is one of another number of samples.
+    """Whether the number of permuted samples has changed.
 
-    A blend has as many as are wanted, texts alone those of the epochs that hold as many.
+    A blend permutes as many samples as are wanted, a single corpus the samples of all epochs that
+    are needed for them.
     """
     if now.train.is_blend or now.kind == "documents":
         return now.train.is_blend

@@ -18,7 +18,7 @@ class PrefixDataset(OneToOne):
     """Samples of another data set, each with prefixes whose lengths are drawn.
 
     The last token of a sample is only predicted, so s tokens are cut into prefix and target: after
-    1 to s of them. With documents kept apart each is cut on its own; its end is never in the
+    1 to s of them. With documents kept apart, each is cut separately; its end is never in the
     prefix, unless it is all there is. A part of a document at the end of a sample is cut like a
     full sample.
 
@@ -55,7 +55,7 @@ class PrefixDataset(OneToOne):
 def fim_view(
     objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
 ) -> View | None:
-    """Return what rearranges documents for fill-in-the-middle; None for a rate of 0."""
+    """Return a view that rearranges documents for fill-in-the-middle; None for a rate of 0."""
     if not objective.fim.rate:
         return None
     return partial(
@@ -71,6 +71,6 @@ def fim_view(
 def prefix_view(
     objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
 ) -> View | None:
-    """Return what draws prefixes."""
+    """Return a view that draws prefixes."""
     eod = tokenizer.eod if masks.isolate_documents else None
     return partial(PrefixDataset, eod=eod, seed=seed)

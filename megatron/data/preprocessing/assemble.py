@@ -76,7 +76,7 @@ def _read_assembled(staging: Path) -> dict[str, Any]:
 
 
 def forget_assembled(staging: Path) -> None:
-    """Begin again: do not publish what is assembled. Called before shards change."""
+    """Begin again: do not publish the assembled files. Called before shards change."""
     with write_errors_name(staging):
         for path in (staging / _PUBLISH, *staging.glob(f"*{JOINED}")):
             path.unlink(missing_ok=True)
@@ -237,7 +237,7 @@ def _published_options(spec: PreprocessSpec, options: Mapping[str, Any]) -> dict
 def _finished_shards(
     spec: PreprocessSpec, shards: Sequence[Shard], options: Mapping[str, Any], *, verify: bool
 ) -> dict[str, ShardState]:
-    """Return the state of all shards, those of packed files included, in order.
+    """Return the state of all shards in order, including shards of packed files.
 
     Raises:
         DataError: shards are not finished, or were made with other options or inputs.

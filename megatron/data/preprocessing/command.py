@@ -70,7 +70,7 @@ class PreprocessCommand:
         )
 
     def deliver(self, results: Sequence[Written]) -> None:
-        """Upload the files, if --output-prefix is a URL, and print what was written.
+        """Upload the files, if --output-prefix is a URL, and print the written files.
 
         Raises:
             DataError: the connection fails at every attempt.

@@ -1,6 +1,6 @@
 """Distributed preprocessing: the ranks of a launch convert their shards, and rank 0 joins all.
 
-Rendezvous and barrier are files next to the output. Those of earlier launches in the same folder
+Rendezvous and barrier are files next to the output. Files of earlier launches in the same folder
 are ignored, whatever run id the launcher uses.
 """
 
@@ -48,8 +48,8 @@ def preprocess_on_ranks(
 class Launch:
     """The processes of one launch, which find each other and wait for each other through files.
 
-    Rank 0 draws a random name. Another rank replies with that name and a token of its own; when rank 0
-    repeats the token, the name is not that of an older launch.
+    Rank 0 draws a random name. Another rank replies with that name and a random token; when rank 0
+    repeats the token, the name is not from an older launch.
 
     Communication: waits for every other rank.
 

@@ -1,6 +1,6 @@
 """Preprocessing: tokenizes texts into token files, with the same bytes for any number of workers.
 
-Workers convert shards of the input, each into files of its own; finished shards are joined.
+Workers convert each shard of the input into separate files; finished shards are joined.
 """
 
 import fcntl
@@ -66,7 +66,7 @@ _MOST_WARNINGS = 5  # bad lines that are named in the log
 
 
 def preprocess(spec: PreprocessSpec) -> list[Written]:
-    """Convert all inputs, and return what was written, one entry for each key.
+    """Convert all inputs, and return the written files, one entry for each key.
 
     Raises:
         DataError: an input cannot be read, a line is not as expected, nothing is left to
@@ -85,7 +85,7 @@ def preprocess(spec: PreprocessSpec) -> list[Written]:
 
 
 def convert_share(spec: PreprocessSpec, rank: int, num_ranks: int) -> None:
-    """Convert the shards of rank `rank` of `num_ranks`; `merge_shards` joins those of all ranks.
+    """Convert the shards of rank `rank` of `num_ranks`; `merge_shards` joins all ranks' shards.
 
     With `resume` there is nothing to do where a merge has joined all shards already.
 
@@ -134,7 +134,7 @@ def merge_shards(spec: PreprocessSpec) -> list[Written]:
 def convert_shards(
     spec: PreprocessSpec, rules: EncodingRules, shards: Sequence[Shard], options: Mapping[str, Any]
 ) -> None:
-    """Convert those of `shards` that are not finished.
+    """Convert the unfinished shards among `shards`.
 
     Raises:
         DataError: as `preprocess`, or a finished shard was made with other options.
@@ -181,7 +181,7 @@ def input_problems(
     """Yield a message for each input that is missing or whose first document is not as expected.
 
     Args:
-        text: what ends a document, if they are plain text.
+        text: separator of documents, if the inputs are plain text.
     """
     limits = Limits(block_bytes=1, line_bytes=1 << 26)
     for pattern in inputs:
@@ -239,7 +239,7 @@ class _Convert:
         def convert(shard: Shard) -> _Done:
             done = _Done()
             for piece in self.unpack(shard):
-                # Made anew for each shard, so that nothing depends on which process had others.
+                # Created for each shard, so that nothing depends on a process's earlier shards.
                 kind = ConversationEncoder if self.rules.chats else BlockEncoder
                 self._convert(piece, kind(encoder, self.rules), done)
             return done
@@ -285,7 +285,7 @@ class _Convert:
 
     @contextmanager
     def _alone_if_large(self, block: Block, limits: Limits) -> Iterator[None]:
-        """Have only one process at a time encode a block of one line far larger than others."""
+        """Have only one process at a time encode a block of one line far over the usual size."""
         if self.spec.workers == 1 or block.num_bytes <= 2 * limits.block_bytes:
             yield
             return
@@ -329,7 +329,7 @@ def _convert_shards(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Don
     workers = convert.spec.workers if num_packed else min(convert.spec.workers, len(shards))
     items: Iterable[Shard] = shards
     has_streams = any(shard.is_stream for shard in shards)
-    # This process unpacks for the workers, whose stdin and pipes are not its own.
+    # This process unpacks for the workers, which do not share its stdin and pipes.
     if num_packed < workers or workers == 1 or has_streams:
         items = (piece for shard in shards for piece in convert.unpack(shard))
     if shards:

@@ -39,15 +39,15 @@ class PreprocessSpec:
     Args:
         inputs: files, globs, or `-`; read in this order.
         output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
-        text: what ends a document, if the inputs are plain text; None for JSON lines and tables.
+        text: separator of documents in plain text; None for JSON lines and tables.
         where: documents to convert, by their metadata; None for all.
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: identifies the tokenizer, for the comparison on resuming.
         record: content of {output_prefix}_{key}_document.tokenizer.json; no file if empty.
         empty_documents: treatment of documents without tokens under some key.
-        chats: lines are conversations, and `make_encoder` a tokenizer of these; the keys are those
-            of chat_encoder.py.
-        split_sentences: make each sentence a sequence of its own.
+        chats: lines are conversations, and `make_encoder` makes a conversation tokenizer; the keys
+            are chat_encoder.py's.
+        split_sentences: make each sentence a separate sequence.
         workers: processes that tokenize; with 1, this process does.
         chunk_size: lines a worker gets at a time at most; if None, only bytes count.
         max_memory_mb: for text and tokens in process, besides what the processes need to run.
@@ -193,7 +193,7 @@ def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
 def odd_ids(encoder: Encoder) -> tuple[int, ...]:
     """Return the ids of the unknown token, of byte fallbacks, and of bytes that are no character.
 
-    Byte-level BPE has tokens of one byte; those of ASCII are characters like any other.
+    Byte-level BPE has tokens of one byte; ASCII bytes are characters like any other.
     """
     found = {encoder.special_ids["unk"]} if "unk" in encoder.special_ids else set()
     for i, token in enumerate(encoder.vocabulary().tokens):
@@ -243,7 +243,7 @@ def first_documents(spec: PreprocessSpec) -> Iterator[tuple[str, ...]]:
         yield from zip(*documents.texts, strict=True)
 
 
-_NAMED = 3  # files named in a message; the others are counted
+_NAMED = 3  # files named in a message; further files are counted
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

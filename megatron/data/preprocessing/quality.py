@@ -136,7 +136,7 @@ class Lengths:
     """Exact percentiles of document lengths, in bounded memory.
 
     Args:
-        exact_below: lengths below it are counted one by one; the few others are kept.
+        exact_below: lengths below it are counted one by one; the few longer ones are kept.
     """
 
     def __init__(self, exact_below: int = 1 << 20) -> None:

@@ -36,7 +36,7 @@ def key_report(
 
     Args:
         folders: of the shards, in order.
-        suffix_tokens: tokens that every document has at its end; one with no others is empty.
+        suffix_tokens: tokens at the end of every document; one without further tokens is empty.
     """
     lengths = Lengths()
     num_sequences = 0

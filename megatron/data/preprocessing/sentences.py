@@ -16,9 +16,9 @@ LANGUAGES = (
     *("italian", "malayalam", "norwegian", "polish", "portuguese", "russian", "slovene"),
     *("spanish", "swedish", "turkish"),
 )
-"""Of NLTK's punkt_tab data. Others may be in a folder of one's own."""
+"""Languages of NLTK's punkt_tab data. A custom folder may have more."""
 
-_TRAINING_CHARACTERS = 10_000_000  # of the corpus, for a model of its own
+_TRAINING_CHARACTERS = 10_000_000  # of the corpus, to train a model on
 _SLICE_CHARACTERS = 1_000_000
 
 
@@ -71,7 +71,7 @@ class SentenceSplitter:
         return punkt.PunktSentenceTokenizer(self.parameters)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is loaded: each process does that, and only to split something."""
+        """Leave out the loaded model: each process loads it on first use."""
         return {name: value for name, value in vars(self).items() if name != "_punkt"}
 
 

@@ -1,7 +1,7 @@
-"""Shard writer: converts one shard of the input into token files of its own, with a marker at the end.
+"""Shard writer: converts one input shard into separate token files, then writes a marker.
 
 A shard without the marker, or whose files differ from it, is converted again. So nothing waits for
-the disk: the marker has a digest of each file, and what a power failure took is found by it.
+the disk: the marker has a digest of each file, which detects a loss by a power failure.
 """
 
 import fcntl
@@ -137,7 +137,7 @@ class ShardWriter:
 
 
 def finished_shards(staging: Path) -> dict[str, ShardState]:
-    """Return the shards that have a marker and files of its lengths, by name; log the others."""
+    """Return the shards with a marker and files of its lengths, by name; log the other shards."""
     found = {}
     for marker in sorted(staging.glob(f"*/{FINISHED}")):
         with _log_errors(marker.parent):
@@ -148,7 +148,7 @@ def finished_shards(staging: Path) -> dict[str, ShardState]:
 
 
 def intact_shards(staging: Path, finished: Mapping[str, ShardState]) -> dict[str, ShardState]:
-    """Return those of the finished shards whose files have the digests of the marker; log others."""
+    """Return the finished shards whose files have the marker's digests; log the other shards."""
     found = {}
     for name, state in finished.items():
         with _log_errors(staging / name):
@@ -159,7 +159,7 @@ def intact_shards(staging: Path, finished: Mapping[str, ShardState]) -> dict[str
 
 @contextmanager
 def _log_errors(folder: Path) -> Iterator[None]:
-    """Log what is wrong with a shard, which then counts as not finished."""
+    """Log a shard's problem; the shard then counts as not finished."""
     try:
         yield
     except DataError as error:
@@ -183,7 +183,7 @@ def _read_marker(marker: Path) -> ShardState:
 def _require_lengths(folder: Path, state: ShardState) -> None:
     """Check that the files of a finished shard are as long as when they were written.
 
-    Tokens may be missing: they are removed once they are joined to those of the other shards.
+    Tokens may be missing: they are removed once joined with the other shards' tokens.
 
     Raises:
         DataError: a file was cut or is missing.

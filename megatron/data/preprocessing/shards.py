@@ -28,7 +28,7 @@ class Shard:
         ranges: sources, and the bytes of each in which its lines begin.
         num_bytes: on disk.
         is_packed: `unpack` makes shards of it: it is compressed, a pipe or a JSON array, and large.
-        unpacked_from: the packed source; the only range is then text of it, in a file of its own.
+        unpacked_from: the packed source; the only range is then its text, in a separate file.
         lines_before: lines of `unpacked_from` before this shard.
         is_last: no further shard of `unpacked_from` follows.
     """
@@ -108,7 +108,7 @@ def default_shard_bytes(sources: Sequence[Source]) -> int:
 
 
 def shards_of_rank(shards: Sequence[Shard], rank: int, num_ranks: int) -> list[Shard]:
-    """Return the consecutive shards of one rank, about as many bytes as those of another.
+    """Return the consecutive shards of one rank; all ranks get about as many bytes.
 
     Raises:
         DataError: an input is a pipe, of which every rank would read a part.

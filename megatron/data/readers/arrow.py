@@ -1,4 +1,4 @@
-"""Arrow files as tables, such as those of `datasets`' save_to_disk: record batches and their rows.
+"""Arrow files as tables, such as `datasets`' save_to_disk writes: record batches and their rows.
 
 Needs pyarrow, on use only.
 """

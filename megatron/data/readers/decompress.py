@@ -13,7 +13,7 @@ START_BYTES = 8
 """Number of bytes at the start of a file that identify its compression."""
 
 _PIECE_BYTES = 1 << 18
-_ZSTD_READ_BYTES = 1 << 14  # small, since what it becomes has no bound of its own
+_ZSTD_READ_BYTES = 1 << 14  # small, since its decompressed size has no bound
 _ZSTD_WINDOW_BYTES = 1 << 31  # the most that zstd --long=31 writes
 _MAGICS = {
     "gzip": [b"\x1f\x8b"],
@@ -79,7 +79,7 @@ def decompress(file: BinaryIO) -> Iterator[bytes]:
     except (zlib.error, lzma.LZMAError) as error:
         raise ValueError(str(error)) from error
     except OSError as error:
-        if error.errno is not None:  # the disk's, and not that of gzip or bzip2
+        if error.errno is not None:  # an error of the disk, not of gzip or bzip2
             raise
         raise ValueError(str(error)) from error
 

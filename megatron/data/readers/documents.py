@@ -242,7 +242,7 @@ def _integer(digits: str) -> int | float:
 def _location_of(error: ValueError) -> str:
     """Return the JSON error of a line and its column, counted from 1."""
     if isinstance(error, json.JSONDecodeError):
-        # Of a line of JSON lines, the parser's own line number is always 1.
+        # Within one line of JSON lines, the parser's line number is always 1.
         rest = error.doc[error.pos : error.pos + _PLACE].rstrip()
         location = f"column {error.pos + 1}, {repr(rest) if rest else 'the end'}"
         return f"{location}: {error.msg.removesuffix(' at').removesuffix(' starting')}"

@@ -45,7 +45,7 @@ class Source:
     num_bytes: int  # of this part on disk; 0: unknown
     start: int = 0
     end: int | None = None
-    text: TextSeparator | None = None  # what ends a document of plain text; None: JSON
+    text: TextSeparator | None = None  # separator of documents in plain text; None: JSON
 
     @property
     def is_table(self) -> bool:
@@ -94,7 +94,7 @@ def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> 
     """Return the inputs that `patterns` name: files, URLs, globs, or `-` for standard input.
 
     Args:
-        text: what ends a document, if they are plain text.
+        text: separator of documents, if the inputs are plain text.
 
     Raises:
         DataError: a file is missing, is a directory or of another format, or nothing matches a glob.
@@ -122,7 +122,7 @@ def read_blocks(
     """Yield the blocks of all sources in order.
 
     Args:
-        columns: of tables, to read no others.
+        columns: the only columns of tables to read.
 
     Raises:
         DataError: an input cannot be read, or is damaged.
@@ -333,7 +333,7 @@ def _name_errors(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
 
 
 def _lines_only(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
-    """Yield `pieces` if they are not those of a table, which must be in a file of its own."""
+    """Yield `pieces`, which must not belong to a table: a table needs a separate file."""
     for number, piece in enumerate(pieces):
         if number == 0 and (kind := _table_kind(piece)):
             raise DataError(

@@ -51,8 +51,8 @@ def _cut_after_newlines(
 ) -> Iterator[tuple[list[bytes | memoryview], int, bool]]:
     """Yield (pieces of full lines, their length, False), or (start of a line, its length, True).
 
-    The latter stands for a line over the limit of which no more is kept; lines over the limit
-    that lie in one piece are among the others.
+    The latter stands for a line over the limit of which no more is kept; a line over the limit
+    that lies in one piece is yielded as a full line.
     """
     begun: list[bytes | memoryview] = []  # a line without its end
     length = 0  # of that line

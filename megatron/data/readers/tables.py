@@ -76,7 +76,7 @@ def grouped_rows(
 
 
 def columns_of(data: bytes, keys: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return {key: values} for those of `keys` that the file has, and the names of its columns."""
+    """Return {key: values} for each of `keys` in the file, and the file's column names."""
     import pyarrow
 
     table = pyarrow.ipc.open_stream(data).read_all()

@@ -37,7 +37,7 @@ def shares_of(weights: Sequence[float], sample_order: SampleOrder = "bigscience"
 
 def _sum_in_turn(weights: Sequence[float]) -> float:
     total = 0.0
-    # Not sum(): since Python 3.12 it rounds once at the end, and some orders would be others.
+    # Not sum(): since Python 3.12 it rounds once at the end, which would change some orders.
     for weight in weights:
         total += weight
     return total
@@ -65,7 +65,7 @@ def follow(
     """
     sources = np.empty((num_steps, len(taken)), np.int32)
     samples = np.empty((num_steps, len(taken)), np.int64)
-    step = min(1, num_steps)  # sample 0 is not like the others: its index counts as 1
+    step = min(1, num_steps)  # sample 0 is special: its index counts as 1
     taken = _follow_exactly(shares, taken, firsts, sources[:step], samples[:step])
     if len(shares) <= _MOST_SETS:
         race = _Race(shares, taken, firsts, num_steps)
@@ -123,7 +123,7 @@ class _Race:
         self._rise = np.rint(shares * (_ONE // unit)).astype(np.int32)[:, None] * np.int32(unit)
         # As large as the numbers: numpy adds full arrays twice as fast as broadcast ones.
         self._rise = np.broadcast_to(self._rise, self._taken.shape).copy()
-        # Off at most: half a unit a step, what is cut off, and float64's own rounding, each twice.
+        # Off at most: half a unit a step, what is cut off, and float64's rounding, each twice.
         rounding = np.spacing((firsts.max() + num_steps) * shares.max())
         self._margin = np.int32((_BLOCK + 3) * unit + int(4 * rounding * _ONE))
 

@@ -108,7 +108,7 @@ def cached_maps(
     Args:
         settings: everything that the content of the arrays depends on.
         shapes: of the arrays, by name; None where it is known only after building.
-        room: what building and keeping them takes.
+        room: memory and disk space for building and keeping them.
         directory: where the cache is; default: PREFIX-index-cache next to the data, or
             below the home directory where that cannot be written.
 

@@ -60,7 +60,7 @@ def plan_epochs(
     """Return the fewest epochs that hold `num_samples` samples.
 
     The last epoch is shuffled by itself when few of its samples are needed: mixed into the
-    others, it would show part of the documents once more than the rest.
+    other epochs, it would show part of the documents once more than the rest.
 
     Source: BigScience's Megatron-DeepSpeed, where few is less than 95% of an epoch's samples, and
         Megatron Core, where it is less than 80%.
@@ -154,8 +154,8 @@ def _sample_order(epochs: Epochs, rng: np.random.RandomState) -> NDArray:
 def _shuffle(
     order: NDArray[np.int64], num_early: int, rng: np.random.RandomState, dtype: type[np.integer]
 ) -> NDArray:
-    """Return `order` as `dtype`, in its memory: the first `num_early` shuffled, then the others."""
-    # Numpy shuffles numbers of 8 bytes faster than others, though in the same way.
+    """Return `order` as `dtype`, in its memory: the first `num_early` shuffled, then the rest."""
+    # Numpy shuffles numbers of 8 bytes faster than other sizes, though in the same way.
     rng.shuffle(order[:num_early])
     if num_early < len(order):
         rng.shuffle(order[num_early:])

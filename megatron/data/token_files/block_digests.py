@@ -20,7 +20,7 @@ SUFFIX = ".xxh3"
 _HEADER = struct.Struct("<8s4Q")  # magic, version, block bytes, bytes of .bin, digest of digests
 _MAGIC = b"BINXXH3\0"
 _VERSION = 1
-_PAGE = 512  # digests read together, those of 32 MiB of a .bin
+_PAGE = 512  # digests read together, for 32 MiB of a .bin
 _PAGES = 1024  # kept: 4 MiB of memory, for each .bin that is this large
 
 
@@ -62,7 +62,7 @@ class BlockDigests:
         num_bytes: its length.
 
     Raises:
-        DataError: the digests are damaged, or those of another file.
+        DataError: the digests are damaged, or belong to another file.
     """
 
     def __init__(self, bin_path: Path, num_bytes: int):
@@ -96,7 +96,7 @@ class BlockDigests:
         return self._num_blocks
 
     def is_of(self, block: int, content: bytes) -> bool:
-        """Whether `content` is what was written as block number `block`.
+        """Whether `content` equals the written block number `block`.
 
         Raises:
             DataError: the digests cannot be read.
@@ -106,7 +106,7 @@ class BlockDigests:
         return xxh3_64_intdigest(content).to_bytes(8, "little") == written
 
     def is_damaged(self) -> bool:
-        """Whether the digests themselves are not what was written; reads all of them."""
+        """Whether the digests themselves are damaged; reads all of them."""
         digests = self._file.read(_HEADER.size, 8 * self._num_blocks)
         return xxh3_64_intdigest(digests) != self._digest
 

@@ -183,7 +183,7 @@ class LegacyIndexedDataset(IndexedDataset):
     Raises:
         DataError: a file is missing, truncated, too long, or of another format.
 
-    Shapes: sizes [sequences] int64; the others as in IndexedDataset.
+    Shapes: sizes [sequences] int64; other arrays as in IndexedDataset.
     """
 
     def __init__(self, prefix: str | Path):

@@ -43,8 +43,8 @@ def existing_pair(prefix: str) -> tuple[Path, Path]:
 def _similar_pairs(prefix: str) -> list[str]:
     """Return the pairs that `prefix` may stand for, the nearest first.
 
-    These are the pair itself, given with a suffix; those that preprocessing names after it
-    (PREFIX_KEY_document); those of a folder; and those whose name differs by a few letters.
+    These are the pair itself, given with a suffix; pairs that preprocessing names after it
+    (PREFIX_KEY_document); pairs in a folder; and pairs whose name differs by a few letters.
     """
     prefix = prefix.rstrip("/")
     folder, name = (prefix, "") if os.path.isdir(prefix) else os.path.split(prefix)

@@ -79,7 +79,7 @@ def replacement_problems(
     """Yield a message for each file that this run both reads and replaces or removes.
 
     Args:
-        outputs: paths of what is written.
+        outputs: paths of the written files.
         stage: the folder of the work in progress.
         read: for each flag the files or globs that it names.
     """
@@ -184,8 +184,8 @@ def staged_record(
 ) -> Iterator[None]:
     """Write `record` as PREFIX.tokenizer.json of the pairs that are published within this context.
 
-    Without one, that of an older pair goes with that pair. On failure nothing is left or removed,
-    unless `is_kept()`: then a later `publish_pair` finds it.
+    Without one, an older pair's record is removed with that pair. On failure nothing is left or
+    removed, unless `is_kept()`: then a later `publish_pair` finds it.
     """
     prefixes = list(prefixes)
     try:

@@ -1,8 +1,8 @@
 """Token files at URLs (object storage): a local pair whose .bin is downloaded by blocks on demand.
 
 The local .bin is a sparse file of full length. A block of it counts once it equals its digest, so any
-number of processes may fill one cache. Digests come from PREFIX.bin.xxh3 at the URL, or are those of
-what was downloaded, in PREFIX.bin.blocks.
+number of processes may fill one cache. Digests come from PREFIX.bin.xxh3 at the URL, or are
+computed from downloaded blocks and kept in PREFIX.bin.blocks.
 """
 
 import os
@@ -37,14 +37,14 @@ CHUNK_BLOCKS = 64
 """Blocks of a .bin that one request downloads: 4 MiB."""
 
 _ORIGIN = ".url"  # added to the name of a .bin: where its blocks come from
-_FETCHED = ".blocks"  # added to the name of a .bin without digests: those of downloaded blocks
+_FETCHED = ".blocks"  # added to the name of a .bin without digests: digests of downloaded blocks
 
 
 def local_pair(prefix: str, cache: Path) -> str:
     """Return the prefix of local token files for the pair at the URL `prefix`; a path stays itself.
 
-    The .idx, the digests and the tokenizer's record are downloaded, unless `cache` holds those of the
-    same files. One process does it while others on its machine wait.
+    The .idx, the digests and the tokenizer's record are downloaded, unless `cache` has the same
+    files. One process does it while other processes on its machine wait.
 
     Raises:
         DataError: there is no such pair, or it cannot be read.
@@ -112,7 +112,7 @@ def deliver(
     *,
     replaced: Sequence[str] = (),
 ) -> None:
-    """Move local files to their URLs, those of `last` when the others are there.
+    """Move local files to their URLs, the files of `last` after all other files.
 
     Args:
         replaced: URLs that are removed first.
@@ -147,7 +147,7 @@ def _make_sparse(path: Path, num_bytes: int) -> None:
 
 
 class FetchedDigests:
-    """Digests of the blocks that were downloaded of a .bin which has none at its URL; 0 for others."""
+    """Digests of downloaded blocks of a .bin without digests at its URL; 0 for other blocks."""
 
     def __init__(self, bin_path: Path, num_bytes: int):
         path = Path(f"{bin_path}{_FETCHED}")
@@ -158,7 +158,7 @@ class FetchedDigests:
         return self._num_blocks
 
     def is_of(self, block: int, content: bytes) -> bool:
-        """Whether `content` is what was downloaded as block number `block`."""
+        """Whether `content` equals the downloaded block number `block`."""
         written = os.pread(self._file.fileno(), 8, 8 * block)
         return xxh3_64_intdigest(content).to_bytes(8, "little") == written
 

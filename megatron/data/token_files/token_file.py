@@ -21,7 +21,7 @@ _SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class TokenFile:
-    """An array of tokens that stays on disk; slices of it are read, into memory of their own.
+    """An array of tokens that stays on disk; slices of it are read into new arrays.
 
     Blocks of a file that stands for one at a URL are downloaded when they are first read.
 
@@ -30,7 +30,7 @@ class TokenFile:
         dtype: of a token.
 
     Raises:
-        DataError: on opening, a file cannot be read, or the digests are not those of this file;
+        DataError: on opening, a file cannot be read, or the digests belong to another file;
             on reading, the file was cut, a block is not what was written, or the disk fails.
 
     Shapes: tokens[start:stop] -> [stop - start], read-only.
