@@ -112,7 +112,7 @@ def require_same(
         then: the plan in the checkpoint's manifest, as nested dictionaries.
         now: this run's plan, likewise.
         with_optimizer: whether the optimizer state is loaded too.
-        with_schedule: whether the learning rate must be that of the saved run.
+        with_schedule: whether the learning-rate schedule must be the saved run's.
         with_samples: whether the run continues after the samples that the saved run consumed.
 
     Raises:
@@ -231,7 +231,7 @@ def replaces_head(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def has_other_task(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the checkpoint has the head of another downstream task than this run.
 
-    Tasks of the user's own labels have the same head as others with these labels.
+    A task with user-defined labels has the same head as any other task with these labels.
     """
     saved, current = task_in(then), task_in(now)
     if not saved or not current or saved == current:

@@ -82,13 +82,13 @@ def make_room(directory: Path, iteration: int, plan: Plan) -> None:
 
 def is_full_disk(error: Exception) -> bool:
     """Whether `error` is raised by writing a tensor to a full or broken disk."""
-    # torch's archive writer reports a failed write with its own messages.
+    # torch's archive writer reports a failed write with these messages.
     words = ("PytorchStreamWriter failed", "inline_container", "unexpected pos")
     return isinstance(error, OSError) or any(word in str(error) for word in words)
 
 
 def _kind(spec: ModelSpec, run: Plan | Manifest) -> tuple[object, ...]:
-    """Return what the size of a run's checkpoints depends on."""
+    """Return the settings that determine the size of a run's checkpoints."""
     parallel, checkpoint = run.parallel, run.checkpoint
     return (
         *(spec.num_layers, spec.hidden_size, run.optimizer.name, run.precision.dtype),

@@ -170,7 +170,7 @@ def blocks(view: memoryview) -> Iterator[memoryview]:
 
 _SEAL = "sha256"
 _SEALED_SINCE = 2
-"""Key of the manifest's own hash, and the first format that has it."""
+"""Key of the manifest's hash, and the first format that has it."""
 
 _ALWAYS_SHA256_UNTIL = 2  # the last format whose records do not name the algorithm
 
@@ -267,20 +267,20 @@ class Manifest:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The network; of one whose plugin is missing, its own fields are kept as they are."""
+        """The network; if its plugin is missing, the plugin's fields are kept as they are."""
         return spec_of(self.plan.get("model", {}))
 
     @property
     def converted_from(self) -> str:
         """The checkpoint of another program that this one was converted from; "" if of none.
 
-        Only the network, the dtype and the progress are then those of the run that saved it.
+        Only the network, the dtype and the progress then come from the run that saved it.
         """
         return self.versions.get(CONVERTED_FROM, "")
 
     @property
     def flag_sections(self) -> dict[str, Any]:
-        """Flags by section, those of extensions among them."""
+        """Flags by section, including extensions' flags."""
         return {**self.config, **self.config.get("extensions", {})}
 
 
@@ -356,7 +356,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _require_sealed(text: bytes, content: dict[str, Any]) -> None:
-    """Remove the manifest's own hash from `content` after comparing it with `text`."""
+    """Remove the manifest's hash from `content` after comparing it with `text`."""
     seal = content.pop(_SEAL, None)
     if seal is None and int(content["format"]) < _SEALED_SINCE:
         return

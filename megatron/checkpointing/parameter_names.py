@@ -2,8 +2,7 @@
 
 In checkpoints of ours a name starts with the layer's number in the pipeline, or with
 `tied_modules.embed` for an embedding that is the output layer too. Module names do not depend on
-either; they are those of Megatron-LM's checkpoints of version 3, and relative positions those of
-its core.
+either; they follow Megatron-LM's checkpoints of version 3, and relative positions follow its core.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +42,7 @@ def expert_file(share: int, rank: int) -> str:
     """Return the name of the file with the experts of one rank of an expert-parallel group.
 
     Args:
-        share: the rank; of the first one the experts are in DeepSpeed's own files.
+        share: the rank; of the first one the experts are in DeepSpeed's files.
         rank: among the ranks of a replica.
     """
     return f"experts_{share:02d}_mp_rank_{rank:02d}_model_states.pt"
@@ -99,7 +98,7 @@ class ParameterNames(Stacks):
         return {module: name for name, module in self._prefixes()}
 
     def _prefixes(self) -> Iterator[tuple[str, str]]:
-        """Yield the beginnings of parameter names, or full ones, with those of module names."""
+        """Yield pairs of prefixes, or of full names, of parameters and modules."""
         network: Architecture = NETWORKS.get(self.architecture, self.own_flags)()
         return network.prefixes(self)
 

@@ -223,7 +223,7 @@ def prune(directory: Path, tags: Sequence[str]) -> None:
 
 
 def clear_pruned(directory: Path) -> None:
-    """Finish removals, those of a killed run included."""
+    """Finish removals, including a killed run's."""
     for folder in directory.glob(f"{PRUNED}*"):
         with suppress(OSError):
             remove_any(folder)

@@ -145,7 +145,7 @@ def local_checkpoint(
     """Return the local directory of the checkpoints at the path or URL `path`, downloaded if needed.
 
     Args:
-        foreign: whether those of other systems are downloaded too, which may be single files.
+        foreign: whether checkpoints of other systems, maybe single files, are downloaded too.
 
     Raises:
         WrongCheckpointError: there is no checkpoint and no model at the URL.
@@ -285,7 +285,7 @@ def _fetch_checkpoint(url: str, folder: Path) -> bool:
 
 
 def _newest_foreign(url: str) -> list[str]:
-    """Return the files in a folder of another system, but for those of checkpoints before the newest.
+    """Return the files in a folder of another system, without checkpoints before the newest.
 
     The folder names the newest one: an iteration of Megatron-LM's, or a folder of DeepSpeed's.
     """

@@ -1,4 +1,4 @@
-"""Changes that bring the content of an older manifest to that of this version: what its run meant."""
+"""Upgrade the content of older manifests to this version, with the meaning for their run."""
 
 from collections.abc import Callable
 from dataclasses import fields

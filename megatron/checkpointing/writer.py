@@ -248,10 +248,10 @@ def _append(stream: io.FileIO, state: Any) -> "_Hashed":
 
 
 class _Hashed(io.RawIOBase):
-    """Hash what is written to `stream`, block by block.
+    """Hash everything written to `stream`, block by block.
 
-    A failed write is kept in `error`, and what follows is dropped: torch's archive writer would
-    replace an exception by its own.
+    A failed write is kept in `error`, and later writes are dropped: torch's archive writer would
+    replace the exception.
     """
 
     def __init__(self, stream: io.FileIO):

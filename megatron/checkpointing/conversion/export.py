@@ -27,7 +27,7 @@ class ExportOptions:
         max_shard_bytes: size of a file of weights.
         model_type: the architecture; None for the first that fits.
         chat_template: to write with the tokenizer; "" for the template of the training
-            conversations, or else the tokenizer's own, if any.
+            conversations, or else the tokenizer's template, if any.
         replaces_template: whether `chat_template` may differ from the one of the training.
         verifies: whether to run both models and compare their logits.
         for_release: whether the model card leaves out the training progress.

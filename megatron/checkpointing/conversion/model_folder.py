@@ -68,7 +68,7 @@ def write_weights(
         shapes: of all tensors, by name.
         tensors: all of them, preferably in the order of `shapes`.
         exact: names of tensors that stay in fp32.
-        max_bytes: size of a file's tensors; a larger tensor has a file of its own.
+        max_bytes: size of a file's tensors; a larger tensor has a separate file.
 
     Raises:
         ValueError: a tensor is missing, or its name or shape is not in `shapes`.

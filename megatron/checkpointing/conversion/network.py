@@ -101,7 +101,7 @@ def manifest_of_import(
     Args:
         source: the checkpoint of another program.
         config: of a run that would have saved it.
-        plan: of that run; only its network and dtype are those of `source`.
+        plan: of that run; only its network and dtype come from `source`.
         state: progress of the run so far; default: none.
     """
     shards = {

@@ -1,4 +1,4 @@
-"""Exporter to safetensors files with the names of our own parameters, for networks of any kind."""
+"""Exporter to safetensors files with our parameter names, for networks of any kind."""
 
 import json
 from pathlib import Path

@@ -119,7 +119,7 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
 def _verify(
     job: Export, folder: Path, spec: ModelSpec, family: Family
 ) -> tuple[list[LogitDifference], LogitDifference | None]:
-    """Compare the logits with those of the model in `folder`; return `measured` and `remaining`.
+    """Compare the logits with the model in `folder`; return `measured` and `remaining`.
 
     Raises:
         CheckpointError: they differ.
@@ -160,8 +160,8 @@ def _template_origin(template: str, trained_with: str) -> str:
 def _require_replacement_flag(options: ExportOptions) -> None:
     if not options.replaces_template:
         raise WrongDataError(
-            "--chat-template is another than that of the conversations that the model was trained "
-            "on; leave it out to write that one, or add --replace-chat-template"
+            "--chat-template differs from the template of the training conversations; leave it out "
+            "to write the training template, or add --replace-chat-template"
         )
 
 
@@ -181,7 +181,7 @@ def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, manifest: Ma
     if tokenizer.vocab_size != spec.vocabulary.vocab_size and not (has_more_rows and fits):
         raise DataError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
-            f"trained with {spec.vocabulary.vocab_size}: give that of the training"
+            f"trained with {spec.vocabulary.vocab_size}: give the training tokenizer"
         )
 
 

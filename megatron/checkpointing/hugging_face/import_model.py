@@ -69,7 +69,7 @@ class ImportOptions:
 
     Args:
         tokenizer: directory or name on the hub; None for the model's folder.
-        trusts_code: whether the tokenizer may run Python code of its own.
+        trusts_code: whether the tokenizer's Python code may run.
         dtype: of the training to come; None for the dtype in config.json.
         seq_length: of the training to come; None for the model's maximum, at most 4096.
         verifies: whether to run both models and compare their logits.
@@ -318,7 +318,7 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
     if wanted != set(named):
         missing, other = sorted(wanted - set(named)), sorted(set(named) - wanted)
         raise CheckpointError(
-            f"the files are not those of a {family.architecture}: missing {missing[:5]}, "
+            f"the files do not hold a {family.architecture}: missing {missing[:5]}, "
             f"unexpected {other[:5]}"
         )
     parameters = parameters_of(spec)

@@ -1,4 +1,4 @@
-"""Compare the logits of a checkpoint with those of the transformers model made from it."""
+"""Compare the logits of a checkpoint and of the transformers model made from it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class LogitDifference:
         largest: the largest of our logits.
         agreement: share of positions with the same largest logit.
         positions: number of positions compared.
-        predicts: what the largest logit of a position stands for; "" for nothing.
+        predicts: meaning of the largest logit of a position; "" for none.
     """
 
     dtype: str
@@ -102,7 +102,7 @@ def compare(
 
     Args:
         stored: dtype of the files.
-        auto_class: name of the class of transformers that finds the model's own.
+        auto_class: name of the model's auto class in transformers.
 
     Memory: one fp32 model at a time.
 
@@ -151,7 +151,7 @@ def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.M
     """Load the transformers model in `folder` on the CPU, in eval mode.
 
     Args:
-        auto_class: name of the class of transformers that finds the model's own.
+        auto_class: name of the model's auto class in transformers.
 
     Raises:
         CheckpointError: it cannot be loaded, or only in part.
@@ -189,7 +189,7 @@ def _our_logits(
     *,
     is_encoder: bool,
 ) -> list[Tensor]:
-    """Compute the logits of real tokens, without padding of the vocabulary, and those of other heads.
+    """Compute the logits of real tokens, without padding of the vocabulary, and of other heads.
 
     The model is freed on return.
 
@@ -233,7 +233,7 @@ def _encode(network: nn.Module, batch: dict[str, Tensor], real_bs: Tensor) -> li
 def _their_logits(spec: ModelSpec, model: Any, tokens_bs: Tensor) -> list[Tensor]:
     """Return the outputs of transformers' model in the form of `_our_logits`."""
     if network_of(spec).is_causal and spec.head:
-        # Of every token: the model itself returns those of the last that is no padding.
+        # Of every token: the model itself returns only the last unpadded token's logits.
         hidden_bsh = model.base_model(tokens_bs).last_hidden_state
         return [model.score(hidden_bsh).float().flatten(0, 1)]
     if network_of(spec).is_causal:

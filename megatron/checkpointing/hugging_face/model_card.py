@@ -59,7 +59,7 @@ _USE = {
     "AutoModelForQuestionAnswering": ("question-answering", _ANSWER),
     "AutoModelForMultipleChoice": ("multiple-choice", _CHOOSE),
 }
-"""Tag of the card, and an example, by the class of transformers that finds the model's own."""
+"""Tag of the card, and an example, by the model's auto class in transformers."""
 
 
 def model_card(
@@ -147,8 +147,8 @@ def _equality(measured: Sequence[LogitDifference]) -> list[str]:
     if not measured:
         return ["Not verified: converted with --no-verify."]
     return [
-        "Logits of transformers' model, as loaded from these files, against those of the network",
-        "that was trained, on the same tokens:",
+        "Logits of transformers' model, as loaded from these files, compared with the trained",
+        "network on the same tokens:",
         "",
         *(f"* {one}" for one in measured),
     ]

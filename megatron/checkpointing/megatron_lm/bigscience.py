@@ -108,7 +108,7 @@ class _Layers:
 
     Args:
         files: by layer number, of every tensor-parallel rank.
-        untied: whether the output layer has its own weight.
+        untied: whether the output layer has a separate weight.
     """
 
     def __init__(self, files: Mapping[int, Sequence[Path]], *, untied: bool):

@@ -54,7 +54,7 @@ class Conversion:
         heads: attention heads, if given by the user.
         architecture: that the user expects of the network; None for any.
         task: of its head, where the files do not name it.
-        distributed: whether Megatron-LM's files are those of torch_dist.
+        distributed: whether Megatron-LM's files are in the format torch_dist.
     """
 
     source: Path

@@ -39,7 +39,7 @@ class Format:
 
 
 def title_of(system: str) -> str:
-    """Return what a checkpoint of that system is, for messages."""
+    """Return the description of a checkpoint of that system, for messages."""
     return SYSTEMS.get(system) or f"a checkpoint of {LOADERS.about(system).program}'s"
 
 

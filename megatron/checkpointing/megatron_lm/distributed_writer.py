@@ -1,6 +1,6 @@
 """Write folders of torch.distributed.checkpoint for megatron.core (torch_dist), one tensor at a time.
 
-torch's own writer keeps the last tensor of every name in memory.
+torch's writer keeps the last tensor of every name in memory.
 """
 
 import json
@@ -63,7 +63,7 @@ def write_distributed(folder: Path, common: Mapping[str, Any], tensors: Iterable
     Memory: one parameter.
 
     Args:
-        common: what is no tensor: arguments, iteration, version.
+        common: content without tensors: arguments, iteration, version.
 
     Raises:
         CheckpointError: a file cannot be written.

@@ -27,7 +27,7 @@ class ForeignCheckpoint:
         state: fields of TrainState.
         has_optimizer: whether `checkpoint` has optimizer states.
         notices: a sentence for each part left out.
-        objective: that of the script that trains such a network.
+        objective: of the script that trains such a network.
     """
 
     folder: Path
@@ -118,7 +118,7 @@ def progress_of(
     """Return the progress of the run that saved it, as in a manifest's state.
 
     Args:
-        main: what its main file holds; tokens without an entry are those of full samples.
+        main: content of its main file; without an entry for tokens, samples are full.
         arguments: saved in it.
         is_release: whether it is published as weights of no iteration.
     """

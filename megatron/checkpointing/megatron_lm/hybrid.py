@@ -39,7 +39,7 @@ def gpt_of_hybrid(
         arguments: those in the files; None if there are none.
 
     Raises:
-        CheckpointError: its layers are not those of a GPT: attention, then an MLP or experts.
+        CheckpointError: its layers are not a GPT's: attention, then an MLP or experts.
     """
     pattern = _pattern(parameters, folder)
     found = {}
@@ -71,7 +71,7 @@ def _pattern(parameters: Collection[str], folder: Path) -> str:
     for number, (letter, kind) in enumerate(kinds):
         if letter not in ("-E" if number % 2 else "*"):
             raise CheckpointError(
-                f"{folder} is a HybridModel with the layers {pattern}, which are not those of a GPT: "
+                f"{folder} is a HybridModel with the layers {pattern}, which are not a GPT's: "
                 f"layer {number} is {kind}; only layers of attention, each followed by an MLP or "
                 "experts (*- or *E), are read"
             )

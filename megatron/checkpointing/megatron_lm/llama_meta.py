@@ -155,7 +155,7 @@ def _values(params: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Values
 
 
 def _tokenizer(path: Path, rows: int) -> Values:
-    """Return the settings of the SentencePiece tokenizer of Llama 1 and 2, if it is beside the files."""
+    """Return the settings of Llama 1 or 2's SentencePiece tokenizer, if its file is there."""
     for folder in (path, path.parent):
         if rows == 32000 and (folder / "tokenizer.model").is_file():
             # These models were trained on texts that start with BOS.

@@ -64,7 +64,7 @@ _RENAMED = (
     (r"\.mlp\.(shared_experts\.|experts\.|)linear_fc2\.", r".mlp.\1dense_4h_to_h."),
     (r"^(decoder\.)?final_norm\.", r"\1final_layernorm."),
 )
-"""From parameter names of older versions and of megatron.core to those of version 3."""
+"""Parameter names of older versions and of megatron.core -> names of version 3."""
 _LAYER = re.compile(r"(decoder\.|)layers\.(\d+)\.(.*)")
 _NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias", "position_ids")
 _COPIES = ("word_embeddings_for_head", "output_layer")
@@ -74,7 +74,7 @@ _COPIES = ("word_embeddings_for_head", "output_layer")
 def checkpoint_in(path: Path) -> Path:
     """Return the folder named by the tracker in `path`, or `path` if it has folders of ranks itself.
 
-    A file is that of the only rank, and is returned.
+    A file belongs to the only rank, and is returned.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -88,7 +88,7 @@ def tracked_folder(path: Path, *, instead: str) -> Path:
     """Return the folder named by the tracker in `path`.
 
     Args:
-        instead: what a folder of one checkpoint would hold, for the message.
+        instead: expected content of a folder of one checkpoint, for the message.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -272,7 +272,7 @@ def _modules(
 ) -> tuple[dict[str, list[Weight]], dict[str, int]]:
     """Return the shards of each module's parameter, and the number of layers of each stack.
 
-    Stacks are "" and, behind an encoder, "decoder.". `stages` is [stage][rank][virtual stage].
+    Stacks are "" and, after an encoder, "decoder.". `stages` is [stage][rank][virtual stage].
     """
     modules: dict[str, list[Weight]] = {}
     layers = {"": 0, "decoder.": 0}

@@ -407,7 +407,7 @@ def _activation_arguments(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _argument(flag: Flag, given: ModelConfig, decided: Mapping[str, Any]) -> Any:
-    """Return the value of a flag as it was given, or what was decided without it."""
+    """Return the value of a flag as it was given, or as resolved without it."""
     value = getattr(given, flag.name)
     return decided.get(flag.name) if value is None else value
 

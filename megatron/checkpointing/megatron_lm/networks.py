@@ -11,7 +11,7 @@ from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.parsing.files import Values
 
 Renamed = tuple[tuple[str, str], ...]
-"""Patterns of names of parameters, and what each becomes."""
+"""Patterns of parameter names, and their replacements."""
 
 OF_LAYERS: Renamed = (
     (r"\.input_layernorm\.", ".self_attention.linear_qkv.layer_norm_"),
@@ -25,38 +25,38 @@ OF_LAYERS: Renamed = (
 
 
 class Form:
-    """The form of a network in Megatron-LM's files: that of a GPT, unless a subclass says otherwise."""
+    """The form of a network in Megatron-LM's files; subclasses override a GPT's form."""
 
     renamed: ClassVar[Renamed] = ((r"^(encoder|transformer|decoder)\.", ""),)
-    """From prefixes of parameter names there to those of version 3, in which an only stack has none."""
+    """Prefixes of parameter names there -> prefixes of version 3; "" for an only stack."""
 
     distributed: ClassVar[Renamed] = ()
-    """From module names to those of megatron.core's distributed files; () if none are written."""
+    """Module names -> names in megatron.core's distributed files; () if none are written."""
 
     has_experts: ClassVar[bool] = False
     """Whether its layers in distributed files may have experts."""
 
     expresses: ClassVar[tuple[str, ...]] = ()
-    """Fields of ModelSpec that its files express beside those of a GPT."""
+    """Fields of ModelSpec that its files express in addition to a GPT's."""
 
     def recognises(self, names: Collection[str]) -> bool:
-        """Whether parameters of these names are those of this network and of no other."""
+        """Whether parameters of these names belong to this network and to no other."""
         return False
 
     def values(
         self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
-        """Return its settings beside those of a GPT.
+        """Return its settings in addition to a GPT's.
 
         Args:
             modules: shards of its parameters, by module name.
-            layers: of a decoder behind an encoder.
+            layers: of a decoder after an encoder.
             arguments: those in the files.
         """
         return {}
 
     def arguments(self, spec: ModelSpec, pipeline: int) -> dict[str, Any]:
-        """Return its arguments beside those of a GPT.
+        """Return its arguments in addition to a GPT's.
 
         Args:
             pipeline: stages that are written.
@@ -64,7 +64,7 @@ class Form:
         return {}
 
     def problems(self, spec: ModelSpec, *, pipeline: int, flag: str) -> Iterator[str]:
-        """Yield why Megatron-LM cannot load or express a network, beside what it cannot of a GPT.
+        """Yield why Megatron-LM cannot load or express a network, in addition to a GPT's problems.
 
         Args:
             flag: name of the flag for `pipeline`.
@@ -91,7 +91,7 @@ class Form:
 
 
 class GPTForm(Form):
-    """GPT, and what no other form recognises."""
+    """GPT, and any network that no other form recognises."""
 
     distributed: ClassVar[Renamed] = (
         (r"^(layers|final_layernorm)\.", r"decoder.\1."),
@@ -102,7 +102,7 @@ class GPTForm(Form):
     has_experts = True
 
     def distributed_names(self, module: str, spec: ModelSpec) -> list[str]:
-        """Return the name; of a norm before experts also that of the layers of Transformer Engine."""
+        """Return the name; for a norm before experts also Transformer Engine's name."""
         (name,) = super().distributed_names(module, spec)
         before, norm, rest = name.partition(".mlp.linear_fc1.layer_norm_")
         if norm and spec.experts_of(int(before.rpartition(".")[2]) + 1) > 1:
@@ -125,12 +125,12 @@ def identify_network(names: Collection[str]) -> tuple[str, Form]:
 
 
 def num_decoder_layers(spec: ModelSpec) -> int:
-    """Return the layers of a decoder behind an encoder; 0 if there is none."""
+    """Return the layers of a decoder after an encoder; 0 if there is none."""
     return int(flat(spec)["num_decoder_layers"])
 
 
 def first_decoder_stage(spec: ModelSpec, pipeline: int) -> int:
-    """Return the stage where the decoder behind an encoder begins, the nearest to the middle; 0 if it has no own."""
+    """Return the first stage of a decoder after an encoder, nearest the middle; 0 if none fits."""
     decoder_layers = num_decoder_layers(spec)
     fitting = [
         stage

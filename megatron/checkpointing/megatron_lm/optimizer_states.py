@@ -40,7 +40,7 @@ def states_in(tensors: Mapping[str, StoredTensor], common: Mapping[str, Any]) ->
 
     Args:
         tensors: in the files, by name.
-        common: what is no tensor, with the number of steps.
+        common: content without tensors, with the number of steps.
     """
     own = {name: match for name in tensors if (match := _NAME.fullmatch(name))}
     if not own:

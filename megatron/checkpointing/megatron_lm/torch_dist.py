@@ -1,6 +1,6 @@
 """Read Megatron-LM's checkpoints in the format torch_dist, of megatron.core from version 0.16 on.
 
-Names are megatron.core's; equal layers are stacked in front of a tensor. The weights of a parameter
+Names are megatron.core's; equal layers are stacked in a first dimension. The weights of a parameter
 are read when they are needed, whatever the ranks that wrote them.
 """
 
@@ -25,10 +25,10 @@ from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
 
 KIND, COMMON = "metadata.json", "common.pt"
-"""Files beside the tensors: the format, and what is no tensor (up to version 0.16)."""
+"""Files next to the tensors: the format, and content without tensors (up to version 0.16)."""
 
 COMMON_OBJECT = "common_state/shard_0_1"
-"""Name of the object with what is no tensor, from version 0.17 on."""
+"""Name of the object with content without tensors, from version 0.17 on."""
 
 _STACKED = re.compile(r"((?:\w+\.)?layers)\.(?!\d)(.+)")
 
@@ -73,7 +73,7 @@ def _require_kind(folder: Path) -> None:
 
 
 def _common(folder: Path, stored: StoredFolder) -> Mapping[str, Any]:
-    """Return what is no tensor: arguments, iteration, version.
+    """Return the content without tensors: arguments, iteration, version.
 
     Raises:
         CheckpointError: it is missing or damaged.

@@ -1,7 +1,7 @@
 """Resharding: read weights and optimizer states from DeepSpeed's files of any layout (TP, PP, ZeRO).
 
-An index says where each parameter lies. It is made from the files of the first tensor-parallel rank
-and the first replica, its size is that of the list of parameters, and it can be sent to other
+An index has the location of each parameter. It is made from the files of the first tensor-parallel
+rank and the first replica, is no larger than the list of parameters, and can be sent to other
 processes. Other files are opened when elements in them are needed.
 """
 

@@ -258,5 +258,5 @@ def _require_span(
     if (found.start, found.numel) != (low, length):
         raise ValueError(
             f"elements {found.start} to {found.start + found.numel} of replica {replica}'s "
-            f"partition are those of {name}, instead of {low} to {low + length}"
+            f"partition belong to {name}, instead of {low} to {low + length}"
         )

@@ -88,7 +88,7 @@ class ShardedTensor:
         shape: full shape, at least one dimension.
         stored: rows in the shards; further rows of `shape` are zeros.
         copies_last: further rows are copies of the last stored row instead.
-        stacks: parts of the rows (experts), of which each has its own shards, one after the other.
+        stacks: parts of the rows (experts) with separate shards, one after the other.
 
     Raises:
         ValueError: the shards have too few elements.
@@ -207,7 +207,7 @@ class ParameterState:
 
     @property
     def tensors(self) -> dict[str, ShardedTensor]:
-        """The weight as "fp32" and every state under its own name."""
+        """The weight as "fp32" and every state under its name."""
         return {"fp32": self.weight, **self.states}
 
     def with_rows(self, rows: int, *, copies_last: bool = False) -> "ParameterState":

@@ -166,7 +166,7 @@ class UniversalIndex:
 
 
 def universal_index(folder: Path, manifest: Manifest) -> UniversalIndex:
-    """Return what the universal checkpoint in `folder` holds.
+    """Return the index of the universal checkpoint in `folder`.
 
     Args:
         manifest: with its list of files.

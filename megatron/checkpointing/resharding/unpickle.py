@@ -18,7 +18,7 @@ from megatron.common.errors import CheckpointError
 
 
 class Record:
-    """Attributes of an object, in place of its own class."""
+    """Attributes of an object, in place of its class."""
 
 
 class FragmentAddress(Record):
@@ -57,7 +57,7 @@ class Opaque:
         self.parts = parts
 
     def __setstate__(self, state: Any) -> None:
-        """Keep named attributes, or those of a tuple as `parts`."""
+        """Keep named attributes, or the items of a tuple as `parts`."""
         if isinstance(state, dict):
             vars(self).update(state)
         elif isinstance(state, tuple):
@@ -87,7 +87,7 @@ _STAND_INS: Allowed = [
     (LossScaler, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (DynamicLossScaler, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
-"""Classes allowed besides torch's own, and their names in files."""
+"""Classes allowed besides torch's, and their names in files."""
 
 _MEMBER: Allowed = [(_member, "builtins.getattr")]
 
@@ -142,7 +142,7 @@ def read_tensors(file: Path) -> Any:
 
 
 def read_state(file: Path, device: Any = None) -> Any:
-    """Load `file` into memory with DeepSpeed's own classes, for its engine.
+    """Load `file` into memory with DeepSpeed's classes, for its engine.
 
     Args:
         device: map_location of torch.load.
@@ -168,7 +168,7 @@ def read_foreign(file: Path) -> Any:
 
 
 def read_foreign_bytes(content: bytes, where: str) -> Any:
-    """Load what torch saved as a part of a file of another program, as `read_foreign` does.
+    """Load a part of another program's file, saved by torch, as `read_foreign` does.
 
     Args:
         where: names the part in messages.
@@ -207,7 +207,7 @@ class _RecordUnpickler(Unpickler):
 
 
 def _with_stand_ins(names: Iterable[str]) -> Allowed:
-    """Return what is allowed in a file of another program that refers to `names`."""
+    """Return the classes allowed in another program's file that refers to `names`."""
     known = {name for _, name in _STAND_INS}  # type: ignore[misc]
     others: Allowed = [
         (Opaque, name)

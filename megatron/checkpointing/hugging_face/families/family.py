@@ -40,7 +40,7 @@ class Modules:
     """Modules of transformers that together hold the elements of one of ours.
 
     Args:
-        names: of these modules; with {} for the number of an expert, those of all experts.
+        names: of these modules; a name with {} stands for the modules of all experts, by number.
         mapping: of the elements, for a network.
     """
 
@@ -66,7 +66,7 @@ class Family:
             constant.
         values_of: settings for the entries that are not ModelSpec fields. Raises CheckpointError if
             no flag expresses an option.
-        needs: allowed values where they differ from those of `plain_values`.
+        needs: allowed values where they differ from `plain_values`.
         network: modules outside the transformer layers.
         layer: modules of a transformer layer, without prefix.
         layers: prefix of a transformer layer; {} is its number, from 0 on.
@@ -75,7 +75,7 @@ class Family:
         computes: the network that transformers computes with these weights, where it differs.
         has_prediction_layer: whether files may hold a layer after the last one, which predicts a
             later token and is left out.
-        script_of: the script that trains such a network; "" for that of the objective.
+        script_of: the script that trains such a network; "" for the objective's script.
         values_for: settings that depend on the length of samples.
         absent: modules of `network` that this class does not have; they begin with initial weights.
     """
@@ -144,7 +144,7 @@ class Family:
         return {**field_values, **self.values_of(config)}
 
     def parts(self, spec: ModelSpec) -> Iterator[Part]:
-        """Yield all parameters but absent ones, front to back; those of a layer as in `layer`.
+        """Yield all parameters but absent ones, front to back; within a layer as in `layer`.
 
         Raises:
             CheckpointError: the architecture does not have one of them.

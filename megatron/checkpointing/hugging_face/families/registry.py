@@ -30,7 +30,7 @@ def decoders() -> tuple[Family, ...]:
 
 
 def all_families() -> list[Family]:
-    """Return those of this package, then those of plugins: in order of preference."""
+    """Return this package's families, then the plugins': in order of preference."""
     names = sorted(FAMILIES.with_extensions(), key=FAMILIES.is_own)
     return [family for name in names for family in FAMILIES.get(name)()]
 
@@ -53,7 +53,7 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         wanted: the only one to look at, by its model_type; None for any.
 
     Raises:
-        CheckpointError: there is none; lists what does not fit the nearest one.
+        CheckpointError: there is none; lists the mismatches with the nearest one.
     """
     network = network_of(spec)
     networks = {family: declaration_of(family.objective).network for family in all_families()}

@@ -1,4 +1,4 @@
-"""Tensor mappings between our parameters and those of transformers, in both directions."""
+"""Tensor mappings between our parameters and transformers', in both directions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ class ExpertsGateUp:
         return tuple(part for expert in tensor for part in GateUp().to_hugging_face(expert))
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Interleave those of each expert."""
+        """Interleave gate and up of each expert."""
         pairs = zip(tensors[::2], tensors[1::2], strict=True)
         return torch.stack([GateUp().from_hugging_face(pair) for pair in pairs])
 
