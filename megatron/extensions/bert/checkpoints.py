@@ -29,7 +29,7 @@ def encoder_values(config: HuggingFaceConfig) -> Values:
 
 
 def encoder_needs(_: ModelSpec) -> Allowed:
-    """Return the values of fields that are those of a BERT."""
+    """Return the values of fields that a BERT has."""
     return {
         "architecture": ("bert",),
         "num_token_types": None,
@@ -141,7 +141,7 @@ class BERTForm(Form):
     expresses = names_of(BertSpec)
 
     def recognises(self, names: Collection[str]) -> bool:
-        """Whether there is a masked-LM head, or that of a task."""
+        """Whether there is a masked-LM head, or the head of a task."""
         return any(name.startswith(("lm_head.dense.", "classification_head.")) for name in names)
 
     def values(

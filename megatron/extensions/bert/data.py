@@ -24,7 +24,7 @@ _NGRAM_CDF = ((_NGRAM_SHARES / _NGRAM_SHARES.sum()).cumsum()).tolist()
 class BertDataset(MaskedDataset):
     """Masked language modelling and sentence order prediction on samples of a SentenceDataset.
 
-    [CLS] A [SEP] B [SEP], where the sentences of A precede those of B in the document or, when
+    [CLS] A [SEP] B [SEP], where the sentences of A precede B's in the document or, when
     `is_random` is 1, follow them. Without binary head [CLS] A [SEP]. Of the tokens chosen for
     prediction 80 % become [MASK], 10 % another token, 10 % stay.
 
@@ -149,7 +149,7 @@ def _without(tokens: NDArray, is_front: NDArray) -> NDArray:
 
 
 def masked_view(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
-    """Return what makes masked samples of runs of sentences.
+    """Return the builder of masked samples from runs of sentences.
 
     Raises:
         DataError: the tokenizer lacks a special token.

@@ -1,4 +1,4 @@
-"""Flags of BERT, those of masked sentences, and what they decide of its samples."""
+"""Flags of BERT and of masked sentences, and their effect on its samples."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """What a BERT finds in a text: candidates for its masks, or its score without one.
+    """Result of a BERT for a text: candidates for its masks, or its score without one.
 
     Args:
         masks: candidates for each [MASK].
@@ -90,7 +90,7 @@ class MaskedLM:
     def score(self, text: str) -> tuple[float, int]:
         """Return the pseudo-log-likelihood of `text`, and how many tokens it is the sum over.
 
-        Each token is masked in turn, and predicted from all others.
+        Each token is masked in turn, and predicted from all other tokens.
 
         Source: arXiv:1910.14659, section 2.
         """
@@ -167,7 +167,7 @@ class MaskedLM:
     @torch.no_grad()
     @without_cudnn_attention()
     def _log_probabilities(self, batch: Batch) -> Tensor:
-        """Return those of the tokens of the vocabulary, [b, s, V] without its padding."""
+        """Return the vocabulary's log-probabilities at each token, [b, s, V] without padding."""
         output: BertOutput = self.runner.model(batch)
         logits = self.runner.full_logits(output.logits)
         if not logits.isfinite().all():
@@ -257,7 +257,7 @@ class MaskedLMRequest(ExclusiveRequest[Assessment]):
         yield from ()
 
     def run(self, runner: Any) -> Generator[None, None, list[Assessment]]:
-        """Return what a `MaskedLM` finds in each text. Yields after each."""
+        """Return a `MaskedLM`'s result for each text. Yields after each."""
         model: MaskedLM = runner
         found = []
         for text in self.texts:

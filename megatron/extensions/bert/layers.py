@@ -98,7 +98,7 @@ class BertHeadPipe(nn.Module):
 
     Args:
         spec: the network.
-        parts: what its layers are built with.
+        parts: dependencies of its layers.
 
     Shapes: x_bsh [b, s, h] -> `BertOutput` of [b, s, h] and [b, 2].
     Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
@@ -143,14 +143,14 @@ def on_first_token(
         head: of weights that all ranks of `group` have.
         sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
 
-    Shapes: x_bsh [b, s, h] -> that of `head` for [b, h].
+    Shapes: x_bsh [b, s, h] -> the output of `head` for [b, h].
     Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
     """
     first_bh = x_bsh[:, 0]
     if not sequence_parallel:
         return head(first_bh)
     # The first token is on rank 0, and all ranks compute the same with it. Gradients of
-    # replicated weights are summed over the ranks: only those of rank 0 count.
+    # replicated weights are summed over the ranks: only rank 0's count.
     is_first = group.rank() == 0
     output = head(reduce_from_tensor_parallel(first_bh * is_first, group))
     return output if is_first else output.detach() + 0 * output

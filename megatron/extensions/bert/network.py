@@ -87,7 +87,7 @@ class BertNetwork(Network):
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
 
     def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:
-        """Yield the names of the heads' parameters, with those of modules."""
+        """Yield the name prefixes of the heads' parameters and modules."""
         yield f"{first}.dense.", "lm_head.dense."
         yield f"{first}.layernorm.", "lm_head.layernorm."
         yield f"{first}.pooler.", "pooler.dense."

@@ -94,7 +94,7 @@ def bert_loss(
     vocab_size: int | None = None,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> Loss:
-    """Return the mean cross-entropy of the masked tokens, plus that of the order of segments.
+    """Return the mean cross-entropy of the masked tokens plus the sentence-order cross-entropy.
 
     A micro-batch without a masked token has a masked-LM loss of 0.
 
@@ -103,7 +103,7 @@ def bert_loss(
         sequence_group: ranks that have parts of the same sequences; the mean of their results is
             the loss.
 
-    Communication: that of `next_token_loss`.
+    Communication: as in `next_token_loss`.
     """
     masked_lm_loss = next_token_loss(
         group, kernels, vocab_size=vocab_size, sequence_group=sequence_group
@@ -130,7 +130,7 @@ def _order_loss(
     """Return the cross-entropy of whether the segments were swapped.
 
     Of the ranks that divide a sequence the first has its first token. The loss is the mean over
-    all of them, so it counts as often as they are, and those of the others not at all.
+    all of them, so the first rank's loss is multiplied by their number, and the other ranks' by 0.
     """
     loss = F.cross_entropy(order_logits_b2.float(), is_random_b)
     if sequence_group is None or sequence_group.size() == 1:

@@ -1,7 +1,7 @@
 """Fault injection (--chaos), to test that runs recover.
 
-What happens is a pure function of the seed, the attempt, the iteration and the rank, so that the
-same faults come again, and rank 0 can report those of the other ranks.
+Faults are a pure function of the seed, the attempt, the iteration and the rank, so that they are
+reproducible, and rank 0 can report the other ranks' faults.
 """
 
 import errno

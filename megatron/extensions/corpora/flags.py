@@ -9,7 +9,7 @@ class CleaningConfig:
     """Cleaning of a corpus, by tasks on one machine or many."""
 
     filters: list[str] = field(default_factory=lambda: ["cleanup_dataset"])
-    """What to do with each document, in this order, until one drops it: cleanup_dataset, a task of
+    """Filters of each document, in this order, until one drops it: cleanup_dataset, a task of
     tools/openwebtext/cleanup_fix_dataset.py, or a filter of datatrove: c4_paragraphs, c4_quality,
     fineweb_quality, gopher_quality, gopher_repetition; none for no filter."""
 
@@ -29,7 +29,7 @@ class CleaningConfig:
     tools/openwebtext/filter_ngrams.py."""
 
     executor: Literal["local", "slurm", "ray"] = "local"
-    """What runs the tasks: --workers processes of this machine, an array of SLURM jobs, or a Ray
+    """Executor of the tasks: --workers processes of this machine, an array of SLURM jobs, or a Ray
     cluster. The last two need the package datatrove."""
 
     tasks: int | None = None
@@ -62,7 +62,7 @@ class PublishedConfig:
     """Split of the data set in the folder --input."""
 
     licence: str | None = None
-    """Licence of the text, for the report (default: that of the data set's card)."""
+    """Licence of the text, for the report (default: from the data set's card)."""
 
     date: str | None = None
     """Date of the source, for the report (default: when the newest file was changed)."""

@@ -25,7 +25,7 @@ _LONGEST_LINE = 1 << 26
 
 @dataclass(frozen=True)
 class Published:
-    """The files of one split of a data set, and what its card says about them."""
+    """The files of one split of a data set, and the description in its card."""
 
     files: tuple[str, ...]
     source: dict[str, Any]
@@ -44,8 +44,8 @@ def find_published(
     Args:
         inputs: one folder, which `datasets`' save_to_disk wrote or which is a data set of the
             Hugging Face hub; or files and globs.
-        licence: of the text, where it is not that of the card.
-        date: of the source, where it is not that of the newest file.
+        licence: of the text, where it differs from the card's.
+        date: of the source, where it differs from the newest file's.
 
     Raises:
         ConfigError: the folder has no such split or configuration, or `datasets` is not installed.

@@ -15,7 +15,7 @@ class ScorerConfig:
     """The toxicity classifier that scores texts."""
 
     scorer: str = PERSPECTIVE
-    """What scores texts. perspective: Google's Perspective API, until it closes on 31 December 2026,
+    """Scorer of texts. perspective: Google's Perspective API, until it closes on 31 December 2026,
     with the key in the environment variable PERSPECTIVE_API_KEY; transformers: the classifier in
     --scorer-model; profanity-check: the package alt-profanity-check; MODULE:NAME or FILE.py:NAME: a
     function of a list of texts that returns a list of toxicities between 0 and 1."""

@@ -1,1 +1,1 @@
-"""What masked language models have in common: spans, masks and a head."""
+"""Common parts of masked language models: spans, masks and a head."""

@@ -166,7 +166,7 @@ class _Chunk:
     the walk from a sentence to the one after the sample, or to the end, and from an end, where the
     target is thrown away, to the next document.
 
-    Shapes: sentences [nodes + 1], number of the sentence, at an end that of the next one;
+    Shapes: sentences [nodes + 1], number of the sentence, at an end of the next sentence;
         ends [nodes + 1], node of the document's end; tokens [nodes + 1], before each node;
         jumps: node after 1, 2, 4, 8 and 16 full-length samples, each [nodes + 1].
     """
@@ -270,7 +270,7 @@ class _Walk:
         found = np.flatnonzero(path != chunk.ends[path])
         rows = np.empty((len(found), 3), dtype)
         rows[:, 0] = chunk.sentences[path[found]]
-        rows[:, 1] = chunk.sentences[path[found + 1]]  # a document's end has a draw of its own
+        rows[:, 1] = chunk.sentences[path[found + 1]]  # a document's end has a separate draw
         rows[:, 2] = target[found]
         for each in (self._starts, self._lengths, self._targets):
             each.clear()

@@ -19,7 +19,7 @@ class MaskingVocabulary:
     """Properties of the tokenizer that masking needs.
 
     Args:
-        name: what messages call the tokenizer.
+        name: the tokenizer's name in messages.
         never_masked: ids of [CLS] and [SEP], where the tokenizer has them.
         continues_word: whether the token of each id goes on with a word (## of WordPiece).
         ids: those that random tokens are drawn from, in order.
@@ -36,10 +36,10 @@ class MaskingVocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *roles: Role | tuple[Role, ...]) -> "MaskingVocabulary":
-        """Return that of `tokenizer`.
+        """Return the vocabulary of `tokenizer`.
 
         Args:
-            roles: those that are needed; of several together, the first that the tokenizer has.
+            roles: the roles that are needed; of a tuple, the first that the tokenizer has.
 
         Raises:
             DataError: it has no special token of one of `roles`.

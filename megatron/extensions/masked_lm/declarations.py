@@ -1,4 +1,4 @@
-"""What objectives on documents of sentences have in common."""
+"""Common base of the objectives on documents of sentences."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

@@ -27,11 +27,11 @@ class MaskedLMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMPlan:
-    """Masked samples, resolved; lengths are those of padded samples."""
+    """Masked samples, resolved; lengths are of padded samples."""
 
     mask_prob: float
     has_binary_head: bool  # sentence order is predicted
-    seq_length: int  # of BERT's samples, or those of T5's encoder
+    seq_length: int  # of BERT's samples, or of T5's encoder
     decoder_seq_length: int  # 0: there is no decoder
 
 

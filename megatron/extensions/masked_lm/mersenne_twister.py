@@ -65,9 +65,9 @@ def shuffled_order(seed: int, count: int) -> NDArray[np.int64]:
     swap = (key & _WORD_32).view(np.int64)
     key >>= np.uint64(32)
     row = key.view(np.int64)
-    # What stands at i when its turn comes: what the last swap with j = i brought, if there was one.
+    # The value at i when its turn comes: from the last swap with j = i, if there was one.
     root = indices.copy()
-    root[row[::-1]] = swap[::-1]  # of several the last assignment stays, that of the lowest i
+    root[row[::-1]] = swap[::-1]  # of several, the last assignment stays, for the lowest i
     # The swap before (of a higher i) that wrote the same row; -1 if there was none.
     previous = np.full(count, -1)
     follows = np.flatnonzero(row[1:] == row[:-1])

@@ -1,4 +1,4 @@
-"""What the routes of BERT and T5 share: bodies with texts, and requests that run alone."""
+"""Common parts of BERT's and T5's routes: bodies with texts, and requests that run alone."""
 
 from typing import Any
 

@@ -78,7 +78,7 @@ def find(path: Path, *, heads: int | None = None, task: str | None = None) -> Fo
 
 @contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
-    """Make one sentence of what a file of other content leads to."""
+    """Turn any error from a file of other content into one sentence."""
     try:
         yield
     except MegatronError:
@@ -93,7 +93,7 @@ def _errors_name(path: Path) -> Iterator[None]:
 
 
 def _require_room(archive: tarfile.TarFile, path: Path, folder: str) -> None:
-    """Refuse to unpack what does not fit: a small archive can have members of terabytes."""
+    """Refuse to unpack an archive that does not fit: a small one can have members of terabytes."""
     needed = sum(member.size for member in archive.getmembers())
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -252,7 +252,7 @@ def _plain(node: Any) -> Any:
 
 
 def _rename(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Return the weights of a rank by the names of Megatron-LM, and those of the head by ours.
+    """Return the weights of a rank by Megatron-LM's names, and the head's weights by ours.
 
     Raises:
         WrongCheckpointError: it is no BERT with the head of a text task.

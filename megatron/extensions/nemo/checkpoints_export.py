@@ -122,7 +122,7 @@ def _task_of(spec: ModelSpec) -> str:
         )
         raise WrongCheckpointError(
             "NeMo's files hold networks of token classification, text classification and question "
-            f"answering; this one has another head, or those of pretraining{classifier}"
+            f"answering; this one has another head, or pretraining heads{classifier}"
         )
     if head.first_token_head:
         return "text-classification"
@@ -180,7 +180,7 @@ def _pretrained_name(job: Export) -> str:
 
 
 def _notice(spec: ModelSpec) -> str:
-    """Return what differs in NeMo, for the user."""
+    """Return the differences in NeMo, for the user."""
     if spec.mlp.activation == "gelu_erf":
         return ""
     return "; NeMo computes GELU in its exact form, and this network in the other"

@@ -38,7 +38,7 @@ def nemo_flags(argv: Sequence[str], task: NemoTask, *, world_size: int) -> list[
     """
     settings, flags = read_settings(argv, task.defaults)
     if "pretrained_model" in settings or peek(flags).get("epochs") == "0":
-        # The length of samples is that of the network that is evaluated.
+        # The length of samples comes from the network that is evaluated.
         settings = {
             key: setting
             for key, setting in settings.items()
@@ -79,7 +79,7 @@ def _key_problems(settings: Settings, known: set[str]) -> Iterator[str]:
 
 
 def _hint(key: str, known: set[str]) -> str:
-    """Return what an unknown key may be meant for: a similar one, or those of its group."""
+    """Return a hint for an unknown key: a similar key, or the keys of its group."""
     group = key.rpartition(".")[0]
     groups = HEAD_GROUPS if group in HEAD_GROUPS else (group,)
     inside = sorted(each for each in known if each.rpartition(".")[0] in groups)
@@ -109,7 +109,7 @@ def _trains(settings: Settings) -> bool:
 
 
 def _file_words(settings: Settings, task: NemoTask) -> Iterator[str]:
-    """Yield the flags of training and validation data; without training those of the test data."""
+    """Yield the flags of training and validation data, or without training of the test data."""
     folder = Path(str(value(settings, task.folder, ""))) if task.folder else Path()
     train, valid, test = (settings.get(f"model.{role}_ds.{task.file}") for role in ROLES)
     trains = _trains(settings)

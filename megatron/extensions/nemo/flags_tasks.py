@@ -16,7 +16,7 @@ class NemoTask:
 
     Args:
         defaults: settings of the task without a file and a word for them.
-        flags: flags that take the values of the task's own settings, by key.
+        flags: flags that take the values of task-specific settings, by key.
         test_flags: likewise, without training only.
         fixed: settings that have one value here.
         file: name of the setting that names a file, in the groups of the sets.

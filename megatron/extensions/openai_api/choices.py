@@ -85,7 +85,7 @@ class ChoiceBuilder:
         )
 
     def add(self, event: Event) -> Delta:
-        """Add an event; return what has become stable."""
+        """Add an event; return the text that has become stable."""
         token = event.new_token.token if event.new_token else None
         text = self._begin(event.prompt_tokens)
         text += self._stream.add(token, is_last=event.finish_reason is not None)

@@ -1,4 +1,4 @@
-"""What the server takes from this extension: the paths under /v1, and the bodies of their errors."""
+"""Interface of this extension for the server: the paths under /v1, and their error bodies."""
 
 from megatron.extensions.openai_api.completions import add_openai_api
 from megatron.extensions.openai_api.errors import openai_error

@@ -56,8 +56,8 @@ class OpenAIRequest(ABC):
 
     Args:
         prompts: each gets `copies` continuations, of which the `n` best are returned.
-        stop_tokens: besides those of the body and EOD.
-        stop_strings: besides those of the body.
+        stop_tokens: in addition to the body's and EOD.
+        stop_strings: in addition to the body's.
 
     Raises:
         ConfigError: lists all problems of the fields.

@@ -1,6 +1,6 @@
 """Request and response bodies of POST /v1/completions and POST /v1/chat/completions (pydantic).
 
-Source: OpenAI's API reference, and for what goes beyond it that of vLLM's server.
+Source: OpenAI's API reference; further fields follow vLLM's server.
 """
 
 from typing import Annotated, Any, Literal
@@ -107,7 +107,7 @@ class OpenAIBody(Body):
     return_tokens_as_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # For the client's own records.
+    # For the client's records.
     user: Text | None = None
     metadata: (
         Annotated[dict[str, str], Field(max_length=_MOST_METADATA), at_most(_MOST_METADATA)] | None

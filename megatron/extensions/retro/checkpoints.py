@@ -1,4 +1,4 @@
-"""Retro in the files of Megatron core: parameter names, flags, and what core cannot express."""
+"""Retro in the files of Megatron core: parameter names, flags, and options core cannot express."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Samples of Retro: those of a GPT, with the tokens of retrieved neighbors of each chunk."""
+"""Samples of Retro: a GPT's samples, with the tokens of retrieved neighbors of each chunk."""
 
 import logging
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class RetroDataset:
     """Adds neighbors to the samples of another dataset.
 
-    Rows i * c to (i + 1) * c - 1 of the neighbors are those of the c chunks of sample i. Where samples
+    Rows i * c to (i + 1) * c - 1 of the neighbors belong to the c chunks of sample i. Where samples
     outnumber neighbors, they repeat from the first on.
 
     Args:
@@ -127,7 +127,7 @@ def retro_view(plan: RetroPlan, *, pad: int, vocab_size: int) -> RoleView:
 def _require_enough(
     neighbors: BlockedRows, num_chunks: int, num_samples: int, *, verifies: bool
 ) -> None:
-    """Refuse neighbors that are not those of these samples.
+    """Refuse neighbors that do not belong to these samples.
 
     Raises:
         WrongDataError: there are none for some samples.

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class InstructDataset:
     """Samples of one file of questions: prompt, answer, EOD and padding.
 
-    Contexts in a prompt are cut so that its answer fits; what is longer without them is cut at the
-    end. A Retro also gets contexts for its encoder.
+    Contexts in a prompt are cut so that its answer fits; a sample too long without them is cut at
+    the end. A Retro also gets contexts for its encoder.
 
     Args:
         items: each has an answer; its first one counts.

@@ -156,7 +156,7 @@ class Prompts:
 
     A prompt is a system line, contexts and the turn of the user. Names of question sets decide the
     turn: whether the answer is a short phrase, True or False, or a text; questions of dialogues have
-    a turn's form already, and those of conversations have no contexts either.
+    a turn's form already, and questions of conversations have no contexts either.
 
     Args:
         name: of the question set.

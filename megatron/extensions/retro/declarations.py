@@ -25,12 +25,12 @@ KINDS.declare(QUESTIONS, "", ())
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalDeclaration(Declaration):
-    """What objectives of networks with retrieval have in common."""
+    """Common base of the objectives of networks with retrieval."""
 
     baseline: str  # objective of a GPT on the same samples, which is trained without retrieval
 
     def objective_to_train(self, config: Config, name: ObjectiveName) -> ObjectiveName:
-        """Return that of a GPT without --retro-add-retriever."""
+        """Return `name`, or a GPT's objective without --retro-add-retriever."""
         retro: RetroConfig = config.section(RetroConfig)
         return name if retro.retro_add_retriever else self.baseline
 
@@ -88,7 +88,7 @@ class InstructDeclaration(RetrievalDeclaration):
         yield from context_problems(instruct)
 
     def saved_flags(self, given: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the flags of a checkpoint without a project, whose samples are those of pretraining.
+        """Return the flags of a checkpoint without its project, which holds pretraining samples.
 
         Raises:
             ConfigError: a project is given.

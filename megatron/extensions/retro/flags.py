@@ -22,15 +22,15 @@ class RetroConfig:
 
     retro_project_dir: str | None = setting(None, plan="objective.own.project_dir")
     """Directory with the database and the neighbors of Retro preprocessing. Data, split, seed,
-    lengths and tokenizer are those of its config.json, with and without --retro-add-retriever."""
+    lengths and tokenizer come from its config.json, with and without --retro-add-retriever."""
 
     retro_add_retriever: bool = setting(False, plan="model.retro_layers")
     """Let some layers attend to retrieved neighbors. Without it pretrain_retro.py trains a GPT on the
     same samples."""
 
     retro_chunk_length: int = setting(64, at_least=1)
-    """Tokens of a chunk, of samples and of the database; that of the config.json of
-    --retro-project-dir."""
+    """Tokens of a chunk, of samples and of the database; with --retro-project-dir the value in its
+    config.json."""
 
     retro_num_neighbors: int = setting(2, at_least=1, in_weights=False)
     """Neighbors of each chunk that are retrieved."""
@@ -48,7 +48,7 @@ class RetroConfig:
     """Dropout of attention weights in the encoder of neighbors."""
 
     retro_attention_gate: float = setting(1.0, in_weights=False)
-    """Factor of what cross-attention to neighbors adds to the residual stream; 0 leaves a GPT."""
+    """Factor of the output of cross-attention to neighbors; 0 leaves a GPT."""
 
     retro_verify_neighbor_count: bool = setting(
         True, flag="--retro-no-verify-neighbor-count", plan="objective.own.verifies_count"
@@ -78,7 +78,7 @@ def settings_of(values: Mapping[str, Any]) -> RetroProject | None:
 
 
 def needs_complete_run(config: Config) -> bool:
-    """Return whether there is a project: its neighbors are those of the samples of a complete run."""
+    """Return whether there is a project: its neighbors belong to the samples of a complete run."""
     return bool(config.section(RetroConfig).retro_project_dir)
 
 
@@ -101,13 +101,13 @@ class RetroSpec:
     retro_chunk_length: int = 0  # tokens
     retro_num_neighbors: int = 0  # of a chunk
     retro_retrieved_length: int = 0  # tokens of a neighbor
-    retro_attention_gate: float = 1.0  # factor of what cross-attention to neighbors adds
+    retro_attention_gate: float = 1.0  # factor of the output of cross-attention to neighbors
     retro_normed_residual: bool = False  # in the encoder's cross-attention; False: the stream
     final_norm: bool = True  # before the logits
 
 
 def with_retriever(spec: ModelSpec, config: RetroConfig, model: ModelConfig) -> ModelSpec:
-    """Return `spec`, that of a GPT, with chunked cross-attention to neighbors."""
+    """Return `spec`, a GPT's, with chunked cross-attention to neighbors."""
     retrieved = config.retro_chunk_length * config.retro_num_retrieved_chunks
     retro = resolve(
         RetroSpec,

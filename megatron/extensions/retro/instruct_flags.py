@@ -28,11 +28,11 @@ class InstructConfig:
 
     use_retrieved_neighbours: bool = setting(False, plan="objective.own.is_retrieved")
     """Take the contexts that were retrieved for a question (ctxs, bert_pretrain_corpus_neighbours)
-    rather than its own paragraphs."""
+    rather than its paragraphs."""
 
     reuse_top: bool = setting(False, plan="objective.own.reuses_top")
     """Pass the first contexts, which the prompt has too, to the encoder of neighbors, rather than the
-    contexts that follow those of the prompt."""
+    contexts that follow the prompt's."""
 
     longform_answer: bool = setting(False, plan="objective.own.is_longform")
     """The files hold one JSON object a line, with the answer under longform_answer."""

@@ -1,7 +1,7 @@
 """Retro: GPT with chunked cross-attention (CCA) to retrieved neighbors, as a list of layers.
 
 Letters: m tokens of a chunk, c chunks of a sample, k neighbors of a chunk, r tokens of a neighbor. The
-batch of neighbors is e = b * c * k, that of chunks n = b * c; sample by sample, then chunk by chunk.
+batch of neighbors is e = b * c * k, of chunks n = b * c; sample by sample, then chunk by chunk.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ the prompt. Without it chunks of equal length have retrieved them."""
 def retro_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     """Return the network: a batch with tokens and neighbors in, logits_bsv [b, s, V/t] out.
 
-    The list is that of GPT with other layers in some of its places, so that a GPT's checkpoint has
-    the names of all weights but those of the encoder and of cross-attention (Retro-fitting).
+    The list is GPT's with some layers replaced, so that a GPT's checkpoint has the names of all
+    weights except the encoder's and cross-attention's (Retro-fitting).
 
     Embedded neighbors travel down to the first Retro layer, which encodes them; the encoder's output
     travels to the last one.
@@ -128,7 +128,7 @@ class RetroEmbeddingPipe(EmbeddingPipe):
 
 
 class CrossAttentionLayer(ParallelTransformerLayerPipe):
-    """Base of layers with cross-attention between self-attention and MLP, after its own norm.
+    """Base of layers with cross-attention between self-attention and MLP, after a separate norm.
 
     The other weights have the names of a GPT layer. Ranks may divide the sequence into `parts`.
     """
@@ -152,7 +152,7 @@ class CrossAttentionLayer(ParallelTransformerLayerPipe):
         return self._add_norm(norm, y_sbh, bias, x_sbh, normed_sbh)
 
     def to_mlp(self, y_sbh: Tensor, bias: Tensor | None, residual_sbh: Tensor) -> Tensor:
-        """Add the output of cross-attention, then that of the MLP, to the residual stream."""
+        """Add the outputs of cross-attention, then of the MLP, to the residual stream."""
         norm = self.post_attention_layernorm
         x_sbh, normed_sbh = self._add_norm(norm, y_sbh, bias, residual_sbh, residual_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
@@ -165,7 +165,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     The last token of chunk i and the following m - 1 tokens attend to the neighbors of chunk i, so
     that no token sees what later tokens have retrieved; the first m - 1 tokens attend to none. If m
     does not divide the sequence, the first chunk is the short one. A chunk without neighbors gets
-    zeros, the bias included. The gate multiplies what cross-attention adds to the residual stream.
+    zeros, the bias included. The gate multiplies the output of cross-attention.
 
     In decode steps neighbors have no tokens: their keys and values are kept.
 
@@ -180,7 +180,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     Shapes: hidden [s, b, h] -> the same; encoder_hidden: embedded neighbors [r, e, h] -> encoded ones
         in the first Retro layer; encoder_span [e, 1, 2] stays.
     Communication: three all-reduces of [s, b, h] over the group forward; backward three, and one of
-        [r, e, h]; the first layer also those of the encoder.
+        [r, e, h]; the first layer also the encoder's all-reduces.
     Source: arXiv:2112.04426, section 2.4; arXiv:2304.06762, section 3.
     """
 
@@ -210,7 +210,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     def attend_neighbors(
         self, normed_sbh: Tensor, context: Tensor, span_e12: Tensor, inputs: LayerInput
     ) -> Tensor:
-        """Return what chunked cross-attention adds to the residual stream, [s, b, h]."""
+        """Return the output of chunked cross-attention for the residual stream, [s, b, h]."""
         shared: Shared = {} if inputs.shared is None else inputs.shared
         s, b, k = normed_sbh.size(0) * self.parts, normed_sbh.size(1), self.own.retro_num_neighbors
         n = context.size(1) // k
@@ -254,7 +254,7 @@ class Chunks:
 
     @property
     def first(self) -> int:
-        """Return the number of tokens of the first chunk; the others have m each.
+        """Return the number of tokens of the first chunk; other chunks have m each.
 
         Raises:
             ValueError: s tokens are not c chunks.
@@ -283,12 +283,12 @@ class Chunks:
         return F.pad(x[: self.s - self.first + 1], (0, 0, 0, 0, self.first - 1, 0))
 
     def attending(self, span_n12: Tensor) -> Tensor:
-        """Return whether each token attends to neighbors, [s, b]; those of `span_n12` are real."""
+        """Return whether each token attends to neighbors, [s, b]; `span_n12`: the real ones."""
         has_neighbors_1n1 = (span_n12[:, 0, 1:] > 0)[None].expand(self.m, -1, -1)
         return self.to_tokens(has_neighbors_1n1)[..., 0]
 
     def lengths(self, n: int, device: torch.device) -> Tensor:
-        """Return the real tokens of each of n chunks, those of several samples."""
+        """Return the number of real tokens of each of n chunks of several samples."""
         stops_n = torch.full((n,), self.m, device=device)
         stops_n[:: self.c] = self.first
         return stops_n
@@ -297,7 +297,7 @@ class Chunks:
 class RetroEncoder(nn.Module):
     """Bidirectional encoder of retrieved neighbors; its first layer attends to the retrieving chunk.
 
-    Its dropouts are its own, and it has no final norm. Padding of a neighbor is no key.
+    It has separate dropout rates, and no final norm. Padding of a neighbor is no key.
 
     Shapes: neighbors [r, e, h], span [e, 1, 2], chunk states [s, b, h] -> [r, e, h].
     Communication: as many all-reduces as layers have, of [r, e, h].
@@ -402,7 +402,7 @@ def _prompts_of(inputs: LayerInput) -> Tensor | None:
 
 
 def _real_first(span_e12: Tensor, r: int, n: int) -> Tensor:
-    """Return the order [k*r, n] of a chunk's rows in which those of real tokens come first."""
+    """Return the order [k*r, n] of a chunk's rows in which real tokens come first."""
     positions_r = torch.arange(r, device=span_e12.device)
     is_padding_nq = (positions_r >= span_e12[:, 0, 1:]).view(n, -1)
     return is_padding_nq.to(torch.uint8).argsort(dim=1, stable=True).T.contiguous()
@@ -414,5 +414,5 @@ def _span_to(stops_n: Tensor) -> Tensor:
 
 
 def _span_of_chunks(span_e12: Tensor, n: int) -> Tensor:
-    """Return the span of real rows of each chunk, [n, 1, 2], from those of its neighbors."""
+    """Return the span of real rows of each chunk, [n, 1, 2], from the spans of its neighbors."""
     return span_e12.view(n, -1, 2).sum(1, keepdim=True)

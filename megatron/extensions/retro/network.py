@@ -73,7 +73,7 @@ class RetroNetwork(Network):
         return spec.part(RetroSpec).retro_num_neighbors
 
     def body(self, spec: ModelSpec, *, tensor: int, expert: int) -> list[Entry]:
-        """Return the entries of a GPT with others in some of its places."""
+        """Return the entries of a GPT, some of them replaced."""
         *others, norm = super().body(spec, tensor=tensor, expert=expert)
         has_norm = spec.part(RetroSpec).final_norm
         return [*others, norm if has_norm else Entry(name="no_final_norm", kind="norm")]
@@ -96,7 +96,7 @@ class RetroNetwork(Network):
         return replace(plain, name=name, weights=plain.weights + Weights(cross))
 
     def kept_bytes(self, entry: Entry, sizes: Any) -> int:
-        """Return the bytes that an entry keeps, those of retrieval included."""
+        """Return the bytes that an entry keeps, including retrieval's."""
         retro, kept = sizes.spec.part(RetroSpec), super().kept_bytes(entry, sizes)
         if entry.number not in retro.retro_layers:
             return kept

@@ -20,7 +20,7 @@ from megatron.tensor_parallel.broadcast import Batch, Field, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 PROMPT_FIELDS: Fields = {**RETRO_FIELDS, PROMPT_LENGTHS: Field("b")}
-"""A batch with one set of neighbors for each sample, those of its prompt."""
+"""A batch with one set of neighbors for each sample: the neighbors of its prompt."""
 
 
 @OBJECTIVES.register("instruct")
@@ -65,7 +65,7 @@ def instruct_batch(
     eod: int | None = None,
     **retrieved: Any,
 ) -> Batch:
-    """Return a batch of the samples of an InstructDataset, with what is retrieved for a Retro.
+    """Return a batch of samples of an InstructDataset, with the neighbors retrieved for a Retro.
 
     Shapes: tokens, is_target [b, s + 1] -> the fields of the objective.
     """

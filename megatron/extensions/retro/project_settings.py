@@ -46,7 +46,7 @@ class RetroPlan:
     chunk_length: int = 0  # tokens
     num_chunks: int = 0  # of a sample
     num_neighbors: int = 0  # of a chunk
-    num_retrieved_chunks: int = 0  # of a neighbor: itself and what follows it in its document
+    num_retrieved_chunks: int = 0  # of a neighbor: itself and the following chunks of its document
     verifies_count: bool = True  # that there are neighbors for all samples of the run
 
 
@@ -85,7 +85,7 @@ class RetroProject:
             if values[field] != self._value(key):
                 yield (
                     f"{flag} {values[field]} contradicts {key} {self.settings[key]} in {self.file}: "
-                    "neighbors are those of the samples that preprocessing saw, so leave the flag out"
+                    "neighbors belong to the samples that preprocessing saw, so leave the flag out"
                 )
         for field in ("train_iters", "train_tokens"):
             if self._has("retro_gpt_train_samples") and values[field] is not None:

@@ -109,7 +109,7 @@ def t5_vocabulary(tokenizer: Tokenizer) -> MaskingVocabulary:
     Raises:
         DataError: the tokenizer lacks some.
     """
-    # Tokenizers of Hugging Face's T5 have no bos, those of its BERT neither bos nor eos.
+    # Hugging Face's T5 tokenizers have no bos, its BERT tokenizers neither bos nor eos.
     vocabulary = MaskingVocabulary.of(tokenizer, "pad", ("bos", "cls", "pad"), ("eos", "sep"))
     if not vocabulary.sentinels:
         raise DataError(
@@ -120,7 +120,7 @@ def t5_vocabulary(tokenizer: Tokenizer) -> MaskingVocabulary:
 
 
 def span_view(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
-    """Return what makes samples of an encoder and a decoder of runs of sentences.
+    """Return the builder of encoder and decoder samples from runs of sentences.
 
     Raises:
         DataError: the tokenizer lacks a special token.

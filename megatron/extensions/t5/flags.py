@@ -60,7 +60,7 @@ def with_decoder(
     *,
     decoder_seq_length: int,
 ) -> ModelSpec:
-    """Return `spec`, that of an encoder, with a decoder added."""
+    """Return `spec`, an encoder's, with a decoder added."""
     longest = max(model.seq_length, decoder_seq_length)
     is_relative = spec.positions.position_embedding == "relative"
     positions = replace(

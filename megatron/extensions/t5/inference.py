@@ -182,7 +182,7 @@ def load_text_to_text(source: ModelSource, options: DecodingConfig) -> tuple[Tex
 def generate_texts(
     model: TextToText, texts: Sequence[str], options: TextToTextConfig, *, seed: int
 ) -> Iterator[Output]:
-    """Yield the output for each of `texts`, with random draws of its own.
+    """Yield the output for each of `texts`, with independent random draws.
 
     Raises:
         ConfigError: the flags do not fit the network.

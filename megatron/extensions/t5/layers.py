@@ -88,7 +88,7 @@ def t5_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
 
 
 def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
-    """Return the batch of a pass of generation; of a decode step, what the decoder begins with."""
+    """Return the batch of a generation pass; for a decode step, the decoder's first inputs."""
     decoder = {DECODER_TOKENS: tokens.tokens, DECODER_POSITIONS: tokens.positions}
     if tokens.contexts is None or tokens.context_lengths is None:
         nothing = tokens.tokens.new_empty(0)  # kept: keys and values of the encoder's output
@@ -101,7 +101,7 @@ def t5_batch(spec: ModelSpec, tokens: PassInput) -> Batch | LayerInput:
 
 
 def _positions(spec: ModelSpec, parts: LayerParts, *, carried: tuple[str, ...]) -> Layer:
-    """Return the positions of a stack: of a shared table, or biases of its own."""
+    """Return the positions of a stack: of a shared table, or separate biases."""
     common = {"spec": spec, "parts": parts}
     if spec.positions.relative_buckets:
         return Layer(RelativePositionsPipe, common, carried=carried)
@@ -116,7 +116,7 @@ class WordEmbeddingPipe(nn.Module):
     generation the span is kept for decode steps.
 
     Args:
-        parts: what the network's layers are built with.
+        parts: dependencies of the network's layers.
 
     Shapes: tokens [b, s], lengths [b] -> hidden [b, s, h], attention_span [b, 1, 2].
     Communication: one all-reduce of [b, s, h] over `group` forward.
@@ -171,7 +171,7 @@ class PositionsPipe(nn.Module):
 
     Args:
         spec: the network.
-        parts: what its layers are built with.
+        parts: dependencies of its layers.
 
     Shapes: hidden [b, s, h] -> hidden [s, b, h].
     Randomness: dropout draws from the ordinary stream, which differs between pipeline stages.

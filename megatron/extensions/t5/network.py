@@ -96,7 +96,7 @@ class T5Network(Network):
         )
 
     def num_contexts(self, spec: ModelSpec) -> int:
-        """Return that of the encoder."""
+        """Return 1: the decoder attends to the encoder's text."""
         return 1
 
     def max_length(self, spec: ModelSpec) -> int | None:
@@ -157,7 +157,7 @@ class T5Network(Network):
         return Weights(2 * attention_weights(spec, tensor) + norms + mlp_weights(spec, tensor))
 
     def attended_pairs(self, spec: ModelSpec) -> int:
-        """Return those of the encoder, and of both kinds of attention in the decoder."""
+        """Return the pairs of the encoder, and of both kinds of attention in the decoder."""
         s, decoder = spec.seq_length, spec.part(DecoderSpec)
         d = decoder.decoder_seq_length
         return super().attended_pairs(spec) + decoder.num_decoder_layers * d * (d + s)
@@ -165,7 +165,7 @@ class T5Network(Network):
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
 
-        The keys and values of cross-attention are those of the encoder's tokens.
+        The keys and values of cross-attention are computed from the encoder's tokens.
         """
         s, decoder_spec = spec.seq_length, spec.part(DecoderSpec)
         d = decoder_spec.decoder_seq_length
@@ -209,7 +209,7 @@ class T5Network(Network):
         return replace(spec, seq_length=spec.part(DecoderSpec).decoder_seq_length, own=None)
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
-        """Yield the names of both stacks' parameters, with those of modules."""
+        """Yield the name prefixes of both stacks' parameters and modules."""
         behind = FIRST_LAYER + stacks.num_layers
         first = behind + 3
         last = first + stacks.num_decoder_layers

@@ -55,7 +55,7 @@ def t5_batch(
         labels: -1 at padding.
         truncated: whether a sample was cut; not used.
         enc_length: real tokens of the encoder.
-        dec_length: those of the decoder; `loss_mask` has them too.
+        dec_length: real tokens of the decoder; `loss_mask` has them too.
 
     Shapes: text_enc [b, s]; text_dec, labels, loss_mask [b, d]; others [b] -> T5_FIELDS.
     """

@@ -38,7 +38,7 @@ _CLASS_KEYS: Mapping[str, Callable[[ModelSpec], Any]] = {
 
 
 def _label_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of the outputs of a head; by default those of transformers."""
+    """Return the names of the outputs of a head; by default transformers' names."""
     head = spec.part(HeadSpec)
     return head.labels or tuple(f"LABEL_{i}" for i in range(head.num_outputs))
 

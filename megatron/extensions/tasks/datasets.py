@@ -29,7 +29,7 @@ class LabelledDatasets(Datasets):
 
 
 def task_datasets(request: DataRequest, tokenizer: Tokenizer) -> LabelledDatasets:
-    """Return the shuffled epochs of --train-data, and those of all files of --valid-data together.
+    """Return the shuffled epochs of --train-data, and of all files of --valid-data together.
 
     A run that only evaluates reads no training data.
 

@@ -61,7 +61,7 @@ class LabelledDeclaration(Declaration):
         """Yield the flags that name token files."""
         yield from surplus_problems(config.data)
         for flag in token_file_flags(config.data):
-            yield f"{flag} is for token files; a downstream task learns those of --train-data"
+            yield f"{flag} is for token files; a downstream task learns from --train-data"
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield every problem of the flags of tasks."""

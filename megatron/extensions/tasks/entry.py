@@ -51,7 +51,7 @@ _TOKENIZER = (
 def train_text_task(argv: Sequence[str], task: str, *, description: str | None) -> ExitCode:
     """Finetune on a task, or evaluate, by flags and settings; return the exit code.
 
-    Sizes of the network and its tokenizer are those of --pretrained-checkpoint or --load, where
+    Sizes of the network and its tokenizer come from --pretrained-checkpoint or --load, where
     `argv` has no flags for them.
 
     Args:
@@ -107,7 +107,7 @@ def with_pretrained_network(words: Sequence[str], *, is_first: bool) -> list[str
     A network of Megatron-LM or transformers is converted to --save first.
 
     Args:
-        is_first: whether this process converts; others wait for it.
+        is_first: whether this process converts; other processes wait for it.
 
     Raises:
         WrongCheckpointError: there is no checkpoint, or none of a format that can be read.
@@ -219,7 +219,7 @@ def _converted_folder(source: Path, words: Sequence[str], *, is_first: bool) -> 
             f"{folder} holds the weights of {found}, not of {identity}: give another --save"
         )
     if not record.is_file():
-        # In a process of its own: a conversion makes process groups of one rank.
+        # In a separate process: a conversion makes process groups of one rank.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             for line in pool.submit(_convert, source, folder, [*map(str, words)]).result():
                 log.info(line)
@@ -237,7 +237,7 @@ def _convert(source: Path, folder: Path, words: Sequence[str]) -> list[str]:
     flags = ("--model-type=BERT", f"--load-dir={source}", f"--save-dir={folder}")
 
     def parse(found: Values) -> Config:
-        # The task is that of the network that is converted.
+        # The task comes from the network that is converted.
         own_task = parse_conversion(found, flags, ConversionConfig).config
         config = parse_conversion(found, [*words, *flags], ConversionConfig).config
         task_sections = {

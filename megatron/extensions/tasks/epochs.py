@@ -27,7 +27,7 @@ from megatron.tokenizer.build import build_tokenizer
 def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
     """Return `config` with --train-iters for its --epochs; of 0 epochs a run that only evaluates.
 
-    With both flags the run ends with what comes first.
+    With both flags the run ends with whichever comes first.
 
     Values that are refused later count as if they were possible.
 

@@ -50,10 +50,10 @@ _CALL = 16  # micro-batches between two signs of life for the watchdog
 
 @dataclass(frozen=True)
 class TaskSets:
-    """Labelled data of a run, and what reads and predicts them.
+    """Labelled data of a run, and the task that reads and predicts them.
 
     Args:
-        task: what is learned.
+        task: the downstream task.
         steps: optimizer steps of an epoch.
         sets: validation files by name.
         batches: yields this replica's micro-batches of samples.
@@ -177,7 +177,7 @@ class TaskEvaluation(EpochHook):
     def _outputs(self, data: LabelledData) -> NDArray[np.float64]:
         """Return the logits of all samples, each predicted once by one of the replicas.
 
-        Communication: that of the engine, and one all-gather.
+        Communication: the engine's, and one all-gather.
         """
         batch = self._plan.batch
         turn = batch.micro_batch_size * batch.data_parallel_size

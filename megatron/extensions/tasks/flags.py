@@ -56,8 +56,8 @@ class DownstreamConfig:
         None,
         plan="objective.own.task model.num_outputs model.num_choices model.first_token_head",
     )
-    """What is measured: of a GPT the perplexity of a text (WIKITEXT103) or the accuracy of last words
-    (LAMBADA); of a BERT or GPT that is finetuned, reading comprehension (RACE) or a task of GLUE."""
+    """Perplexity of a text (WIKITEXT103) or accuracy of last words (LAMBADA) of a GPT; reading
+    comprehension (RACE) or a task of GLUE to finetune a BERT or GPT on."""
 
     train_data: list[str] | None = None
     """Files of a GLUE task, or folders of RACE, to finetune on."""
@@ -108,7 +108,7 @@ def plan_downstream(downstream: DownstreamConfig, text_task: TextTaskConfig) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSpec:
-    """Head of a downstream task, in place of those of pretraining."""
+    """Head of a downstream task, in place of the pretraining heads."""
 
     num_outputs: int = 0
     num_choices: int = 1  # rows of a sample, which have a sequence each

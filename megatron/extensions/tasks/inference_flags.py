@@ -79,7 +79,7 @@ class HarnessConfig:
     num_fewshot: int | None = setting(
         None, at_least=0, flag="--num_fewshot", older=("--num-fewshot",)
     )
-    """Solved examples before each question (default: those of each task)."""
+    """Solved examples before each question (default: each task's number)."""
 
     limit: int | None = setting(None, at_least=1)
     """Evaluate only this many documents of each task, for a quick test."""
@@ -105,7 +105,7 @@ class HarnessConfig:
     """Write the answers as --log_samples does, and compute no metrics."""
 
     gen_kwargs: str | None = setting(None, flag="--gen_kwargs", older=("--gen-kwargs",))
-    """Options of generated answers in place of the tasks' own: NAME=VALUE,NAME=VALUE with
+    """Options of generated answers, instead of the tasks' options: NAME=VALUE,NAME=VALUE with
     max_gen_toks, do_sample, temperature, top_k, top_p, min_p, repetition_penalty or until."""
 
     apply_chat_template: bool = setting(

@@ -55,7 +55,7 @@ class ClassificationHeadPipe(nn.Module):
 
     Args:
         spec: the network.
-        parts: what its layers are built with.
+        parts: dependencies of its layers.
 
     Shapes: x_bsh [b, s, h] -> [b, C].
     Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
@@ -85,7 +85,7 @@ class LayersHeadPipe(nn.Module):
 
     Args:
         spec: the network.
-        parts: what its layers are built with.
+        parts: dependencies of its layers.
 
     Shapes: x_bsh [b, s, h] -> [b, s, C], or [b, C] on the first token.
     Communication: none; with sequence parallelism one all-gather of [b, s, C] forward and one
@@ -123,7 +123,7 @@ class ScorePipe(nn.Module):
 
     Args:
         spec: the network.
-        parts: what its layers are built with.
+        parts: dependencies of its layers.
 
     Shapes: x_bsh [b, s, h] -> [b, s, C].
     Communication: as of `LayersHeadPipe`.
@@ -145,7 +145,7 @@ def _all_token_logits(logits: Tensor, parts: LayerParts) -> Tensor:
     """Gather the logits of a sequence, if it is divided.
 
     All ranks compute the same loss of all tokens, and the gather sums its gradients over them: only
-    those of rank 0 count.
+    rank 0's gradients count.
     """
     if not parts.sequence_parallel:
         return logits

@@ -1,4 +1,4 @@
-"""A network with the head of a downstream task in place of those of pretraining."""
+"""A network with the head of a downstream task in place of the pretraining heads."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ class Classifier(Network):
 
     def __init__(self, under: Network):
         self.under = under
-        # What the network below the head is, this one is too.
+        # Copied from the network below the head.
         self.name = under.name
         self.is_causal = under.is_causal
         self.masks_padding = under.masks_padding
@@ -40,7 +40,7 @@ class Classifier(Network):
         self.options = under.options | {*names_of(HeadSpec)}
 
     def problems(self, config: Config) -> Iterator[str]:
-        """Yield those of the network below the head, and flags of other heads."""
+        """Yield the problems of the network below the head, and flags of other heads."""
         yield from self.under.problems(config)
         chunk, task = config.kernels.loss_chunk_tokens, config.section(DownstreamConfig).task
         if chunk:
@@ -116,5 +116,5 @@ class Classifier(Network):
         return self.is_causal or bool(head.head_layers and not head.first_token_head)
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
-        """Yield those of the network below, which has names for a head."""
+        """Yield the prefixes of the network below, which has names for a head."""
         return self.under.prefixes(stacks)

@@ -120,7 +120,7 @@ class MultipleChoice(Classification):
 
 @OBJECTIVES.register("gpt-classification")
 class GPTClassification(Classification):
-    """The loss of `Classification` of a GPT, whose logits are those of a text's last token."""
+    """The loss of `Classification` of a GPT, with the logits of a text's last token."""
 
     name: ObjectiveName = "gpt-classification"
     fields = SCORE_FIELDS
@@ -183,7 +183,7 @@ def labelled_batch(
     Args:
         types: any value at padding.
         uid: number of the sample in its file; not used.
-        weight: factor of a sample in the mean loss; 0 for what only fills up a batch.
+        weight: factor of a sample in the mean loss; 0 for padding of a batch.
         index: number of the sample in its data set.
         label_weight: weight of its label in the loss (default: 1).
 
@@ -205,9 +205,9 @@ def labelled_batch(
 
 
 def scored_batch(**inputs: Tensor) -> Batch:
-    """Return a batch of a GPT; the arguments are those of `labelled_batch`.
+    """Return a batch of a GPT; arguments as in `labelled_batch`.
 
-    Shapes: those of `labelled_batch` -> SCORE_FIELDS or CHOICE_SCORE_FIELDS.
+    Shapes: as in `labelled_batch` -> SCORE_FIELDS or CHOICE_SCORE_FIELDS.
     """
     batch = labelled_batch(**inputs)
     last = inputs["padding_mask"].sum(-1) - 1

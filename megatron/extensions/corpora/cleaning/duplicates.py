@@ -34,8 +34,8 @@ _KEPT_SHINGLES = 16
 def jaccard(one: set[str], other: set[str], kind: str) -> float:
     """Return the Jaccard similarity of two sets of shingles: the common ones over all of both.
 
-    With kind "min" or "max" they are divided by those of the smaller or the larger set. Two empty
-    sets are the same; an empty one and another have nothing in common.
+    With kind "min" or "max" they are divided by the size of the smaller or the larger set. Two
+    empty sets are the same; an empty one and another have nothing in common.
     """
     if not one or not other:
         return float(one == other)
@@ -88,7 +88,7 @@ class ComparePairs:
 class CompareBucket:
     """Finds the similar pairs of a bucket in several rounds.
 
-    The first document of those left is compared with all others, and what is similar to it leaves
+    The first document of those left is compared with the rest, and every similar document leaves
     the bucket with it; that happens `rounds` times, or until one is left if that is -1.
     """
 

@@ -65,7 +65,7 @@ def evaluation_texts(task: str, path: str | None) -> Iterator[str]:
 
 
 def _text(line: Line, record: Record, key: str) -> str:
-    """Return the text under `key`, which some data sets keep in an object of its own."""
+    """Return the text under `key`, which some data sets keep in a nested object."""
     value = record.get(key)
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         return value["text"]

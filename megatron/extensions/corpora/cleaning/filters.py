@@ -1,4 +1,4 @@
-"""Filters of documents by name: those of this project, and quality filters of datatrove."""
+"""Filters of documents by name: this project's filters, and quality filters of datatrove."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,5 +78,5 @@ class DatatroveFilter:
 
 
 def filter_factories(names: Sequence[str]) -> dict[str, Callable[[], Filter]]:
-    """Return what builds each filter, for worker processes."""
+    """Return the builder of each filter, for worker processes."""
     return {name: partial(build_filter, name) for name in names}

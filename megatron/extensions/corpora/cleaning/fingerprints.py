@@ -70,7 +70,7 @@ class Fingerprints:
 
 
 def document_ids(sources: NDArray, offsets: NDArray) -> NDArray:
-    """Return numbers that name documents, and whose order is that of the documents."""
+    """Return numbers that identify documents and sort like them."""
     return sources.astype("u8") << np.uint64(_OFFSET_BITS) | offsets.astype("u8")
 
 
@@ -131,7 +131,7 @@ def take_fingerprints(
     seed: int,
     workers: int,
 ) -> Fingerprints:
-    """Return the fingerprints saved in the files `loaded`, then those of the `inputs`.
+    """Return the fingerprints saved in the files `loaded`, then the fingerprints of `inputs`.
 
     Args:
         inputs: (path, key) of files of documents.

@@ -29,7 +29,7 @@ class CutRules:
     """Which n-grams are cut out of documents, and what with them.
 
     Args:
-        min_words: of a text to look for that is shorter than an n-gram; others are too common.
+        min_words: of a text to look for that is shorter than an n-gram; fewer are too common.
         max_words: of an n-gram.
         key_threshold: n-grams that occur so often are common phrases and stay.
         margin: characters that go with an n-gram on each side, and on to the end of a sentence.
@@ -182,7 +182,7 @@ def _sentence_end_before(text: str, position: int) -> int:
 
 
 def _sentence_end_after(text: str, position: int) -> int:
-    """Return the first end of a sentence after `position`, or that of the text."""
+    """Return the first end of a sentence after `position`, or the end of the text."""
     found = [text.find(mark, position) for mark in _SENTENCE_ENDS]
     return min((end + 1 for end in found if end >= 0), default=len(text))
 

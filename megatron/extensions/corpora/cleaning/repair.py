@@ -51,7 +51,7 @@ def collapse_spaces(text: str) -> str:
     return _SPACES.sub(" ", text)
 
 
-# What a task makes of a text; None drops the document.
+# A task's result for a text; None drops the document.
 TASKS: dict[str, Callable[[str], str | None]] = {
     "remove_512": lambda text: None if len(text) < _SHORT else text,
     "remove_256_javascript": lambda text: (
@@ -70,9 +70,9 @@ class Outcome:
     """Result of the repair of one line.
 
     Args:
-        line: what to write, without an end of line; the line as it was if it was dropped.
+        line: the line to write, without its end; the original line if it was dropped.
         dropped_by: the reason it was dropped; None if it is kept.
-        changed_by: the names of what changed its text.
+        changed_by: the names of the tasks that changed its text.
     """
 
     line: bytes
@@ -108,10 +108,10 @@ class RunTasks:
 
 @dataclass(frozen=True)
 class CleanDocuments:
-    """Repairs the text, and drops what is not English or too short.
+    """Repairs the text, and drops documents that are not English or too short.
 
     Args:
-        make_counter: returns what counts the tokens of a text; called once in every process.
+        make_counter: returns a function that counts the tokens of a text; called once per process.
     """
 
     make_counter: Callable[[], Callable[[str], int]]

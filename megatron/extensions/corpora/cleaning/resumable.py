@@ -89,7 +89,7 @@ def resumable_output(
     """Write `path`, which appears when the block ends without an error; else its lines are kept.
 
     Args:
-        made_by: what decides the lines, such as options; an attempt continues only its own.
+        made_by: everything the lines depend on, such as options; must be equal to continue.
         inputs: files that are read meanwhile, none of which may be `path`.
 
     Raises:

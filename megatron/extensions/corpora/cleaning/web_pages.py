@@ -222,7 +222,7 @@ def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
 
 
 class _SameHost(HTTPRedirectHandler):
-    """Follows redirects within a host only, and to what its robots.txt allows."""
+    """Follows redirects within a host only, and to pages its robots.txt allows."""
 
     def __init__(self, allows: Callable[[str], bool]):
         self._allows = allows

@@ -42,7 +42,7 @@ class Page:
 
 @dataclass
 class Dump:
-    """A file of pages, and what its header says of the site."""
+    """A file of pages, and the site's description in its header."""
 
     path: str
     site: str = ""

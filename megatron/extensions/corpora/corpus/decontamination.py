@@ -48,7 +48,7 @@ def _keep(numbered: tuple[int, Sequence[Line]]) -> list[Cut]:
 
 
 def _cutter(spec: CorpusSpec, task: int) -> tuple[CutDocuments, int]:
-    """Return what cuts the rare n-grams, and the number of the first document of `task`."""
+    """Return the function that cuts the rare n-grams, and the first document number of `task`."""
     counted = [read_counts(spec, "ngrams", each) for each in range(spec.tasks)]
     found: Counter[str] = Counter()
     for counts in counted:

@@ -100,7 +100,7 @@ def first_documents(pairs: Iterable[NDArray], folder: Path, **sizes: int) -> Ite
     """Yield each document of a connected group but the first, sorted, with the first as its main.
 
     Passes go on until each document is linked to the first of its group alone. Their number grows
-    with the logarithm of the length of the chains of pairs; memory is that of an external sort.
+    with the logarithm of the length of the chains of pairs; memory is an external sort's.
 
     Args:
         pairs: records of BY_OTHER in any order, main before other.

@@ -1,6 +1,6 @@
 """Executors of distributed work: this machine's processes, a SLURM array, or a Ray cluster.
 
-SLURM and Ray are those of datatrove, which is needed for them alone. All of them mark finished
+SLURM and Ray use datatrove, which is needed for them alone. All of them mark finished
 tasks with the same files, and skip those that are finished.
 """
 
@@ -91,7 +91,7 @@ class Executor:
             pass
 
     def _run_on_ray(self, step: Step) -> None:
-        # The workers' own PYTHONPATH, which Ray puts in, stays.
+        # The workers' PYTHONPATH, which Ray puts in, stays.
         environment = {"env_vars": {"PYTHONPATH": f"{self.path}:${{PYTHONPATH}}"}}
         make = _datatrove("RayPipelineExecutor")
         options = {**self._options(step), "ray_remote_kwargs": {"runtime_env": environment}}
@@ -116,7 +116,7 @@ class Executor:
                 workers=self.workers,
                 job_name=step.name,
                 env_command=environment,
-                # Otherwise what follows a failed step stays in the queue for ever.
+                # Otherwise jobs after a failed step stay in the queue for ever.
                 sbatch_args={"kill-on-invalid-dep": "yes", **slurm},
                 depends=executor,
             )

@@ -101,7 +101,7 @@ def filter_documents(spec: CorpusSpec, task: int) -> None:
 def _filter(
     lines: Sequence[Line], filters: Mapping[str, Filter], counts: Counter[str]
 ) -> Sequence[Line]:
-    """Return the lines that all filters keep, repaired, and count what each of them does."""
+    """Return the lines that all filters keep, repaired, and count each filter's effects."""
     for name, outcomes_of in filters.items():
         left = []
         for line, outcome in zip(lines, outcomes_of(lines), strict=True):

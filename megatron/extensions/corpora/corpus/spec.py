@@ -1,4 +1,4 @@
-"""Distributed cleaning of a corpus: what to clean, and the files of its tasks.
+"""Distributed cleaning of a corpus: its inputs and options, and the files of its tasks.
 
 Each step has a number of tasks, which read what the tasks of earlier steps wrote and write files of
 their own, renamed when they are complete. The cleaned documents do not depend on the number of
@@ -25,13 +25,13 @@ from megatron.extensions.corpora.cleaning.records import read_errors_name
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSpec:
-    """What to clean, and how.
+    """Inputs and options of a cleaning.
 
     Args:
         inputs: files or globs of JSON lines, plain or compressed, or Parquet.
         folder: for the files of all tasks.
         tasks: of each step.
-        filters: what keeps, repairs or drops documents, by name and in this order.
+        filters: names of the filters that keep, repair or drop documents, in this order.
         similarity: a document that shares more than this part of its shingles with an earlier one
             is dropped; None keeps duplicates.
         bands: pieces of a fingerprint, one of which must agree for a pair to be compared.
@@ -57,7 +57,7 @@ class CorpusSpec:
         return [self.file(step, task, suffix) for task in range(self.tasks)]
 
     def input_states(self) -> list[list[Any]]:
-        """Return the path and size of each input, and what changes when it is written again.
+        """Return the path and size of each input, and a stamp that changes when it is rewritten.
 
         Raises:
             DataError: one cannot be read.

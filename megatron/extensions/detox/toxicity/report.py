@@ -118,7 +118,7 @@ class Prompt:
     """A prompt of RealToxicityPrompts.
 
     Args:
-        toxicity: its own; None if it was not scored.
+        toxicity: of the continuation; None if it was not scored.
     """
 
     text: str
@@ -148,7 +148,7 @@ def toxicity_report(scores_path: str, prompt_path: str, per_prompt: int) -> Iter
         per_prompt: number of continuations of each prompt, which are consecutive.
 
     Raises:
-        DataError: a line was not scored, or the continuations are not those of the prompts.
+        DataError: a line was not scored, or the continuations belong to other prompts.
     """
     prompts = [prompt_of(line) for line in read_lines([prompt_path])]
     groups: list[list[float | None]] = [[] for _ in prompts]

@@ -68,7 +68,7 @@ class FunctionScorer:
         """Return the scores of each text.
 
         Raises:
-            ConfigError: the function raises, or what it returns are no scores of the texts.
+            ConfigError: the function raises, or does not return the scores of the texts.
         """
         try:
             values = list(self.function(list(texts)))
@@ -134,7 +134,7 @@ def transformers_classifier(folder: str, toxic_label: str | None) -> Scorer:
     softmax over all. Texts are cut off at the classifier's maximum length.
 
     Raises:
-        ConfigError: there is no classifier, it needs code of its own, or none of its labels is the
+        ConfigError: there is no classifier, it needs custom code, or none of its labels is the
             toxic one.
     """
     if not Path(folder, "config.json").is_file():

@@ -114,7 +114,7 @@ def score_file(
 
 
 def _require_same(earlier: Line, line: Line | None, data_path: str) -> None:
-    """Refuse lines of an earlier attempt that are not those of the input.
+    """Refuse lines of an earlier attempt that differ from the input's.
 
     Raises:
         ConfigError: they differ.

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.05, 5.0
 _SILENCE_S = 10.0
-"""How long a rank waits before it says for what."""
+"""How long a rank waits before it logs the cause."""
 
 Arrays = Mapping[str, NDArray]
 """Arrays of a block by key."""
@@ -32,7 +32,7 @@ Compute = Callable[[range], Arrays]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that share the blocks, and how long one waits for files of the others.
+    """The processes that share the blocks, and how long one waits for other processes' files.
 
     Args:
         num_cores: this process's share of the CPU cores.
@@ -80,7 +80,7 @@ class Blocks:
 
     Args:
         size: rows of a block; the last one has fewer.
-        is_valid: whether the arrays in the file of a block are those of its rows.
+        is_valid: whether the arrays in the file of a block belong to its rows.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Blocks:
     def fill(self, compute: Compute, ranks: Ranks) -> None:
         """Compute this rank's blocks, but for those that are there; the first rank waits for all.
 
-        The others do not, as the first one may delete blocks once it has joined them.
+        Other ranks do not, as the first one may delete blocks once it has joined them.
 
         Raises:
             DataError: a file cannot be written, or the blocks of another rank do not appear.

@@ -20,7 +20,7 @@ COLUMNS = 5  # dataset, document, start, end, length in the tokens of the embedd
 
 
 class ChunkDatabase:
-    """Chunks that can be retrieved: those of the training documents of a Retro project.
+    """Chunks that can be retrieved: all chunks of a Retro project's training documents.
 
     Args:
         project: the project directory, with db/merged/train.hdf5, db/indexed_dataset_infos.json and
@@ -43,7 +43,7 @@ class ChunkDatabase:
         return len(self._chunks)
 
     def retrieve(self, number: int) -> tuple[NDArray, int]:
-        """Return the tokens of a chunk and of what follows it in its document, and how many are real.
+        """Return the tokens of a chunk and its continuation in its document, and how many are real.
 
         The number -1 stands for no chunk.
 

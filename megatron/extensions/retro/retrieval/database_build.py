@@ -188,7 +188,7 @@ def _blocks_of(project: Project, name: str, dataset: IndexedDataset) -> Blocks:
 
 
 def require_uint32(value: int, what: str) -> None:
-    """Refuse what the files of the database cannot hold.
+    """Refuse a number that the files of the database cannot hold.
 
     Raises:
         DataError: `value` is above 2**32 - 1.
@@ -201,7 +201,7 @@ def require_uint32(value: int, what: str) -> None:
 
 
 class _Part:
-    """Chunks of one of the token files, those of its documents for training apart."""
+    """Chunks of one of the token files; chunks of training documents are separate."""
 
     def __init__(self, number: int, name: str, dataset: IndexedDataset, blocks: Blocks, bound: int):
         self.number, self.name, self.dataset, self._blocks = number, name, dataset, blocks

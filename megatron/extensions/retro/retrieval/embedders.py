@@ -81,7 +81,7 @@ class HashedEmbedder:
         hashes = [[xxh3_64_intdigest(each.encode()) for each in _features(text)] for text in texts]
         rows = np.repeat(np.arange(len(texts)), [len(each) for each in hashes])
         bits = np.fromiter(chain.from_iterable(hashes), np.uint64, len(rows))
-        # The highest bit is the sign, so that what falls together cancels on average.
+        # The highest bit is the sign, so that collisions cancel on average.
         signs = np.where(bits >> np.uint64(63), -1.0, 1.0)
         cells = rows * self.width + (bits % np.uint64(self.width)).astype(np.int64)
         size = len(texts) * self.width

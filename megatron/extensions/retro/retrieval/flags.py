@@ -38,7 +38,7 @@ class RetroPreprocessingConfig:
     writing files."""
 
     retro_timeout_s: int = setting(36_000, at_least=1)
-    """Seconds that a process waits for files of the others while nothing changes."""
+    """Seconds that a process waits for other processes' files while nothing changes."""
 
     retro_workers: int | None = setting(None, at_least=1)
     """Processes that cut documents into chunks, of each rank (default: as many as it has CPU cores,
@@ -100,7 +100,7 @@ class RetroPreprocessingConfig:
     """Tokens of a NullTokenizer (--vocab-size)."""
 
     bert_embedder_type: Literal["hashed", "megatron", "huggingface"] = "hashed"
-    """What turns text into vectors: hashed counts words and pairs of words by their hash, and needs
+    """Embedder of texts: hashed counts words and pairs of words by their hash, and needs
     no weights; megatron is a checkpoint of pretrain_bert.py; huggingface is an encoder in
     transformers' format."""
 
@@ -157,7 +157,7 @@ class RetroPreprocessingConfig:
     """Lists that a search looks at, for indices with lists."""
 
     retro_query_num_neighbors_query: int = setting(200, at_least=1)
-    """Nearest chunks that are searched for, before those of the sample's own documents are dropped."""
+    """Nearest chunks to search for, before chunks of the sample's documents are dropped."""
 
     retro_query_num_neighbors_save: int = setting(20, at_least=1)
     """Neighbors that are stored for each chunk; missing ones are -1."""
@@ -177,7 +177,7 @@ class RetroRecallConfig:
     """Values of --retro-query-nprobe to compare (default: that one)."""
 
 
-_OF_BERT = "no effect: the network of BERT is that of its checkpoint"
+_OF_BERT = "no effect: the network of BERT comes from its checkpoint"
 _OF_TRAINING = "no effect: preprocessing trains nothing"
 _OF_GPT = "no effect here: --retro-gpt-{0} sets it"
 
@@ -321,7 +321,7 @@ def _flag(name: str) -> str:
 def contradictions_with(
     kept: Mapping[str, Any], saved: Mapping[str, Any], file: object
 ) -> Iterator[str]:
-    """Yield the settings of a command that are not those of the project.
+    """Yield the settings of a command that differ from the project's.
 
     Args:
         kept: settings of the command, by the names of KEPT.

@@ -72,7 +72,7 @@ def read_array(file: Path, key: str, *, kinds: str = "iu", columns: int | None =
 
 
 def _require_table(array: Any, name: str, kinds: str, columns: int | None) -> None:
-    """Raise DataError unless dtype and shape are those of a table, and the file can hold its size."""
+    """Raise DataError unless dtype and shape fit a table, and the file can hold its size."""
     dtype, shape = array.dtype, array.shape
     # Other kinds can be Python objects, whose addresses would come from the file.
     if dtype.kind not in kinds or shape is None or len(shape) != 2:
@@ -155,7 +155,7 @@ class BlockedRows:
             self._files.append(folder / name)
             self._size = stop
         self._arrays: dict[int, NDArray] = {}
-        self._width: int | None = None  # that of the first block that is read
+        self._width: int | None = None  # of the first block that is read
 
     def __len__(self) -> int:
         return self._size
@@ -181,8 +181,7 @@ class BlockedRows:
             if len(array) != stop - self._starts[number]:
                 raise DataError(
                     f"{self._files[number]}: {self._key} has shape {list(array.shape)}, and the name "
-                    f"of the file is that of {stop - self._starts[number]} rows: run preprocessing "
-                    "again"
+                    f"of the file means {stop - self._starts[number]} rows: run preprocessing again"
                 )
             self._arrays[number], self._width = array, array.shape[1]
         return self._arrays[number]

@@ -205,7 +205,7 @@ def rows_of_fraction(num_rows: int, fraction: float) -> NDArray[np.int64]:
 def _codes(
     project: Project, make_embedder: MakeEmbedder, ranks: Ranks
 ) -> tuple[Blocks, Callable[[range], Arrays], VectorIndex, NDArray[np.int64]]:
-    """Return the blocks of what is added, how they are computed, the index, and the added rows."""
+    """Return the blocks to add, the function that computes them, the index, and the added rows."""
     config: RetroPreprocessingConfig = project.config
     file = empty_index_file(project)
     index = read_index(file, config.retro_index_str, num_threads=ranks.num_cores)

@@ -84,7 +84,7 @@ class NeighborSearch:
         return self._length // self._chunk_length
 
     def of(self, samples: Samples, rows: range) -> NDArray[np.int64]:
-        """Return the neighbors of chunks, those of a sample one after the other.
+        """Return the neighbors of chunks, sample by sample.
 
         Shapes: -> [rows, saved], -1 where there are fewer.
         """
@@ -135,7 +135,7 @@ def query_neighbors(project: Project, make_embedder: MakeEmbedder, ranks: Ranks)
     Raises:
         DataError: files are missing or damaged, or cannot be written.
 
-    Communication: the first rank waits for the others, through files.
+    Communication: the first rank waits for the other ranks, through files.
     """
     search = _search(project, make_embedder, ranks)
     names = {}
@@ -187,7 +187,7 @@ def _blocks(project: Project, samples: Samples, search: NeighborSearch) -> Block
 
 
 def _search_settings(config: RetroPreprocessingConfig) -> Mapping[str, object]:
-    """Return the settings of a command that neighbors depend on, besides those of the project."""
+    """Return the settings of a command that neighbors depend on, besides the project's."""
     return {
         "index_type": config.retro_index_type,
         "index_str": config.retro_index_str,

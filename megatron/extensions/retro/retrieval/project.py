@@ -127,7 +127,7 @@ def read_retro_flags(
 ) -> Parsed:
     """Parse the flags of a tool for Retro projects: the section "retro", and `extra` ones.
 
-    Settings that are not given are those of the project's earlier commands.
+    Settings default to the project's earlier commands.
 
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed.
@@ -150,7 +150,7 @@ def prepare_project(config: RetroPreprocessingConfig, ranks: Ranks) -> Project:
     Settings are final once there is a database.
 
     Raises:
-        ConfigError: settings contradict those of earlier commands, or files do not exist.
+        ConfigError: settings contradict earlier commands, or files do not exist.
         DataError: token files are damaged or have changed, or a file cannot be written.
 
     Communication: waits for the first rank, through files.
@@ -236,7 +236,7 @@ def _inside(path: Path, directory: Path, folder: Path) -> str:
 
 
 def _name_of(prefix: str, directory: Path) -> str:
-    """Return the name in data/ of token files: as they are called there, or that of their link."""
+    """Return the name of token files in data/: as given if it exists, or their link's name."""
     data = directory / "data"
     if not Path(prefix).is_absolute() and (data / f"{prefix}.idx").exists():
         return prefix
@@ -303,7 +303,7 @@ def _checked_digests(project: Project, saved: Mapping[str, Any], file: Path) -> 
     """Return the digests of the indices of the token files.
 
     Raises:
-        DataError: they are not those of the first command.
+        DataError: they differ from the first command's.
     """
     found = {
         name: dataset.index_digest
@@ -315,7 +315,7 @@ def _checked_digests(project: Project, saved: Mapping[str, Any], file: Path) -> 
     if changed:
         raise DataError(
             f"{project.directory / 'data' / changed[0]}.idx has changed since the project was begun "
-            f"({file}): chunks and neighbors are those of the older token files; begin another "
+            f"({file}): chunks and neighbors belong to the older token files; begin another "
             "--retro-project-dir"
         )
     return found

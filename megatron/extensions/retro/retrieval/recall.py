@@ -98,7 +98,7 @@ class FullSearch:
             of_found[which] = (differences**2).sum(1)
 
     def recall(self, distances: NDArray[np.float32], depths: Sequence[int]) -> list[float]:
-        """Return the recall at each depth, given the distances of what was found."""
+        """Return the recall at each depth, given the distances of the found neighbors."""
         slack = _ROUNDING * (self._queries**2).sum(1)
         return [
             float((distances[:, :k] <= (self._nearest[:, k - 1] + slack)[:, None]).mean())

@@ -100,7 +100,7 @@ def read_column_sentences(
     if not sentences:
         return
     is_numbered = all(map(_counts_words, sentences))
-    if is_numbered:  # lines 1-2 and 1.1 of CoNLL-U are no words of their own
+    if is_numbered:  # lines 1-2 and 1.1 of CoNLL-U are not separate words
         sentences = [[li for li in s if _NUMBER.fullmatch(li.fields[0])] for s in sentences]
     _require_clear(path, sentences, layout, is_numbered=is_numbered, labelled=labelled)
     text, label = _columns(path, sentences[0][0], layout, labelled=labelled)
@@ -120,7 +120,7 @@ def _columns(path: Path, line: ColumnLine, layout: Layout, *, labelled: bool) ->
     """Return the columns of words and labels, from 0; of words alone one that no line has.
 
     Raises:
-        WrongDataError: labels are needed, and the last column is that of the words.
+        WrongDataError: labels are needed, and the last column holds the words.
     """
     text, last = layout.text or 1, len(line.fields)
     label = layout.label or last
@@ -252,7 +252,7 @@ def _require_clear(
 def _require_columns(
     path: Path, lines: Sequence[ColumnLine], layout: Layout, remedy: str, *, labelled: bool
 ) -> None:
-    """Refuse lines with a number of columns that others have not, or with an empty column."""
+    """Refuse lines with another number of columns than the rest, or with an empty column."""
     ((most, _),) = Counter(len(line.fields) for line in lines).most_common(1)
     for number, fields in lines:
         text = "\t".join(fields)[:EXCERPT]

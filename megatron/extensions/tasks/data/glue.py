@@ -166,4 +166,4 @@ GLUE = (
     _task("STS-B", (), "pearson", "spearman"),
     _task("MRPC", _BINARY, "accuracy", "f1"),
 )
-"""Tasks of GLUE. Classes and columns are those of Megatron-DeepSpeed; the metrics are GLUE's."""
+"""Tasks of GLUE. Classes and columns follow Megatron-DeepSpeed; the metrics are GLUE's."""

@@ -94,7 +94,7 @@ class Score:
 
     @classmethod
     def of(cls, correct: int, predicted: int, true: int) -> "Score":
-        """Return the score of these counts; what would be divided by 0 is 0."""
+        """Return the score of these counts; 0 in place of a division by 0."""
         return cls(
             precision=_ratio(correct, predicted),
             recall=_ratio(correct, true),

@@ -88,7 +88,7 @@ class SentenceDataset(TaskDataset):
     """Packed sentences with the weight of their labels in the loss, as item "label_weight".
 
     Args:
-        balances: weigh a label by the mean number of sentences of a label, divided by its own.
+        balances: weigh a label by the mean number of sentences of a label, divided by this label's.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ def sentence_labels(
 
 
 def _without_header(path: Path, rows: list[_Row], layout: Layout) -> list[_Row]:
-    """Return the rows without a first one that names the columns of others.
+    """Return the rows without a header row.
 
     Raises:
         WrongDataError: it is in doubt, since its label alone is in no other line.
@@ -294,7 +294,7 @@ def _columns(
 ) -> tuple[tuple[int, int] | None, bool, bool]:
     """Return the columns of sentence and label, whether there is a header, and whether of relations.
 
-    None: the last column is the label, and all others are the sentence.
+    None: the last column is the label, and all other columns are the sentence.
 
     Raises:
         WrongDataError: each line has the same number of columns, three or more, without names.
@@ -322,8 +322,8 @@ def _columns(
         raise wrong_line(
             path,
             lines[0].number,
-            f"each line has {len(first)} columns: --text-column and --label-column name those of "
-            "sentence and label, from 1",
+            f"each line has {len(first)} columns: --text-column and --label-column name the "
+            "columns of sentence and label, from 1",
         )
     return None, has_header, False
 

@@ -264,7 +264,7 @@ class SquadDataset:
     """Question answering: rows of a question and a window of its context.
 
     Each word is encoded alone. A row has the positions of its question's first answer if that lies
-    in its window, and 0 and 0, those of [CLS], otherwise.
+    in its window, and otherwise 0 and 0, the positions of [CLS].
 
     Raises:
         ConfigError: a question leaves no room for tokens of a context.

@@ -53,7 +53,7 @@ class Prediction:
     """The answer to a question, and the candidates by falling score with their probabilities.
 
     Args:
-        null_score_diff: score of no answer minus that of the best text; 0 in SQuAD 1.1.
+        null_score_diff: score of no answer minus the best text's score; 0 in SQuAD 1.1.
     """
 
     question: Question

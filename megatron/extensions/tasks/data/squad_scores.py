@@ -1,7 +1,7 @@
 """Exact match and F1 of SQuAD by the rules of its official evaluations.
 
-That of 2.0 leaves out right answers without a word (articles and punctuation alone), and the F1 of
-two texts without a word is 1. That of 1.1 keeps such answers, and this F1 is 0.
+SQuAD 2.0's leaves out right answers without a word (articles and punctuation alone), and the F1
+of two texts without a word is 1. SQuAD 1.1's keeps such answers, and this F1 is 0.
 """
 
 import re
@@ -26,7 +26,7 @@ def exact_match(prediction: str, answers: Sequence[str], rules: str = "2.0") -> 
 
 
 def answer_f1(prediction: str, answers: Sequence[str], rules: str = "2.0") -> float:
-    """Return the best F1 between the words of the prediction and those of an answer."""
+    """Return the best F1 between the words of the prediction and of an answer."""
     return max(_f1(prediction, answer, rules) for answer in _right(answers, rules))
 
 
@@ -37,7 +37,7 @@ def squad_scores(
     null_odds: Mapping[str, float] | None = None,
     rules: str = "2.0",
 ) -> dict[str, float]:
-    """Return the scores of the official evaluation in percent, under the names of that of 2.0.
+    """Return the scores of the official evaluation in percent, under the names of SQuAD 2.0.
 
     Args:
         predictions: answer to each question by its id.

@@ -24,7 +24,7 @@ class TaggedSentence:
 
     Args:
         labels: one for each word; empty in a file without labels.
-        line: its number in the file `path`, or that of its first word.
+        line: its number in the file `path`, or the number of its first word.
     """
 
     words: tuple[str, ...]
@@ -98,7 +98,7 @@ def _sentence(words: Sequence[tuple[str, str]], path: Path, line: int) -> Tagged
 
 
 def label_names(sentences: Sequence[TaggedSentence], pad_label: str = PAD_LABEL) -> list[str]:
-    """Return the labels in the order of their ids: `pad_label`, then the others sorted."""
+    """Return the labels in the order of their ids: `pad_label`, then the other labels sorted."""
     names = {label for sentence in sentences for label in sentence.labels}
     return [pad_label, *sorted(names - {pad_label})]
 
@@ -192,7 +192,7 @@ class TaggingDataset:
         return rows | {"loss_mask": weights.astype(np.float32), "uid": np.array(i)}
 
     def word_labels(self, i: int, predicted: NDArray | Sequence[int]) -> NDArray[np.int64]:
-        """Return the predicted label of each word of sentence i: that of its first piece.
+        """Return the predicted label of each word of sentence i: the label of its first piece.
 
         Words that were cut off are outside of all entities.
 
@@ -210,7 +210,7 @@ _FIELDS = ("text", "types", "padding_mask", "labels", "first")
 def label_weights(
     labels: Sequence[NDArray], num_labels: int, *, balances: bool
 ) -> NDArray[np.float64]:
-    """Return the weight of each label in the loss; those of labels without a word are 1.
+    """Return the weight of each label in the loss; labels without a word have weight 1.
 
     Shapes: -> [num_labels].
     """

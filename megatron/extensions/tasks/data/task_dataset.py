@@ -136,7 +136,7 @@ class ClassificationTask:
         )
 
     def write(self, directory: Path, predicted: Sequence[Predicted]) -> list[Path]:
-        """Write all predictions to predictions_NAME_NAME.pt, and those of each file to a TSV.
+        """Write all predictions to predictions_NAME_NAME.pt, and each file's predictions to a TSV.
 
         The former is a list of (name, (probabilities, labels, ids)), as Megatron-LM writes it.
         """

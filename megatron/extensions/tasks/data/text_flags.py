@@ -13,7 +13,7 @@ TEXT_TASKS = {
     "text-classification": "classification",
     "question-answering": "question-answering",
 }
-"""Objectives of the tasks whose data and labels are the user's own."""
+"""Objectives of the tasks with user-defined data and labels."""
 
 CLASSIFIED = ("RACE", "MNLI", "QQP", "QNLI", "RTE", "SST-2", "CoLA", "MRPC")
 """Published tasks whose classes are scored in tables."""
@@ -24,12 +24,12 @@ class TextTaskConfig:
     """Token and text classification, and question answering, on files of your own."""
 
     labels: list[str] | None = None
-    """Names of the labels, in the order of their ids (default: those of --train-data; of
-    token-classification O and the others, sorted; of text-classification sorted, or 0, 1 and so on
+    """Names of the labels, in the order of their ids (default: the labels in --train-data; of
+    token-classification O and the rest, sorted; of text-classification sorted, or 0, 1 and so on
     if they are numbers)."""
 
     num_labels: int | None = setting(None, at_least=2)
-    """Number of labels (text-classification; default: those of --labels, or of --train-data)."""
+    """Number of labels (text-classification; default: as in --labels, or in --train-data)."""
 
     negative_label: str | None = None
     """Label of sentences without a relation. The score is then the micro-averaged F1 of all other
@@ -98,8 +98,8 @@ class TextTaskConfig:
     """Candidates of starts, ends and answers (question-answering)."""
 
     null_score_diff_threshold: float = setting(0.0, plan="objective.own.text.null_threshold")
-    """A question has no answer if this is less than the score of none minus that of the best
-    (question-answering)."""
+    """A question has no answer if this is less than the score of no answer minus the best answer's
+    score (question-answering)."""
 
     output_prediction_file: str | None = setting(None, plan="objective.own.text.prediction_file")
     """File for a further copy of the answers, written after an evaluation, and after the last epoch

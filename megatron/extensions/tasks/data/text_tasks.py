@@ -198,8 +198,8 @@ class AnswerTask:
     def metrics(self, predicted: Sequence[Predicted]) -> dict[str, float]:
         """Return exact match and F1 in percent.
 
-        Of SQuAD 2.0 also those of questions with an answer and without, and the best with a threshold
-        on the score of no answer.
+        Of SQuAD 2.0 also of questions with an answer and without, and the best scores with a
+        threshold on the score of no answer.
         """
         # Files may have questions with the same id.
         found = [
