@@ -1,4 +1,4 @@
-"""Compare the plan in a checkpoint with a resuming run's: refuse or list what differs."""
+"""Compare the plan in a checkpoint with a resuming run's: refuse or list the differences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields

@@ -1,4 +1,4 @@
-"""What another program's files express of a network: every other option is refused, by default."""
+"""Network options that another program's files can express; all others are refused by default."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _EVERYWHERE = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"),
     *("max_position_embeddings", "vocab_size", "padded_vocab_size", "norm_epsilon", "layernorm_1p"),
     "tied_embeddings",
-    # Others decide them.
+    # Resolved from other fields.
     *("attention_bias_apart", "full_attention_layers", "expert_ffn_hidden_size"),
     "experts_per_token",
     # Zero or neutral without rotary positions.

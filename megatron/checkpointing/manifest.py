@@ -123,7 +123,7 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
 }
 _WRITTEN = "xxh3_128"  # at the speed of memory on one core
 
-_BLOCK = 1 << 20  # bytes: what has just been hashed, or read, is still in the core's cache
+_BLOCK = 1 << 20  # bytes: just hashed, or read, they are still in the core's cache
 
 
 class FileHash:

@@ -73,7 +73,7 @@ class ParameterNames(Stacks):
         )
 
     def module(self, name: str) -> str:
-        """Translate a parameter name such as 3.mlp.dense_4h_to_h.weight; others are unchanged."""
+        """Translate a parameter name such as 3.mlp.dense_4h_to_h.weight; keep any other name."""
         return _translate(name, self._modules)
 
     def parameter(self, module: str) -> str:

@@ -198,7 +198,7 @@ def fetch(directory: Path, *, step: int = 0, foreign: bool = False) -> None:
     """Download the newest undamaged checkpoint to a directory that stands for a URL, unless it is there.
 
     A folder at the URL that is one checkpoint, or a model of another format, is downloaded with all
-    files. Nothing happens in other directories. One process does it while others on its machine wait.
+    files. Nothing happens in other directories. One process per machine downloads; the rest wait.
 
     Args:
         step: iteration of the checkpoint; 0: the newest.

@@ -170,7 +170,7 @@ class StateWriter:
     """Write one checkpoint's files of this rank; errors are raised by the futures in `files`.
 
     DeepSpeed's ranks wait for each other while a checkpoint is saved: one that raised there would
-    leave the others waiting.
+    leave the other ranks waiting.
 
     Args:
         executor: writes the files, one after the other.

@@ -180,7 +180,7 @@ def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
     """Raise if another tokenizer made the token files `prefix`, by their record.
 
     Raises:
-        WrongDataError: it names what differs. Files without a record pass.
+        WrongDataError: it names the differences. Files without a record pass.
     """
     stored = read_record(prefix)
     if stored is not None and (found := differences(stored, current)):

@@ -82,7 +82,7 @@ class Export:
 def export(
     job: Export, output: Path, exporter: str = "transformers", own_flags: OwnFlags = ()
 ) -> Any:
-    """Export to `output`, a new or empty folder; return what the exporter returns.
+    """Export to `output`, a new or empty folder; return the exporter's result.
 
     The exporter writes to a staging folder, which is renamed when it is done.
 

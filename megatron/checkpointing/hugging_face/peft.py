@@ -33,7 +33,7 @@ _TASKS = {
 }
 """Task types of PEFT by the class of transformers.
 
-Others have none: PEFT's class for question answering leaves out token types.
+Other heads have none: PEFT's class for question answering leaves out token types.
 """
 
 

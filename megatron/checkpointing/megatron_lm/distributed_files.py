@@ -126,7 +126,7 @@ Weight = Tensor | StoredTensor
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFolder:
-    """What a folder of torch.distributed.checkpoint holds, by name."""
+    """Content of a folder of torch.distributed.checkpoint, by name."""
 
     tensors: Mapping[str, StoredTensor]
     objects: Mapping[str, Piece]

@@ -114,7 +114,7 @@ def _load(tensor: Written, shape: torch.Size) -> Tensor:
 def _stacked(tensors: Sequence[Written]) -> dict[str, int]:
     """Return the number of layers of each stack whose layers have the same parameters.
 
-    Others are not stacked, as megatron.core does where some layers have experts.
+    Other stacks' layers are kept apart, as megatron.core does where some layers have experts.
     """
     stacks: dict[str, dict[int, set[str]]] = {}
     for tensor in tensors:

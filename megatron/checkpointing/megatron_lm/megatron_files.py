@@ -425,6 +425,6 @@ def _form_of(spec: ModelSpec) -> Form:
 
 
 def _windows(spec: ModelSpec) -> list[int] | None:
-    """Return 1 for each layer with sliding window and 0 for the others; None if all are alike."""
+    """Return 1 for each layer with sliding window, 0 for the rest; None if all are alike."""
     full = spec.attention.full_attention_layers
     return [int(n not in full) for n in range(1, spec.num_layers + 1)] if full else None

@@ -17,7 +17,7 @@ _WEIGHTS = {"param": "fp32", "fp32_param": "fp32"}
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStates:
-    """What a checkpoint holds of an optimizer.
+    """Optimizer states of a checkpoint.
 
     Args:
         tensors: states by parameter; {} if they are not read.

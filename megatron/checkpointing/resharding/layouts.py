@@ -76,7 +76,7 @@ def _has_weights(name: str, zero_stage: int) -> bool:
 
 
 def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> ShardedIndex:
-    """Return where each parameter of the checkpoint in `folder` lies.
+    """Return the location of each parameter of the checkpoint in `folder`.
 
     Args:
         manifest: with its list of files.

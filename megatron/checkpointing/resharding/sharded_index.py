@@ -28,7 +28,7 @@ Key = str | int
 
 @dataclass(frozen=True)
 class ShardLocation:
-    """Where a flattened shard of each tensor-parallel rank lies.
+    """Location of each tensor-parallel rank's flattened shard.
 
     Args:
         file: its name, with `tensor`, the `rank` in a replica, and the `replica` left open.

@@ -139,7 +139,7 @@ def publish_full(directory: Path, manifest: Manifest, checkpoint: FullCheckpoint
 
 @dataclass(frozen=True, kw_only=True)
 class UniversalIndex:
-    """What a universal checkpoint holds, without its tensors.
+    """Index of a universal checkpoint, without its tensors.
 
     Args:
         states: names of the files of each parameter.

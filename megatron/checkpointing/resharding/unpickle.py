@@ -129,7 +129,7 @@ _LEGACY_GLOBALS = (
 
 _RECORD_PACKAGES = ("torch.distributed.checkpoint.", "pathlib")
 _RECORD_PARTS = (("torch.serialization", "_get_layout"), ("builtins", "getattr"))
-"""What the metadata of a distributed checkpoint refers to besides sizes and dtypes."""
+"""Classes in a distributed checkpoint's metadata besides sizes and dtypes."""
 
 
 def read_tensors(file: Path) -> Any:
@@ -196,7 +196,7 @@ class _RecordUnpickler(Unpickler):
     """Unpickler of inert records: it imports nothing and has no function to call."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in for a class of the format; refuse all others."""
+        """Return a stand-in for a class of the format; refuse all other classes."""
         if (module, name) == ("torch", "Size"):
             return tuple
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):

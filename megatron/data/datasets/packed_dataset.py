@@ -37,7 +37,7 @@ def fitting(lengths: NDArray, row_length: int) -> NDArray:
 def pack(lengths: NDArray, pairs: range, *, num_rows: int, row_length: int, seed: int) -> Packing:
     """Pack `pairs` into at least `num_rows` rows, going through all of them as often as needed.
 
-    A row takes pairs in their order until the next one does not fit. What is open at the end of an
+    A row takes pairs in their order until the next one does not fit. An open row at the end of an
     epoch is filled up from the next. Pairs that are empty or longer than a row are left out.
 
     Args:

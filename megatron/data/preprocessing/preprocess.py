@@ -351,7 +351,7 @@ def _begin(spec: PreprocessSpec) -> tuple[EncodingRules, dict[str, Any]]:
 
 @contextmanager
 def _work_in_progress(spec: PreprocessSpec) -> Iterator[None]:
-    """Lock the folder of the work in progress; on failure leave only what can be resumed."""
+    """Lock the folder of the work in progress; on failure leave only resumable files."""
     staging = spec.staging
     with write_errors_name(staging):
         staging.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Options of preprocessing (text to token files), what follows from them, and their differences."""
+"""Options of preprocessing (text to token files), derived settings, and their differences."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ _FALLBACK = re.compile("<0x[0-9A-F]{2}>")
 # A letter that byte-level BPE writes a byte as, or a byte of tiktoken's that is no UTF-8.
 _MAY_BE_A_BYTE = re.compile(r"[!-\u0143]|\\x[0-9a-f]{2}")
 _LENGTHS_OF_BYTES = (1, 4, 6)  # characters; a quicker test than the pattern
-_BLOCK_BYTES = 1 << 20  # what is done once for each block is a small part of the work
+_BLOCK_BYTES = 1 << 20  # work that is done once for each block is a small part of the whole
 _SMALLEST_BLOCK_BYTES = 1 << 16
 
 
@@ -50,7 +50,7 @@ class PreprocessSpec:
         split_sentences: make each sentence a separate sequence.
         workers: processes that tokenize; with 1, this process does.
         chunk_size: lines a worker gets at a time at most; if None, only bytes count.
-        max_memory_mb: for text and tokens in process, besides what the processes need to run.
+        max_memory_mb: for text and tokens in process, besides the processes' base memory.
         on_error: "stop" at a bad line, or "skip" it.
         bad_lines_path: file for the skipped lines.
         resume: skip the shards that an interrupted run finished.

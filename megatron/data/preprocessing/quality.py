@@ -66,7 +66,7 @@ class Tally:
 class LongRuns:
     """Finds the longest runs of equal tokens within documents, which come piece by piece.
 
-    What cannot be among the longest of all any more is not looked at.
+    Runs that cannot be among the longest any more are skipped.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Repeti
     long_enough = eights_in_row >= (length - 7) // 8
     stops = 8 * eights[last_of_row[long_enough]] + 8
     starts = stops - 8 * eights_in_row[long_enough]
-    # What a row begins or ends within is less than an eight.
+    # At either end of a row, fewer than eight pairs are left over.
     seven = np.arange(7)
     starts -= np.logical_and.accumulate(equal[starts[:, None] - 1 - seven], axis=1).sum(axis=1)
     stops += np.logical_and.accumulate(equal[stops[:, None] + seven], axis=1).sum(axis=1)

@@ -124,7 +124,7 @@ class ShardWriter:
 
     def close(self) -> None:
         """Close the files; without `finish` they count for nothing."""
-        with suppress(OSError):  # closing writes what is buffered, and the disk may be full
+        with suppress(OSError):  # closing flushes buffers, and the disk may be full
             self._closing.close()
 
     def _write(self, name: str, content: memoryview | bytes) -> None:
@@ -203,7 +203,7 @@ def _require_digests(folder: Path, state: ShardState) -> None:
     """Check the content of the files that are left; an earlier version recorded no digests.
 
     Raises:
-        DataError: a file is not what was written, or cannot be read.
+        DataError: a file differs from the written one, or cannot be read.
     """
     for name, digest in state.digests.items():
         path = folder / name

@@ -34,7 +34,7 @@ class BadLine:
 
     Args:
         line: its number in the block, from 0.
-        problem: what is wrong with it, and how it starts.
+        problem: the error, and the beginning of the line.
     """
 
     line: int
@@ -194,8 +194,8 @@ def _from_any_lines(data: bytes, keys: Sequence[str], where: Selection | None = 
 def _careful(line: bytes, keys: Sequence[str], where: Selection | None) -> list[str] | str | None:
     """Return the texts of a line, or its error, or None if it is not selected.
 
-    Python's parser has the last word: it takes what the fast one does not, such as half of a
-    surrogate pair, a number without bounds, or a byte order mark in front.
+    Python's parser decides: it accepts input that the fast one refuses, such as a lone surrogate,
+    a number without bounds, or a leading byte order mark.
     """
     try:
         document = orjson.loads(line)

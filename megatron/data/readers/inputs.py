@@ -1,6 +1,6 @@
 """Files of documents as blocks of complete lines or rows: plain, compressed, tables, standard input, URLs.
 
-What a line means is not known here; only where lines end, in memory that does not grow with them.
+Finds the ends of lines without parsing them, in memory that does not grow with them.
 """
 
 import glob
@@ -106,7 +106,7 @@ def cut_source(source: Source, low: int, high: int) -> Iterator[Source]:
     """Yield the part of `source` that begins in its bytes `low` to `high`, cut between lines.
 
     Parts of consecutive ranges are the source: a table is cut between its row groups, and
-    what cannot be cut belongs to the range that holds its first byte.
+    an uncuttable piece belongs to the range that holds its first byte.
     """
     if source.kind == "plain":
         yield from _plain_part(source, low, high)

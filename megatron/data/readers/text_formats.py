@@ -1,6 +1,6 @@
 """Plain text and JSON arrays as JSON lines, in pieces: memory does not grow with a file.
 
-What separates the documents of a text is a flag; a JSON array is known by its first character.
+A flag sets the separator of documents in a text; the first character identifies a JSON array.
 """
 
 import codecs

@@ -123,7 +123,7 @@ class _Race:
         self._rise = np.rint(shares * (_ONE // unit)).astype(np.int32)[:, None] * np.int32(unit)
         # As large as the numbers: numpy adds full arrays twice as fast as broadcast ones.
         self._rise = np.broadcast_to(self._rise, self._taken.shape).copy()
-        # Off at most: half a unit a step, what is cut off, and float64's rounding, each twice.
+        # Off at most: half a unit a step, truncation, and float64's rounding, each twice.
         rounding = np.spacing((firsts.max() + num_steps) * shares.max())
         self._margin = np.int32((_BLOCK + 3) * unit + int(4 * rounding * _ONE))
 
@@ -237,9 +237,9 @@ def blend_order(
     with the largest share[d] * max(i, 1) - taken[d], the first of equals.
 
     One step needs the one before, so stretches of the blend are computed side by side, each from a
-    guess some steps ahead of it: what is taken of a data set follows from its share, up to a
+    guess some steps ahead of it: the samples taken of a data set follow from its share, up to one
     sample, and differences vanish on the way. Where the end of a stretch shows that the next one
-    started wrong after all, that is computed again until it meets what it was before.
+    started wrong after all, that is computed again until it meets its earlier result.
 
     Shapes: -> [num_samples] int16 (int32 above 32767 data sets) and int32 (int64 above 2 ** 31).
     Source: Megatron-LM's build_blending_indices, rounding to float64 included.

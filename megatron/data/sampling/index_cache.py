@@ -235,7 +235,7 @@ def _read(
         try:
             require_regular(path)
             require_regular(_digests_path(path))
-            # Mapped for its header alone: what is read of a mapped file that was cut kills.
+            # Mapped for its header alone: reads past the end of a truncated file raise SIGBUS.
             found = np.load(path, mmap_mode="r", allow_pickle=False)
             digests = np.fromfile(_digests_path(path), "<u8")
         except FileNotFoundError:

@@ -21,7 +21,7 @@ class MapRoom:
     """Least memory and disk space that index maps need.
 
     Args:
-        of: what they are maps of, with the numbers that make them as large as they are.
+        of: the data of the maps, with the numbers that determine their size.
     """
 
     memory_bytes: int  # while they are built, at most at a time

@@ -123,7 +123,7 @@ def _sample_starts(
     row = 0
     tokens_before = 0
     for first in range(0, len(document_order), _CHUNK):
-        # take() is twice as fast as indexing, and a sum of what is already 64 bits wide six times.
+        # take() is twice as fast as indexing, and a sum of 64-bit numbers six times.
         chunk = document_order[first : first + _CHUNK] - first_document
         chunk_sizes = sizes.take(chunk).astype(np.int64)
         ends = tokens_before + np.cumsum(chunk_sizes)

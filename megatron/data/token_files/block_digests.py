@@ -12,7 +12,7 @@ from megatron.common.errors import DataError
 from megatron.data.token_files.disk_file import DiskFile, cannot_open
 
 BLOCK_BYTES = 1 << 16
-"""Bytes of a .bin to which one digest belongs: about what a disk reads ahead of random access."""
+"""Bytes of a .bin per digest: about the read-ahead of a disk at random access."""
 
 SUFFIX = ".xxh3"
 """Added to the name of a .bin: its digests."""

@@ -93,7 +93,7 @@ def cannot_open(path: str | Path, error: OSError) -> DataError:
 def _open(path: Path) -> int:
     """Return a descriptor of `path`; raise the limit of open files before half of them are open.
 
-    A blend of a thousand corpora has as many files open, and 1024 is what shells allow at first.
+    A blend of a thousand corpora has as many files open, and shells allow 1024 by default.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

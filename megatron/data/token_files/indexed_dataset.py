@@ -101,7 +101,7 @@ class IndexedDataset:
         return self.pointers[sequences] // self.dtype.itemsize
 
     def require_whole_index(self) -> None:
-        """Check that the .idx was not cut since it was opened: reading what is cut off kills.
+        """Check that the .idx was not truncated since it was opened: reads past its end raise SIGBUS.
 
         Raises:
             DataError: it was. One that another file has replaced stays as it was opened.
@@ -327,7 +327,7 @@ class IndexedDatasetWriter:
                 )
         finally:
             for file in (self._bin, self._sizes):
-                with suppress(OSError):  # closing writes what is buffered, and the disk may be full
+                with suppress(OSError):  # closing flushes buffers, and the disk may be full
                     file.close()
             for path in (
                 self._bin_temporary,

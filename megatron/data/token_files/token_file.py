@@ -31,7 +31,7 @@ class TokenFile:
 
     Raises:
         DataError: on opening, a file cannot be read, or the digests belong to another file;
-            on reading, the file was cut, a block is not what was written, or the disk fails.
+            on reading, the file was truncated, a block is damaged, or the disk fails.
 
     Shapes: tokens[start:stop] -> [stop - start], read-only.
     """

@@ -11,7 +11,7 @@ class NullTokenizer(Tokenizer):
     """A text is numbers with white space between them, and each number is an id.
 
     Args:
-        vocab_size: the largest number, which ends a document; the others are 0 and above.
+        vocab_size: the largest number, which ends a document; the smallest is 0.
     """
 
     name = "NullTokenizer"

@@ -38,7 +38,7 @@ def common_needs(spec: ModelSpec) -> Allowed:
         "rotary_dim": (spec.attention.head_dim,),
         "normalization": ("RMSNorm",),
         "activation": ("swiglu", "geglu", "geglu_tanh", "reglu", "liglu"),
-        # transformers refuses others, whatever the width of a head.
+        # transformers refuses other widths, for any width of a head.
         "hidden_size": (
             -(-spec.hidden_size // spec.attention.num_attention_heads)
             * spec.attention.num_attention_heads,
