@@ -101,7 +101,7 @@ class IndexedDataset:
         return self.pointers[sequences] // self.dtype.itemsize
 
     def require_whole_index(self) -> None:
-        """Check that the .idx was not truncated since it was opened: reads past its end raise SIGBUS.
+        """Check that the .idx was not truncated since it was opened: reads past its end are fatal.
 
         Raises:
             DataError: it was. One that another file has replaced stays as it was opened.

@@ -26,7 +26,7 @@ SECTIONS = {"chaos": ChaosConfig}
 class ChaosPlan:
     """Probability of each fault: per step, or per save, and rank. 0: never.
 
-    What lies in a checkpoint belongs to rank 0: `flip` and `truncate` strike once a save.
+    Files of a checkpoint are rank 0's: `flip` and `truncate` strike once a save.
     """
 
     seed: int = 0

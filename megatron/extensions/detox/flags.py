@@ -30,8 +30,8 @@ class ScorerConfig:
     """Address of the Perspective API, or of a server with its interface."""
 
     max_retries: int = setting(5, at_least=0)
-    """Further requests after one that fails, each after twice the time, before the tool gives up. What
-    was scored is kept: the same command continues."""
+    """Further requests after one that fails, each after twice the time, before the tool gives up.
+    Scores so far are kept: the same command continues."""
 
     workers: int = setting(1, at_least=1)
     """Processes that score; each loads the scorer, or has one request at a time in flight."""

@@ -163,7 +163,7 @@ class ParallelTransformerRetroLayerPipe(CrossAttentionLayer):
     """Retro layer: self-attention, chunked cross-attention (CCA) to retrieved neighbors, MLP.
 
     The last token of chunk i and the following m - 1 tokens attend to the neighbors of chunk i, so
-    that no token sees what later tokens have retrieved; the first m - 1 tokens attend to none. If m
+    that no token sees neighbors of later tokens; the first m - 1 tokens attend to none. If m
     does not divide the sequence, the first chunk is the short one. A chunk without neighbors gets
     zeros, the bias included. The gate multiplies the output of cross-attention.
 

@@ -67,8 +67,8 @@ class DownstreamConfig:
     files or folders, each evaluated by itself after every epoch."""
 
     epochs: int | None = setting(None, at_least=0)
-    """Passes through --train-data, in place of --train-iters (with both, the run ends with what
-    comes first); 0 evaluates, and writes the predictions to a file."""
+    """Passes through --train-data, in place of --train-iters (with both, the run ends with the
+    earlier); 0 evaluates, and writes the predictions to a file."""
 
     pretrained_checkpoint: str | None = setting(None, plan="objective.own.pretrained")
     """Directory of a pretrained BERT or GPT, whose weights a run begins with that has no checkpoint in

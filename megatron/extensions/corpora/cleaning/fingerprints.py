@@ -228,7 +228,7 @@ class Texts:
         """Return the text of a document, by its number of `document_ids`.
 
         Raises:
-            DataError: the file is not what it was.
+            DataError: the file has changed.
         """
         line, _ = self._line(document)
         return line.text(line.record(), TEXT_KEY)
@@ -237,7 +237,7 @@ class Texts:
         """Return the name of a document.
 
         Raises:
-            DataError: the file is not what it was.
+            DataError: the file has changed.
         """
         line, source = self._line(document)
         return line.text(line.record(), source.key)

@@ -26,7 +26,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CutRules:
-    """Which n-grams are cut out of documents, and what with them.
+    """Rules of n-gram removal: which n-grams are cut out of documents, and how much around them.
 
     Args:
         min_words: of a text to look for that is shorter than an n-gram; fewer are too common.

@@ -24,7 +24,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")  # before the title in a link to
 _SPACES = re.compile(r"[ \t\u00a0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n\s*")
 _DATE = re.compile(r"-(\d{4})(\d\d)(\d\d)-")
-_BATCH_CHARACTERS = 1 << 18  # what a killed run loses, for each worker a few times
+_BATCH_CHARACTERS = 1 << 18  # a killed run loses a few of these for each worker
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def plain_text(markup: str, hidden: frozenset[str]) -> str:
     from megatron.extensions.corpora.cleaning.repair import fix_text
 
     code = mwparserfromhell.parse(markup)
-    others = code.RECURSE_OTHERS  # not into what is removed
+    others = code.RECURSE_OTHERS  # not into removed tags
     for tag in code.filter_tags(others, matches=lambda t: str(t.tag).lower() in _HIDDEN_TAGS):
         code.remove(tag)
     for link in code.filter_wikilinks(others, matches=lambda w: _is_hidden(str(w.title), hidden)):

@@ -114,7 +114,7 @@ def _is_about_text(content: bytes) -> bool:
 
 
 def _wait_s(attempt: int, headers: Message | None) -> float:
-    """Return how long to wait after a failed request: what the server demands, or 1, 2, 4 ... s."""
+    """Return the wait after a failed request: the server's Retry-After, or 1, 2, 4 ... s."""
     demanded = headers.get("Retry-After", "") if headers else ""
     wait_s = float(demanded) if demanded.isdigit() else 2.0**attempt
     return min(wait_s, _LONGEST_WAIT_S)

@@ -130,8 +130,8 @@ def _function(name: str) -> Callable[[list[str]], Iterable[Any]]:
 def transformers_classifier(folder: str, toxic_label: str | None) -> Scorer:
     """Return a scorer with the sequence classifier in `folder`, on a GPU if there is one.
 
-    A classifier with one label, or of independent labels, has a sigmoid for each label; others a
-    softmax over all. Texts are cut off at the classifier's maximum length.
+    A classifier with one label, or of independent labels, has a sigmoid for each label; any other
+    a softmax over all labels. Texts are cut off at the classifier's maximum length.
 
     Raises:
         ConfigError: there is no classifier, it needs custom code, or none of its labels is the

@@ -18,7 +18,7 @@ MOST_BYTES = 20480
 """UTF-8 bytes of a text that are scored: the most that the Perspective API accepts."""
 
 _BATCH = 25
-"""Texts scored between two writes, which is what a killed process loses for each worker."""
+"""Texts scored between two writes: a killed process loses this many for each worker."""
 
 Layout = Callable[[Record, str, Scores | None], Record]
 """Returns the object to write, of the one that was read, its text and its scores."""

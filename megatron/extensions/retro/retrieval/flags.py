@@ -45,8 +45,8 @@ class RetroPreprocessingConfig:
     and fewer for little data)."""
 
     retro_block_size: int = setting(100_000, at_least=1)
-    """Chunks of a block of embeddings, codes or neighbors. Blocks are what a restart skips and what
-    ranks share out."""
+    """Chunks of a block of embeddings, codes or neighbors. Ranks share out blocks, and a restart
+    skips finished ones."""
 
     retro_doc_block_size: int = setting(100_000, at_least=1)
     """Documents of a block of the database."""

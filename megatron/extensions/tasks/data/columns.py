@@ -86,8 +86,8 @@ def read_column_sentences(
         labelled: whether labels are needed. Of a file without, they are "".
 
     Raises:
-        WrongDataError: a line lacks a column, or the look of the file does not decide what its
-            columns are; the message names the line and the flag.
+        WrongDataError: a line lacks a column, or the roles of the columns are ambiguous; the
+            message names the line and the flag.
     """
     blocks = [*_blocks(path)]
     separator = layout.separator or _separator(path, blocks)
@@ -152,7 +152,7 @@ def _separator(path: Path, blocks: Sequence[Sequence[tuple[int, str]]]) -> str:
     """Return the separator of a file: a tab, if all lines of several columns have one.
 
     Raises:
-        WrongDataError: some lines have tabs, and others spaces only.
+        WrongDataError: some lines have tabs, and some spaces only.
     """
     lines = [line for block in blocks for line in block if not line[1].startswith("#")]
     wide = [(number, text) for number, text in lines if _SPACES.search(text.strip(" \t"))]

@@ -217,8 +217,8 @@ def _is_ideograph(code: int) -> bool:
 def write_predictions(folder: Path, predictions: Sequence[Prediction]) -> None:
     """Write the answers of all questions to `folder`.
 
-    predictions.json has the form of the official evaluation: id to answer. null_odds.json holds what
-    it takes as --na-prob-file. test_prediction.json, id to question and answer, and test_nbest.json
+    predictions.json has the form of the official evaluation: id to answer. null_odds.json is
+    its --na-prob-file. test_prediction.json, id to question and answer, and test_nbest.json
     have NeMo's form.
     """
     content: Mapping[str, Mapping] = {

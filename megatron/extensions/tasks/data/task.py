@@ -119,7 +119,7 @@ def require_few(
     Args:
         skipped: the error of each.
         total: samples of the file, skipped ones included.
-        what: they are, in the plural.
+        what: name of the samples, in the plural.
         at_most: share of the samples that may be skipped; one always may.
 
     Raises:

@@ -43,7 +43,7 @@ class TextTaskConfig:
     """Column of their labels, from 1 (default: the last, or as a header names it)."""
 
     column_separator: Literal["tab", "space"] | None = None
-    """What separates the columns of a file with a word on each line: a tab, so that words may have
+    """Separator of the columns of a file with a word on each line: a tab, so that words may have
     spaces, or any spaces and tabs (default: tab if all lines of several columns have one;
     token-classification)."""
 
