@@ -108,7 +108,7 @@ def default_shard_bytes(sources: Sequence[Source]) -> int:
 
 
 def shards_of_rank(shards: Sequence[Shard], rank: int, num_ranks: int) -> list[Shard]:
-    """Return the consecutive shards of one rank; all ranks get about as many bytes.
+    """Return the consecutive shards of one rank; all ranks get about the same number of bytes.
 
     Raises:
         DataError: an input is a pipe, of which every rank would read a part.
