@@ -88,7 +88,7 @@ def _flag_of(field: str) -> tuple[str | None, bool]:
 
 def _flag_of_decision(field: str) -> tuple[Flag, bool] | None:
     """Return the flag of a decision, and whether it turns it off; None without one."""
-    for known in (lambda: SECTIONS, all_sections):  # those of extensions only where they are needed
+    for known in (lambda: SECTIONS, all_sections):  # imports extensions only where they are needed
         flags = _flags_of(tuple(known().values()))
         if found := flags.get(field) or flags.get(field.partition(".")[2]):
             return found

@@ -97,7 +97,7 @@ def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
     }
     if network.has_decoder_stack or not any(flags.values()):
         return
-    # Those of extensions too, which a run without such flags does not import.
+    # Including extensions, which a run without such flags does not import.
     declared = map(declaration_of, OBJECTIVES.with_extensions())
     scripts = [
         each.script for each in declared if NETWORKS.get_class(each.network).has_decoder_stack
@@ -147,7 +147,7 @@ def require_own_part(network: Network, spec: ModelSpec) -> None:
 
 
 def with_network(config: Config, spec: ModelSpec) -> Config:
-    """Return `config` with the network of a checkpoint, if it is that of a plugin."""
+    """Return `config` with the network of a checkpoint, if a plugin defines it."""
     if not NETWORKS.is_own(spec.architecture):
         return config
     return replace(config, plugins=replace(config.plugins, network=spec.architecture))

@@ -21,7 +21,7 @@ class Declaration:
     script: str = ""  # which trains it; "": any, with --objective
     network: str = "gpt"  # that it trains: see NETWORKS
     kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
-    flags: tuple[str, ...] = ()  # those of objectives that it takes
+    flags: tuple[str, ...] = ()  # objective-specific flags that it takes
     view: str = ""  # dotted name of what makes the view of samples; "": as they are
     sees_prefix: bool = False  # tokens of a prefix see each other
     targets_only: bool = False  # tokens of an input do not count

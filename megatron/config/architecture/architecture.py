@@ -71,7 +71,7 @@ class Architecture:
     """A network of one stack: a GPT, unless a subclass says otherwise."""
 
     name: str = ""
-    """That of its registration: in specs, and in capitals in messages."""
+    """Name under which it is registered: in specs, and in capitals in messages."""
 
     is_causal: bool = True
     """Whether tokens see only those before them, so that the network can continue a text."""
@@ -265,7 +265,7 @@ class Architecture:
         return True
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
-        """Yield the beginnings of parameter names, or full ones, with those of module names.
+        """Yield pairs of parameter names and module names, each a prefix or a full name.
 
         See `megatron.checkpointing.parameter_names`.
         """

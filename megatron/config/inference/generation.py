@@ -39,7 +39,7 @@ class DecodingConfig(SamplingConfig):
     continuations."""
 
     inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Dtype of weights and activations; auto: that of training, or of --bf16 and --fp16, and fp32
+    """Dtype of weights and activations; auto: as in training, or as by --bf16 and --fp16, and fp32
     instead of fp16 on CPUs."""
 
 

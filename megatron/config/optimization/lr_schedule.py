@@ -78,7 +78,7 @@ class ScheduleConfig:
     use_checkpoint_opt_param_scheduler: bool = setting(
         False, flag="--use-checkpoint-opt_param-scheduler", older=("--use-checkpoint-lr-scheduler",)
     )
-    """Resume with the learning-rate schedule of the checkpoint instead of that of these flags."""
+    """Resume with the checkpoint's learning-rate schedule instead of these flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ class SchedulePlan:
     decay: int  # where the floor is reached; the warm-up counts
     anneal: int  # the last part of WSD; 0 in other styles
     anneal_style: str
-    # What happens to it when a run resumes with another schedule than the checkpoint's: it must be equal, or
-    # it is that of the flags, or that of the checkpoint.
+    # On resume the schedule must equal the checkpoint's, or the one of the flags or of the
+    # checkpoint takes precedence.
     on_resume: Literal["equal", "flags", "checkpoint"]
     # Where tokens are counted and samples have different lengths: the warm-up rises over so many
     # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
@@ -183,7 +183,7 @@ def _embedding_problems(schedule: ScheduleConfig) -> Iterator[str]:
 
 
 def unit_problems(schedule: ScheduleConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield every length of the schedule that is negative or not counted as that of the run."""
+    """Yield every length of the schedule that is negative or in another unit than the run's."""
     if not has_one_length(training):
         return
     yield from range_problems(schedule)

@@ -20,7 +20,7 @@ class ParallelConfig(PipelineConfig):
     """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
     world_size: int | None = setting(None, older=("--num-gpus",))
-    """World size, which must be that of the launcher (default: the launcher's). Tools without a
+    """World size, which must equal the launcher's (the default). Tools without a
     launcher plan for this many processes (default: the fewest that the layout allows)."""
 
     elastic: bool = False

@@ -17,7 +17,7 @@ _MOST_PROBLEMS = 50
 
 
 def merge_messages(messages: Sequence[str]) -> list[str]:
-    """Return messages of the form FLAG: TEXT, those of one text as one: FLAG, FLAG: TEXT."""
+    """Merge messages of the form FLAG: TEXT that have the same text into FLAG, FLAG: TEXT."""
     flags: dict[str, list[str]] = {}
     for message in dict.fromkeys(messages):
         flag, _, text = message.partition(": ")
@@ -165,7 +165,7 @@ class FlagParser(ToolParser):
                 yield f"{' and '.join(flags)} are one flag: give one of them"
 
     def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return `words` without those of a file that are wrong, and what is wrong with these."""
+        """Return `words` without wrong entries of files, and the problems of these entries."""
         kept, problems = [], []
         for (location, _), group in groupby(words, key=_entry_of):
             entry = list(group)

@@ -87,7 +87,7 @@ class PreprocessConfig:
     problem and excerpt to FILE."""
 
     resume: bool = False
-    """Skip the shards that an interrupted run finished; the files are those of an uninterrupted run."""
+    """Skip the shards that an interrupted run finished; the files equal an uninterrupted run's."""
 
     log_interval: int = 10_000
     """Documents between progress lines, where there is no terminal for a progress bar."""
