@@ -25,19 +25,19 @@ from megatron.config.objectives import declaration_of
 class Network(Architecture):
     """A network that is trained: a GPT, unless a subclass says otherwise.
 
-    A subclass is registered in NETWORKS with its `name`. Flags of its own are an argument `flags`.
+    A subclass is registered in NETWORKS with its `name`. Its additional flags are an argument `flags`.
     """
 
     has_decoder_stack: bool = False
     """Whether it is an encoder-decoder network, which takes `decoder_stack_flags`."""
 
     def problems(self, config: Config) -> Iterator[str]:
-        """Yield the flags that this network does not have, and wrong values of its own."""
+        """Yield the flags that this network does not have, and wrong values of the ones it has."""
         return iter(())
 
     @classmethod
     def misplaced_flags(cls, config: Config) -> Iterator[str]:
-        """Yield this network's own flags, given to another one."""
+        """Yield flags of this network that are given to another one."""
         return iter(())
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
@@ -45,7 +45,7 @@ class Network(Architecture):
         return replace(plain, architecture=self.name)
 
     def without_head(self, spec: ModelSpec) -> ModelSpec:
-        """Return a spec of this network without what only its own head has."""
+        """Return a spec of this network without the parts of its head."""
         return spec
 
     def num_layers(self, config: Config) -> int:
@@ -128,10 +128,11 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
 
 
 def require_own_part(network: Network, spec: ModelSpec) -> None:
-    """Refuse what a plugin's network has of its own if a checkpoint could not be read with it.
+    """Refuse additional fields of a plugin's network if checkpoints could not be read with them.
 
     Raises:
-        ConfigError: the class of `spec.own` is not `network.part`, or a field of it has a name of others.
+        ConfigError: the class of `spec.own` is not `network.part`, or it has a field that all
+            networks have.
     """
     if type(spec.own) is not (network.part or type(None)):
         raise ConfigError(

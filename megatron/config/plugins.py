@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PluginConfig:
-    """Modules of your own, and which of their parts act on a run."""
+    """Plugin modules, and which of their parts act on a run."""
 
     plugin: list[str] | None = setting(None, repeats=True, plan="plugins.modules")
     """Import these modules, or .py files, before flags are parsed; they register parts of a run by
@@ -63,7 +63,7 @@ class PluginConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginModulesConfig:
-    """Modules of your own that a checkpoint or a tokenizer needs."""
+    """Plugin modules that a checkpoint or a tokenizer needs."""
 
     plugin: list[str] | None = setting(None, repeats=True)
     """Import these modules, or .py files, which register parts of the network, the optimizer or the

@@ -83,7 +83,7 @@ class Architecture:
     """Whether it reads neighbors of its samples."""
 
     takes_heads: bool = False
-    """Whether another head can be in place of its own; see `classifier`."""
+    """Whether another head can replace the network's; see `classifier`."""
 
     extends: str = ""
     """The network whose checkpoints it can start from, with initial values for its further weights."""
@@ -284,7 +284,7 @@ class Architecture:
     # Variants.
 
     def classifier(self) -> "Architecture":
-        """Return this network with the head of a downstream task in place of its own.
+        """Return this network with the head of a downstream task instead of its output head.
 
         Raises:
             ConfigError: it learns none.

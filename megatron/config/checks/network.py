@@ -49,7 +49,7 @@ def implementation_problems(start: Start) -> Iterator[str]:
 
 
 def own_flag_problems(start: Start) -> Iterator[str]:
-    """Yield the flags that the network of an objective does not have, and wrong values of its own."""
+    """Yield flags that the network of an objective does not have, and wrong values of the ones it has."""
     config, network = start.config, start.network
     yield from network.problems(config)
     yield from decoder_stack_problems(config, network)

@@ -112,7 +112,7 @@ class DataPlan:
     """The data sets of a run."""
 
     train: DatasetPlan
-    valid: tuple[DatasetPlan, ...]  # each evaluated on its own
+    valid: tuple[DatasetPlan, ...]  # each evaluated separately
     test: tuple[DatasetPlan, ...]
     split: str  # proportions that cut each source into train, valid and test; "": not cut
     impl: str  # format of the token files, or "infer"

@@ -95,7 +95,7 @@ def plan_kernels(
         source=kernels.kernels,
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
         attention=attention_of(kernels, model),
-        # A compiled layer has masks of its own, so that block masks would be built in each.
+        # Each compiled layer creates its masks, so block masks would be built in each.
         chooses_attention=kernels.attention_impl == "auto"
         and not kernels.use_flash_attn
         and not kernels.compile,

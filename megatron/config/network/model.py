@@ -342,7 +342,7 @@ class NormSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
-    """The MLP, of an expert too unless that has a width of its own."""
+    """The MLP, also of an expert unless experts have another width."""
 
     ffn_hidden_size: int
     activation: str

@@ -98,7 +98,7 @@ def plan_zero(
 
 
 def _device(user: Mapping[str, Any], block: str) -> str:
-    # A block without a device offloads to the CPU in DeepSpeed's own reading.
+    # DeepSpeed reads a block without a device as offload to the CPU.
     absent = "none" if value_at(user, block) is None else "cpu"
     return value_at(user, f"{block}.device", absent)
 

@@ -191,7 +191,7 @@ def _sources(
 ) -> dict[str, tuple[int, Flag | None, Any]]:
     """Return by decision the number of its section, its setting, and its type.
 
-    A part of the plan that has decisions of its own has no setting.
+    A part of the plan that contains decisions has no setting.
     """
     flags = [(number, flag) for number, own in enumerate(sections) for flag in flags_of(own)]
     named = {name: pair for pair in flags for name in pair[1].setting.decisions}

@@ -116,7 +116,7 @@ class FlagParser(ToolParser):
         try:
             given, unknown = self.parse_known_args(words, namespace)
         except ConfigError as error:
-            # argparse stops at its first error: the others are found flag by flag.
+            # argparse stops at its first error: further errors are found flag by flag.
             words, more = self._without_errors(words)
             if not more:
                 raise ConfigError(*problems, *error.problems) from error

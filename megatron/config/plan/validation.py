@@ -172,7 +172,7 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
 
 
 def _other_effect_notices(config: Config) -> Iterator[str]:
-    """Yield a notice for every flag that has no effect beside others, or another than its number."""
+    """Yield a notice for every flag that has no effect, or another one, because of other flags."""
     meant = config.experts.expert_tensor_parallel_size
     tensor, size = config.parallel.tensor_model_parallel_size, config.expert_parallel_size
     if meant not in (None, tensor):

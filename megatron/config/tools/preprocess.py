@@ -28,7 +28,7 @@ class PreprocessConfig:
     --find-optimal-num-workers needs none."""
 
     json_keys: list[str] = setting(factory=lambda: ["text"], older=("--json-key", "--columns"))
-    """Keys, or columns, whose text to convert; each becomes token files of its own."""
+    """Keys, or columns, whose text to convert; each gets separate token files."""
 
     where: list[str] | None = None
     """Convert only documents with certain metadata: a key, which may have dots for objects within
@@ -126,7 +126,7 @@ class ShardConfig:
     """Join the finished shards of an array. Under a launcher rank 0 does so by itself."""
 
     timeout_s: int = 3600
-    """Seconds that the ranks of a launcher wait for the others at the start, and rank 0 at the end for
+    """Seconds that the ranks of a launcher wait for each other at the start, and rank 0 at the end for
     a shard on which nothing happens."""
 
 
