@@ -282,7 +282,7 @@ def upload(file: Path, url: str) -> None:
 def upload_all(
     files: Iterable[tuple[str | Path, str]], last: Iterable[tuple[str | Path, str]] = ()
 ) -> None:
-    """Upload pairs of a file and its URL, two at a time; those of `last` afterwards, in their order.
+    """Upload pairs of a file and its URL, two at a time; then the pairs in `last`, in their order.
 
     Raises:
         OSError: as `upload`; nothing of `last` is uploaded before all of `files`.

@@ -33,7 +33,7 @@ def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) ->
 
     Args:
         keys: number of keys.
-        samples: of the batch, when the mask is that of one sample for all.
+        samples: of the batch, when all samples share one mask.
 
     Shapes: first_bq and stop_bq [b or 1, sq].
     """

@@ -71,7 +71,7 @@ class Objective(ABC):
         """
 
     def layers(self, spec: ModelSpec, parts: LayerParts) -> list[Step]:
-        """Return the network as a list of layers that are not built yet: those of `spec`."""
+        """Return the layers of `spec`, not built yet."""
         return network_of(spec).layers(spec, parts)
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
@@ -82,5 +82,5 @@ class Objective(ABC):
         return ()
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
-        """Return the function that builds the loss, by default that of next tokens."""
+        """Return the function that builds the loss (default: next-token loss)."""
         return next_token_loss

@@ -116,7 +116,7 @@ class Evaluation(Hook):
     ) -> float:
         batch = self._plan.evaluation.batch
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
-        # Samples of full length, however short those of training are.
+        # Samples of full length, however short training samples are.
         self._engine.set_seq_length(
             self._plan.model.seq_length, micro_batch_size=batch.micro_batch_size
         )

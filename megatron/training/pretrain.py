@@ -75,7 +75,7 @@ def pretrain(
     Args:
         start: the config, prepared and validated, perhaps for another device.
         watchdog: notified of the run's progress.
-        hooks: act around steps, after those of --hook.
+        hooks: act around steps, after the hooks of --hook.
 
     Raises:
         MegatronError: a user error.

@@ -55,7 +55,7 @@ class Run:
         valid: validation sets by name.
         test: test sets by name.
         watchdog: notified of the run's progress.
-        hooks: act around steps, after those of the run and of --hook.
+        hooks: act around steps, after the hooks of the run and of --hook.
         epochs: returns what acts after each epoch of this run, if its data have such.
     """
 

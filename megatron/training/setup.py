@@ -396,8 +396,8 @@ def batches_of(
     """Return this replica's micro-batches of `dataset` from `consumed_samples` on.
 
     Args:
-        batch: sizes of the batches; those of training when None.
-        length: returns how many positions of a sample are taken; all when None.
+        batch: sizes of the batches (default: as in training).
+        length: returns how many positions of a sample are taken (default: all).
     """
     return read_batches(
         dataset,

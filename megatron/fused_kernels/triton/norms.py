@@ -1,8 +1,8 @@
 """Triton kernels of LayerNorm and RMSNorm, alone or with the sum of a residual in front.
 
-One kernel computes all gradients of narrow rows: each program sums those of weight and bias over
-its rows. Where these sums and a row do not fit into registers there are two, a kernel of rows for
-the input and one of columns for weight and bias.
+One kernel computes all gradients of narrow rows: each program sums the gradients of weight and bias
+over its rows. Where these sums and a row do not fit into registers there are two kernels, one over
+rows for the input and one over columns for weight and bias.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ def _input_gradient(
     ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the gradient of a row of the input; return it, that of the result, and the normal row."""
+    """Write a row of the input's gradient; return it, the result's gradient, and the normalized row."""
     features = tl.arange(0, BLOCK)
     here = features < columns
     first = tl.cast(row, tl.int64) * columns
@@ -121,7 +121,7 @@ def _backward(
     Y_BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of the input, and this program's sums of those of weight, bias and y's bias."""
+    """Gradient of the input, and this program's sums of the gradients of weight, bias and y's bias."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     features = tl.arange(0, BLOCK)
     here = features < columns
@@ -295,7 +295,7 @@ def _gradients(
     centred: bool,
     biased: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor]:
-    """Return the input's gradient, and partial sums of those of weight, bias and y's bias.
+    """Return the input's gradient, and partial sums of the gradients of weight, bias and y's bias.
 
     Args:
         biased: whether there is a bias, and one of y.
@@ -365,7 +365,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (x + y + y_bias, its norm); without y (x, its norm).
 
-    Backward adds the gradients of both results in the norm's pass, and sums those of the biases.
+    Backward adds the gradients of both results in the norm's pass, and sums the biases' gradients.
 
     Args:
         centred: LayerNorm; else RMSNorm.

@@ -95,8 +95,9 @@ class SpikeGuard(Hook):
 def robust_zscore(value: float, before: Sequence[float]) -> float:
     """Return the number of deviations that `value` lies above the median of `before`.
 
-    The deviation is that of normal values with the same median absolute deviation, but not less
-    than 1/10000 of the median, so that equal values do not make every other one a spike.
+    The deviation is the standard deviation of a normal distribution with the same median absolute
+    deviation, but at least 1/10000 of the median, so that among equal values not every different
+    one is a spike.
 
     Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993).
     """

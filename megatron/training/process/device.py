@@ -72,7 +72,7 @@ def choose_device(requested: str, launch: Launch) -> torch.device:
 
     Raises:
         ConfigError: a GPU is requested and there is none, none is left for this process, or PyTorch
-            cannot use those of this node and the CPU is not requested.
+            cannot use the GPUs of this node and the CPU is not requested.
     """
     available = torch.cuda.is_available()
     if requested == "auto" and not available and not hides_gpus():

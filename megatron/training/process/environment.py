@@ -305,7 +305,7 @@ def master_address(launch: Launch) -> MasterAddress:
 
 
 def start_name(launch: Launch) -> str:
-    """Return a text that the processes of one start share, and those of another start do not."""
+    """Return a text that all processes of one start share and processes of other starts do not."""
     port, attempt = os.environ.get("MASTER_PORT", ""), read_launcher().restarts
     return f"{port} {launch.world_size} {attempt}"
 

@@ -90,7 +90,7 @@ def _is_announced(master: MasterAddress, has_key: Callable[[], bool]) -> Callabl
 def _rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
     """Return whether rank 0, which hosts the store, has closed a connection that nothing else uses.
 
-    Its exit code is that of the run. A lost host closes no connection: TCP keepalive detects it.
+    Its exit code is the run's. A lost host closes no connection: TCP keepalive detects it.
     """
     try:
         connection = socket.create_connection((master.host, master.port), _CONNECT_S)

@@ -103,7 +103,7 @@ def read_places(folder: Path, known: Mapping[int, str] | None = None) -> dict[in
     """Return the stack position of each rank's main thread, from the dumps in `folder`.
 
     Args:
-        known: those of ranks whose dumps are not read again.
+        known: places of ranks whose dumps are not read again.
     """
     places = dict(known or {})
     for name in os.listdir(folder):

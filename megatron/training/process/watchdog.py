@@ -165,7 +165,7 @@ class Watchdog:
         self._schedule_polls(hangs.world_size, random.random())
 
     def set_peers(self, peers: Peers, *, world_size: int) -> None:
-        """Record who the other ranks are, and share the polls of the disk with those of this host."""
+        """Record the other ranks, and share the polls of the disk with the ranks of this host."""
         self.peers = peers
         self._forget_start()
         here = peers.on_this_host()

@@ -1,8 +1,8 @@
-"""Straggler detection: ranks whose own work, before they wait for others, is slow.
+"""Straggler detection: finds ranks whose work before they wait for other ranks is slow.
 
-The time of a full step is that of the slowest rank, on all ranks alike. What differs is the time
-in which a rank reads its data and computes its forward passes. Ranks that share layers or divide
-samples wait for each other within it, and so are slow together; replicas do not.
+All ranks take as long for a full step as the slowest rank. Ranks differ in the time in which they
+read their data and compute their forward passes. Ranks that share layers or divide samples wait for
+each other within it, and so are slow together; replicas do not.
 
 Source: MegaScale (arXiv:2402.15627), section 5.2, which compares machines likewise.
 """
