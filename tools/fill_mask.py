@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Use a trained BERT: fill masks, score sentences and their order, write sentence embeddings.
 
-The network's sizes and the tokenizer are those of the checkpoint in --load.
+The network's sizes and the tokenizer come from the checkpoint in --load.
 """
 
 import sys
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
-    """Yield the candidates of each mask of `text`; without one, its score and that of its order."""
+    """Yield the candidates of each mask of `text`; without a mask, its score and its order's score."""
     from megatron.extensions.bert.inference import mask_notice
 
     found = model.assess(text, top)

@@ -208,7 +208,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         for program, sections in _OF_EXTENSIONS.get(extension, {}).items()
     },
 }
-"""Those of the core, and of the extensions of this installation."""
+"""Programs of the core, and of the extensions of this installation."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Print the samples, and the parts of documents, that a training step sees.
 
-For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
+For a run that has saved checkpoints, --load is enough: all other flags default to the run's. Without
 it, give the command line of pretrain_gpt.py; flags that do not concern data may be left out.
 """
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Generate text from text with a trained T5, and fill in the spans that sentinels stand for.
 
-The network's sizes and the tokenizer are those of the checkpoint in --load.
+The network's sizes and the tokenizer come from the checkpoint in --load.
 """
 
 import sys

@@ -111,7 +111,7 @@ def sample_lines(
 
 
 def run_of(start: dict[str, Any], newest: SavedRun) -> SavedRun:
-    """Return the flags of a start from the journal; without a record, those of the newest start."""
+    """Return the flags of a start from the journal; without a record, the newest start's flags."""
     flags = start.get("flags")
     if not flags:
         return newest

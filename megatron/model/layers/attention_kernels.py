@@ -111,8 +111,8 @@ class ScoreOptions:
             [a, sq + sk - 1], as `RelativePositions.by_distance` returns it.
         relative: relative positions that `bias` is computed from; with a KV cache, `bias` is None and
             attention to cached keys computes it.
-        layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
-            those of deep layers stay inside the range of 16 bits. No other effect.
+        layer_scaling: scores are kept divided by this, and softmax multiplies it back, so that
+            scores of deep layers stay inside the range of 16 bits. No other effect.
         dropout: probability that a weight is dropped.
         kernels: what computes softmax where scores are written out.
     """

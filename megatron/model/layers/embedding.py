@@ -130,8 +130,8 @@ def tied_logits(
 
     Args:
         softcap: bound of the logits, which are 32-bit numbers then; 0 for none.
-        chunk_tokens: leaves the logits to the loss, which computes those of so many tokens at a
-            time; 0 returns the logits.
+        chunk_tokens: leaves the logits to the loss, which computes them for this many tokens at
+            a time; 0 returns the logits.
 
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.
