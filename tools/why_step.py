@@ -4,7 +4,7 @@
     python tools/why_step.py STEP --load DIR
 
 DIR is the run's --save. For a step that was taken more than once, every attempt is printed, with
-the samples of its own flags.
+the samples that its flags select.
 """
 
 import re

@@ -383,7 +383,7 @@ NETWORKS: Registry[Any] = Registry(
 """Classes like megatron.config.network_contract.Network, with their `name`."""
 
 HEADS: Registry[Any] = Registry("head", call="under", takes_flags=False)
-"""Functions of a network, one that `takes_heads`, that return it with another head than its own."""
+"""Functions of a network, one that `takes_heads`, that return it with another head."""
 
 DATASETS: Registry[Any] = Registry(
     "dataset", "--dataset", otherwise="; token files are named by --data-path"

@@ -345,7 +345,7 @@ def _request(url: str, work: Callable[[Any, str], T]) -> T:
             kind = next(kind for kind in _NUMBERS if isinstance(error, kind))
             raise kind(_NUMBERS[kind], os.strerror(_NUMBERS[kind]), shown) from None
         except Exception as error:
-            # The services' libraries raise errors of their own, which have no common base.
+            # The services' libraries raise errors that have no common base.
             words = without_secrets(f"{type(error).__name__}: {error}")
             if type(error).__name__ in _NO_CREDENTIALS:
                 raise PermissionError(errno.EACCES, words, shown) from None

@@ -1,4 +1,4 @@
-"""The interface of a training objective: own datasets, batch fields, layers, loss."""
+"""The interface of a training objective: datasets, batch fields, layers, loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ class Objective(ABC):
     fields: Fields  # of a batch, if its masks do not decide them
 
     def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
-        """Return data sets of this objective's own; None if samples are cut from token files.
+        """Return the data sets of this objective; None if samples are cut from token files.
 
         Raises:
             DataError: a file is missing or malformed.
@@ -77,7 +77,7 @@ class Objective(ABC):
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return the names of the terms that the loss returns in addition to its total: see `Losses`.
 
-        These are also an objective's own metrics: evaluations log and record their means.
+        These are also the objective's metrics: evaluations log and record their means.
         """
         return ()
 

@@ -350,7 +350,7 @@ class WatchedHook(Hook):
         self._hook.before_step(state)
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Call the hook, as a stage of its own."""
+        """Call the hook, as a separate stage."""
         with self._watchdog.during(self._stage, longer=self._longer):
             self._hook.after_step(state, step)
 

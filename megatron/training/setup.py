@@ -370,7 +370,7 @@ def read_datasets(plan: Plan, view: View | RoleView | None = None) -> Datasets:
 
 
 def data_request(plan: Plan) -> DataRequest:
-    """Return what datasets of an objective's own are built for."""
+    """Return the request for which an objective builds its data sets."""
     return DataRequest(
         data=plan.data,
         model=plan.model,

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def urls_worth_reading(inputs: Sequence[str], counts: dict[str, int]) -> Iterator[str]:
-    """Yield the URLs that pass all filters, and count the others by the reason."""
+    """Yield the URLs that pass all filters, and count refused ones by the reason."""
     for line in read_lines(inputs):
         url = line.raw.decode("utf-8", "surrogateescape").strip()
         reason = reason_against(url)

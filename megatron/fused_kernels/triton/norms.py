@@ -214,7 +214,7 @@ def _column_sums(
 class _Norm(torch.autograd.Function):
     """Return (total, normed): total = x + y + y_bias, or x itself without y; normed is its norm.
 
-    Backward adds the gradients of both results in the norm's own pass.
+    Backward adds the gradients of both results in the norm's pass.
     """
 
     @staticmethod

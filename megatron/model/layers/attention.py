@@ -68,7 +68,7 @@ class ParallelAttention(nn.Module):
             **parts.division,
         )
         if spec.norm.qk_layernorm:
-            # Every rank norms heads of its own with the same weight.
+            # Each rank normalizes its heads with the same weight.
             norm = norm_layer(
                 spec, width=attention.head_dim, group=parts.group, kernels=parts.kernels
             )

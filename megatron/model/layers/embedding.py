@@ -81,7 +81,7 @@ class EmbeddingPipe(nn.Module):
 
 
 class OutputTable(nn.Module):
-    """A token table for the head: what the last stage holds of the embedding, or one of its own.
+    """A token table for the head: the last stage's copy of the embedding, or an untied one.
 
     Args:
         softcap: bound of the logits; 0 for none.

@@ -65,7 +65,7 @@ class PassInput(NamedTuple):
 class LayerInput(NamedTuple):
     """Input and output of a transformer layer: activations, and what comes with them if present.
 
-    A layer replaces the fields that it computes and passes on the others.
+    A layer replaces the fields that it computes and passes on the rest.
 
     Args:
         hidden: activations: [s, b, h] between transformer layers, [b, s, h] before the first.

@@ -43,7 +43,7 @@ class Router(nn.Module):
 
     Scores are computed in fp32. With `expert_bias`, experts are chosen by their scores plus a bias
     that has no gradient: each step raises it for experts with less than an even share of the
-    tokens and lowers it for the others.
+    tokens and lowers it for the rest.
 
     Args:
         spec: the network.

@@ -78,7 +78,7 @@ class RingAttention:
     def steps(
         self, mask: Mask, own_length: int, tile: int, device: torch.device
     ) -> list[list[Block]]:
-        """Return the blocks of each step; the last one is the second part of this rank's own.
+        """Return the blocks of each step; the last one is the second part of this rank's blocks.
 
         Args:
             own_length: positions of this rank.

@@ -232,7 +232,7 @@ def warn_passed_over(folder: Path, why: str, before: int) -> None:
 
 
 def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
-    """Return the first of `tags`, newest first, whose manifest is undamaged; warn of the others.
+    """Return the first of `tags`, newest first, whose manifest is undamaged; warn of damaged ones.
 
     Args:
         passed_over: how many newer ones are damaged.

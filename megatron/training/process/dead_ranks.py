@@ -32,7 +32,7 @@ class Peer:
 
 
 def this_process(rank: int) -> Peer:
-    """Return the process identity that this rank shares with the others."""
+    """Return the process identity that this rank shares with the other ranks."""
     pid = os.getpid()
     return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", pid_namespace())
 

@@ -263,7 +263,7 @@ def _read(file: Path) -> Failure | None:
         # Another version may write more or less; its defaults are not of this process.
         known = {each.name: content[each.name] for each in fields(Failure) if each.name in content}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
-        # One of a newer version counts as a failure like others.
+        # A code of a newer version counts as a failure.
         code = failure.exit_code if failure.exit_code in {*ExitCode} else ExitCode.FAILED
         return replace(failure, iteration=int(failure.iteration), exit_code=ExitCode(code))
     except (OSError, ValueError, TypeError):

@@ -29,7 +29,8 @@ def wait_for_end(
 ) -> ExitCode:
     """Meet the ranks as one of them would, and wait until their run ends; return the exit code.
 
-    If a spare process left earlier, its launcher would end the others, or take the run for finished.
+    If a spare process left earlier, its launcher would end the other ranks, or take the run for
+    finished.
 
     Args:
         look: called about twice a second while this process waits for the rendezvous; may raise.

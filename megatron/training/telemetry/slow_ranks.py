@@ -122,7 +122,7 @@ class SlowRanks:
 
 
 def slowness_of(busy: Sequence[float], stage_of: Callable[[int], int]) -> list[float]:
-    """Return for each rank its time over the median of the others of its stage; 1 if it is alone.
+    """Return each rank's time over the median of the other ranks of its stage; 1 if it is alone.
 
     Args:
         busy: time of each rank.

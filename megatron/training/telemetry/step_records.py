@@ -45,7 +45,7 @@ class StepRecords(Hook):
 
 
 def _decoupled(step: StepResult) -> dict[str, float]:
-    """Return the learning rate of embedding and output layer, if they have their own."""
+    """Return the learning rate of embedding and output layer, if it is a separate one."""
     return {} if step.embedding_lr is None else {"decoupled_learning_rate": step.embedding_lr}
 
 
