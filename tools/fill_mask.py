@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the BERT of the command line `argv` makes of the texts."""
+    """Print the output of the BERT of the command line `argv` for each text."""
     source = read_model_source(argv, {"fill_mask": FillMaskConfig}, description=__doc__)
     options: FillMaskConfig = source.own["fill_mask"]
     raise_if_any(fill_mask_problems(options))

@@ -18,7 +18,7 @@ from megatron.training.process.launch import run_tool_or_rank
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the T5 of the command line `argv` generates for each text."""
+    """Print the text that the T5 of the command line `argv` generates for each input."""
     source = read_model_source(argv, {"text_to_text": TextToTextConfig}, description=__doc__)
     options: TextToTextConfig = source.own["text_to_text"]
     raise_if_any(text_to_text_problems(options))

@@ -85,7 +85,7 @@ def mirror(
 
 
 def read_record(record: Path) -> dict:
-    """Return what `mirror` keeps: format, url and identities; {} without a record."""
+    """Return the record of `mirror`: format, url and identities; {} without one."""
     try:
         return dict(json.loads(record.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):

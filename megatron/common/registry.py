@@ -258,7 +258,7 @@ class Registry(Generic[Part]):
 
 
 def import_dotted(dotted: str) -> Any:
-    """Return what a dotted name stands for."""
+    """Import a dotted name and return its object."""
     module, _, name = dotted.rpartition(".")
     return getattr(import_module(module), name)
 

@@ -54,7 +54,7 @@ class Network(Architecture):
 
 
 def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
-    """Return what all networks of `config` have in common, as a GPT."""
+    """Return the spec of a GPT with the options that all networks of `config` share."""
     return resolve_model(
         config.model,
         config.experts,

@@ -68,7 +68,7 @@ class Declaration:
         return network
 
     def path_problems(self, config: Config) -> Iterator[str]:
-        """Yield what else a run needs that is to read its data."""
+        """Yield missing flags that a run needs to read its data."""
         return iter(())
 
     def objective_to_train(self, config: Config, name: ObjectiveName) -> ObjectiveName:

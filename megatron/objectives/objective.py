@@ -45,7 +45,7 @@ class Objective(ABC):
     def epochs(
         self, run: Any, *, sets: Datasets, batches: Callable[..., Iterator[Batch]]
     ) -> Any | None:
-        """Return what acts after each epoch, a `megatron.training.loop.epochs.EpochHook`; None for none.
+        """Return the hook after each epoch, a `megatron.training.loop.epochs.EpochHook`, or None.
 
         Args:
             run: a `megatron.training.run.Run`.

@@ -277,7 +277,7 @@ def build_engine(
 def _optimizer_builder(
     plan: Plan, groups: Groups
 ) -> Callable[[torch.nn.Module], torch.optim.Optimizer] | None:
-    """Return what builds the optimizer of a model; None for a model that is only evaluated."""
+    """Return the function that builds the optimizer; None for a model that is only evaluated."""
     if not plan.evaluation.optimizer:
         return None
     return partial(
@@ -290,7 +290,7 @@ def _optimizer_builder(
 
 
 def _compiler(plan: Plan, kernels: Kernels, backend: str) -> Compiler | None:
-    """Return what compiles transformer layers and the loss; None for none."""
+    """Return the function that compiles transformer layers and the loss; None without --compile."""
     if plan.kernels.compile == "none":
         return None
     # A loss in chunks calls autograd itself, which torch.compile does not take.

@@ -146,7 +146,7 @@ class Architecture:
         return layers
 
     def batch(self, spec: ModelSpec, tokens: Any) -> Any:
-        """Return what the first layer reads in a pass of generation.
+        """Return the input of the first layer in a pass of generation.
 
         Args:
             tokens: a `megatron.model.layers.layer_input.PassInput`.
@@ -253,7 +253,7 @@ class Architecture:
         return spec.vocabulary.vocab_size
 
     def predicts(self, spec: ModelSpec) -> str:
-        """Return what the greatest logit stands for; "" where only their values count."""
+        """Return the meaning of the greatest logit; "" where only the values matter."""
         return "token"
 
     def with_labels(self, spec: ModelSpec, labels: tuple[str, ...]) -> ModelSpec:
@@ -300,7 +300,7 @@ FIRST_LAYER = 3
 
 
 def network_of(spec: ModelSpec) -> Architecture:
-    """Return what answers for the network of a spec."""
+    """Return the `Architecture` of a spec."""
     network: Architecture = spec.network
     return network
 

@@ -45,7 +45,7 @@ def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]
 
 
 def unit_weights(method: str, entries: Sequence[Entry]) -> list[int]:
-    """Return what a partition method counts of each entry.
+    """Return the weight of each entry under a partition method.
 
     Raises:
         ConfigError: no entry matches type:REGEX; lists their names.

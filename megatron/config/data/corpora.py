@@ -225,7 +225,7 @@ def token_file_flags(data: DataConfig) -> list[str]:
 
 
 def surplus_problems(data: DataConfig) -> Iterator[str]:
-    """Yield what is wrong with --mid-level-dataset-surplus."""
+    """Yield problems of --mid-level-dataset-surplus."""
     surplus = data.mid_level_dataset_surplus
     flag = f"--mid-level-dataset-surplus {surplus}"
     if not 0 < surplus < math.inf:

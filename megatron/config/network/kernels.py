@@ -82,7 +82,7 @@ _WIDEST_FLASH_HEAD = 256
 def plan_kernels(
     kernels: KernelsConfig, model: ModelConfig, precision: PrecisionConfig
 ) -> KernelsPlan:
-    """Return which implementations should compute the operations."""
+    """Return the implementations of the operations."""
     wanted = {
         "softmax": kernels.masked_softmax_fusion,
         "norm": kernels.layer_norm_fusion,

@@ -172,7 +172,7 @@ def _embedding_floor(schedule: ScheduleConfig) -> float:
 
 
 def _embedding_problems(schedule: ScheduleConfig) -> Iterator[str]:
-    """Yield what is wrong with the learning rate of the embedding and the output layer."""
+    """Yield problems of the learning rate of the embedding and the output layer."""
     peak, floor = schedule.decoupled_lr, _embedding_floor(schedule)
     yield from range_problems(schedule, "decoupled_lr", "decoupled_min_lr")
     if peak is None and schedule.decoupled_min_lr is not None:

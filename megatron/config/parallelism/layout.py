@@ -246,7 +246,7 @@ def _same_attention(kind: str) -> str:
 
 
 def context_problems(parallel: ParallelConfig) -> Iterator[str]:
-    """Yield what is wrong with the flags of context parallelism."""
+    """Yield problems of the flags of context parallelism."""
     types = parallel.cp_comm_type or [RING]
     words = f"--cp-comm-type {' '.join(types)}"
     others = [each for each in types if each not in (RING, ULYSSES, _BOTH)]

@@ -131,7 +131,7 @@ def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool
 def precision_notices(
     precision: PrecisionConfig, user: Mapping[str, Any], *, compiles: bool
 ) -> Iterator[str]:
-    """Yield what a user should know about how the flags were read.
+    """Yield notices about the interpretation of the flags.
 
     Args:
         compiles: whether torch.compile generates the code of layers.

@@ -120,7 +120,7 @@ def zero_keys(
 
 
 def zero_notices(plan: ZeroPlan, optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield what a user should know about how the flags were read."""
+    """Yield notices about the interpretation of the flags."""
     if plan.stage != plan.given_stage:
         yield (
             f"16-bit training at ZeRO stage {plan.given_stage} runs as stage {plan.stage}: the same "

@@ -52,7 +52,7 @@ def _words_of(file: Path, sections: Mapping[str, type]) -> list[FileWord]:
 
 
 def _switches(sections: Mapping[str, type]) -> Switches:
-    """Return what the switches of several sections stand for, and of extensions if they have none."""
+    """Return a function from a switch to its words, of these sections or else of extensions."""
     known = switch_words(sections)
 
     def words(option: str) -> tuple[list[str], list[str]]:

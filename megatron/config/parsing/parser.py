@@ -192,7 +192,7 @@ class FlagParser(ToolParser):
         return kept, problems
 
     def _file_problems(self, location: str, entry: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with the words at `location` of a file."""
+        """Yield problems of the words at `location` of a file."""
         key = entry[0].key
         try:
             given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
@@ -214,7 +214,7 @@ class FlagParser(ToolParser):
             yield f"{location}: unknown key {key}{answer and f'; {answer}'}"
 
     def _foreign_values(self, entry: Sequence[str]) -> list[str]:
-        """Return what to write in place of values of a refused flag that other programs have."""
+        """Return advice about values of a refused flag that come from other programs."""
         option, equals, value = entry[0].partition("=")
         found = (
             (each, self._answers.get(f"{option.removeprefix('--')} {each}"))
@@ -258,7 +258,7 @@ class FlagParser(ToolParser):
 
 
 def _without(switch: str, value: str) -> str:
-    """Return what to write in place of a switch with a value."""
+    """Return advice about a switch that was given a value."""
     is_off = value.lower() in ("false", "no", "0", "off")
     return f"leave {switch if is_off else value} out"
 

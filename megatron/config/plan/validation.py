@@ -148,7 +148,7 @@ def _value_of(start: Start, section: str, field: str) -> Any:
 
 
 def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
-    """Yield what a user should know of how a valid config is read."""
+    """Yield notices about the interpretation of a valid config."""
     config = start.config
     yield from parallel_notices(config.parallel, seq_length=config.model.seq_length)
     yield from _other_effect_notices(config)

@@ -341,14 +341,14 @@ def _warps(block: int) -> int:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if norm_limit(x.dtype, x.size(-1)):
         return reference.layer_norm(x, weight, bias, eps)
     return _Norm.apply(x.contiguous(), None, None, weight, bias, eps, True)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if norm_limit(x.dtype, x.size(-1)):
         return reference.rms_norm(x, weight, eps)
     return _Norm.apply(x.contiguous(), None, None, weight, None, eps, False)[1]

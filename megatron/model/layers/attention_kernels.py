@@ -225,7 +225,7 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
 
 
 CoreAttention = Callable[[int], Attend]
-"""Returns what computes attention in the layer of a number, from 1 on."""
+"""Function from a layer number, from 1 on, to the attention kernel of that layer."""
 
 
 def attention_of(spec: ModelSpec, kernels: Kernels) -> Attend:

@@ -275,7 +275,7 @@ class Watchdog:
         return self._messages.receive(timeout_s)
 
     def _events_on_disk(self) -> Iterator[str]:
-        """Yield what other ranks have written to the disk: that they hang, or why they ended."""
+        """Yield reports that other ranks wrote to the disk: of hangs, or why they ended."""
         if self._hangs and os.path.exists(self._hangs.folder):
             yield _HANG
         if self.follows_peers and self.failures.is_written():
