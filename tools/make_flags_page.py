@@ -299,7 +299,7 @@ def _read_lines() -> Iterator[str]:
 
 
 def _legacy_lines(heading: str, column: str, has: Callable[[Legacy], bool]) -> Iterator[str]:
-    """Yield the table of flags without a field; those that share a sentence share a line."""
+    """Yield the table of flags without a field; flags with the same sentence share a line."""
     by_reason: dict[str, list[str]] = {}
     for flag in LEGACY:
         if not flag.becomes and has(flag):

@@ -65,7 +65,7 @@ def declarations_in(
         OF_NETWORK: names of sections that --use-checkpoint-args reads.
 
     Args:
-        extensions: names of those to look at; None: all.
+        extensions: names of the extensions to look at; None: all.
     """
     names = extension_names() if extensions is None else extensions
     found = (_declaration(extension, module, name) for extension in names)

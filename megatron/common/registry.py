@@ -246,7 +246,7 @@ class Registry(Generic[Part]):
         """Return the message for a name that is not registered.
 
         Args:
-            names: those that would be accepted; default: all of this registry.
+            names: accepted names (default: all of this registry).
         """
         known_names = list(dict.fromkeys([*(self if names is None else names)]))
         by_lower_case = {known.lower(): known for known in known_names}

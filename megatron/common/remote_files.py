@@ -159,7 +159,7 @@ def find_files(url: str, levels: float = math.inf) -> dict[str, int]:
 def list_folder(url: str) -> dict[str, dict[str, Any]]:
     """Return the entries of the folder `url`, by name; {} where there is no such folder.
 
-    `find` and `glob` of fsspec list folders with this, but leave out those whose listing failed.
+    `find` and `glob` of fsspec list folders with this, but leave out folders whose listing failed.
     """
 
     def entries(files: Any, path: str) -> dict[str, dict[str, Any]]:

@@ -155,7 +155,7 @@ def _score_mod(
 ) -> Callable[..., Tensor] | None:
     """Compose the function that caps and biases a score; None for no change.
 
-    Numbers are captured as tensors: those that change would be compiled into the kernel anew.
+    Numbers are captured as tensors: a changed Python number would recompile the kernel.
     """
     device = query.device
     steps: list[Callable[..., Tensor]] = []

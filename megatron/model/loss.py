@@ -19,7 +19,7 @@ class Losses(NamedTuple):
 
     Args:
         total: what backward begins with.
-        terms: means over the micro-batch; those whose name ends with " loss" are logged as losses.
+        terms: means over the micro-batch; terms whose name ends with " loss" are logged as losses.
     """
 
     total: Tensor

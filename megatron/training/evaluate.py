@@ -137,7 +137,7 @@ class Evaluation(Hook):
         return total
 
     def _report(self, name: str, terms: Mapping[str, float], state: TrainState, when: str) -> None:
-        """Log the terms of the loss on the data set `name`; those that are losses with perplexities."""
+        """Log the loss terms of the data set `name`; terms that are losses also as perplexities."""
         values = (
             f"{term} value: {value:.6E} | "
             + (f"{term} PPL: {_perplexity(value):.6E} | " if term.endswith(" loss") else "")

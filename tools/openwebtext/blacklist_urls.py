@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     counts = dict.fromkeys([*REASONS, "duplicate"], 0)
     digests = bytearray()
     with new_files(args.output, inputs=inputs) as (output,):
-        # Two passes: 8 bytes of each URL are kept, and not the URL, to know those seen before.
+        # Two passes: 8 bytes of each URL are kept, not the URL, to detect repeated ones.
         for url in urls_worth_reading(inputs, counts):
             digests += digest(url).to_bytes(8, "little")
         is_first = first_of_each(np.frombuffer(digests, "<u8"))

@@ -74,7 +74,7 @@ class Architecture:
     """Name under which it is registered: in specs, and in capitals in messages."""
 
     is_causal: bool = True
-    """Whether tokens see only those before them, so that the network can continue a text."""
+    """Whether attention is causal, so that the network can continue a text."""
 
     masks_padding: bool = False
     """Whether each batch limits what tokens see to the real ones."""

@@ -1,4 +1,4 @@
-"""Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
+"""Options that layers read, as fields of ModelSpec: a network refuses options it does not name."""
 
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.lora import LoraSpec

@@ -246,7 +246,7 @@ class AttentionSpec:
     head_dim: int
     attention_dropout: float
     window: int  # most tokens that a token sees, itself included; 0: no limit
-    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
+    full_attention_layers: tuple[int, ...] = ()  # layer numbers, from 1 on, without the window
     query_key_layer_scaling: bool
     query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
     attention_softcap: float = 0.0  # bound of scores; 0: none

@@ -95,7 +95,7 @@ class ModelSpec:
         return self.num_parameters_without_embeddings - idle
 
     def _entries(self) -> list[Any]:
-        """Return the entries of the list of layers, those with the same tie once."""
+        """Return the entries of the list of layers; entries with the same tie count once."""
         entries = self.network.entries(self)
         return [
             *{

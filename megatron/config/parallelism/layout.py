@@ -131,7 +131,7 @@ def sequence_parts(parallel: ParallelConfig) -> int:
 
 
 def padded_length(parallel: ParallelConfig, seq_length: int) -> int:
-    """Return the positions of a sample with those that ring attention pads it with."""
+    """Return the positions of a sample, including ring attention's padding."""
     multiple = 2 * sequence_size(parallel) if uses_ring(parallel) else 1
     return -(-seq_length // multiple) * multiple
 

@@ -135,7 +135,7 @@ def parse_sections(
             help="List the flags of other systems, with what happens or what to write instead.",
         )
         others = parser.add_argument_group("Flags of other systems")
-        # There are hundreds of them: those that no one lists or gives take no time.
+        # There are hundreds of them: flags that are not listed or given take no time.
         given_names = {plain(word.partition("=")[0]) for word in argv}
         for flag in legacy:
             is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)

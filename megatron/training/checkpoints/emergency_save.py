@@ -45,7 +45,7 @@ class PendingSave:
     Args:
         directory: --save.
         manifest: without files.
-        files: those that this rank writes.
+        files: the files that this rank writes.
         publication: the publishing, on rank 0 once all ranks have written their files.
     """
 

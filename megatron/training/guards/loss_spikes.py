@@ -164,7 +164,7 @@ def go_back(
     from_rank_0(lambda: set_aside(save, iteration))
     if journal:
         record = {"iteration": iteration, "spike": spike.iteration, "why": str(spike)}
-        # All of them: one that went further back leaves no trace of those before it.
+        # All of them: one that went further back leaves no trace of earlier ones.
         journal.write(ROLLBACK, {**record, "passed_over": passed, "all_passed_over": spikes})
 
 

@@ -388,7 +388,7 @@ def compiled_extensions() -> Path:
 def export_restarts() -> None:
     """Let torch's launcher use a new rendezvous store after each failure.
 
-    At the same one, ranks that come back early read the addresses of those that are gone.
+    At the same one, ranks that come back early read the addresses of ranks that are gone.
     """
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 

@@ -30,7 +30,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
 
     An error that every rank finds is printed once: by rank 0, and the other ranks wait a moment in
     which the launcher ends them; one that is alone with its error then prints too, and one of each
-    node for those that share it. So do those whose only trouble is that another rank has gone.
+    node for ranks that share it. So do ranks whose only error is the loss of another rank.
     No rank waits for another's answer: a process that failed leaves hard, and the launcher ends
     the rest.
     """

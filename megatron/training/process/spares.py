@@ -1,4 +1,4 @@
-"""Spare processes of an elastic run: those beyond the last replica, which wait for its end."""
+"""Spare processes of an elastic run: ranks beyond the last replica, which wait for its end."""
 
 import logging
 import select

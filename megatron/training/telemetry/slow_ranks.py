@@ -95,7 +95,7 @@ class SlowRanks:
         busy_ms: Sequence[float],
         data_ms: Sequence[float],
     ) -> None:
-        """Warn of ranks that stay slow, and log those that have recovered."""
+        """Warn of ranks that stay slow, and log ranks that have recovered."""
         for rank, times in enumerate(slowness):
             before, is_slow = self._lines_slow[rank], times > self._factor
             self._lines_slow[rank] = before + 1 if is_slow else 0

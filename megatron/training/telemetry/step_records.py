@@ -50,7 +50,7 @@ def _decoupled(step: StepResult) -> dict[str, float]:
 
 
 def _losses(step: StepResult) -> dict[str, float]:
-    """Return the loss of a record; of a loss with several terms those, and the total as `loss`."""
+    """Return the loss of a record; for several terms, each of them and the total as `loss`."""
     if LM_LOSS not in step.measures:
         return {"lm_loss": step.loss}
     others = {"sop_loss": step.measures[SOP_LOSS]} if SOP_LOSS in step.measures else {}
