@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
-    """Yield the candidates of each mask of `text`; without a mask, its score and its order's score."""
+    """Yield the candidates of each mask of `text`; without masks, its score and its order's."""
     from megatron.extensions.bert.inference import mask_notice
 
     found = model.assess(text, top)

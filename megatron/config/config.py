@@ -298,7 +298,7 @@ def parse_config_for_checkpoint(
     *,
     description: str = "",
 ) -> tuple[Config, dict[str, Any]]:
-    """Parse `argv` for a tool that opens a trained model; flags default to their values in training.
+    """Parse `argv` for a tool that opens a trained model; flags default to training's values.
 
     Notices that the user should read are logged as warnings.
 

@@ -25,7 +25,7 @@ from megatron.config.objectives import declaration_of
 class Network(Architecture):
     """A network that is trained: a GPT, unless a subclass says otherwise.
 
-    A subclass is registered in NETWORKS with its `name`. Its additional flags are an argument `flags`.
+    A subclass is registered in NETWORKS with its `name`, and its additional flags as `flags`.
     """
 
     has_decoder_stack: bool = False

@@ -49,7 +49,7 @@ def implementation_problems(start: Start) -> Iterator[str]:
 
 
 def own_flag_problems(start: Start) -> Iterator[str]:
-    """Yield flags that the network of an objective does not have, and wrong values of the ones it has."""
+    """Yield flags that an objective's network lacks, and wrong values of the ones it has."""
     config, network = start.config, start.network
     yield from network.problems(config)
     yield from decoder_stack_problems(config, network)

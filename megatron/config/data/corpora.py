@@ -59,8 +59,8 @@ class DataConfig:
     time."""
 
     sample_order: SampleOrder = "bigscience"
-    """Rules that cut --split, shuffle the last epoch and size the parts of a blend: as in BigScience's
-    Megatron-DeepSpeed, or as in current Megatron-LM (megatron-core)."""
+    """Rules that cut --split, shuffle the last epoch and size the parts of a blend: as in
+    BigScience's Megatron-DeepSpeed, or as in current Megatron-LM (megatron-core)."""
 
     mid_level_dataset_surplus: float = setting(0.005, plan="data.blend_surplus")
     """Share of its samples that is built in addition for each corpus of a blend; another value than

@@ -21,8 +21,8 @@ class KernelsConfig:
     """Fused kernels and attention. The start of a run logs which are used, and why."""
 
     kernels: Literal["auto", "triton", "apex", "reference"] = "auto"
-    """Fused kernels on GPUs: triton's, or triton's with apex's norms (apex); auto: triton's where it
-    is installed; reference: plain PyTorch everywhere."""
+    """Fused kernels on GPUs: triton's, or triton's with apex's norms (apex); auto: triton's where
+    it is installed; reference: plain PyTorch everywhere."""
 
     attention_impl: str = setting(
         "auto", names=ATTENTIONS, plan="model.attention kernels.attention"

@@ -208,8 +208,8 @@ class ModelConfig:
     """Keep the bias of queries, keys and values with --disable-bias-linear."""
 
     attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
-    """Biases of attention's linear layers (queries, keys, values and output), independent of the MLP's
-    (default: both as with --disable-bias-linear)."""
+    """Biases of attention's linear layers (queries, keys, values and output), independent of the
+    MLP's (default: both as with --disable-bias-linear)."""
 
     untie_embeddings_and_output_weights: bool = setting(
         False, plan="not model.tied_embeddings", megatron_lm=True

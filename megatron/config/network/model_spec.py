@@ -113,7 +113,7 @@ class ModelSpec:
         return self.part(MoESpec).expert_ffn_hidden_size or self.mlp.ffn_hidden_size
 
     def positions_of(self, number: int) -> PositionSpec:
-        """Return the positions of the layer `number`, from 1 on: layers with a window may differ."""
+        """Return the positions of layer `number`, from 1 on: layers with a window may differ."""
         if not (self.positions.rotary_local_base and self.attention.window_of(number)):
             return self.positions
         return replace(

@@ -101,7 +101,8 @@ class SchedulePlan:
     # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
     warmup_samples: float = 0
     own_flags: OwnFlags = ()  # of a plugin's style
-    # Of the token embedding and the output layer; a peak of 0, also in older checkpoints: as all weights.
+    # Of the token embedding and the output layer; a peak of 0, also in older checkpoints: as for
+    # all weights.
     embedding_peak: float = 0.0
     embedding_floor: float = 0.0
 

@@ -126,8 +126,8 @@ class ShardConfig:
     """Join the finished shards of an array. Under a launcher rank 0 does so by itself."""
 
     timeout_s: int = 3600
-    """Seconds that the ranks of a launcher wait for each other at the start, and rank 0 at the end for
-    a shard on which nothing happens."""
+    """Seconds that the ranks of a launcher wait for each other at the start, and rank 0 at the end
+    for a shard on which nothing happens."""
 
 
 @dataclass(frozen=True, kw_only=True)

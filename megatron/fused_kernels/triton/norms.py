@@ -81,7 +81,7 @@ def _input_gradient(
     ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write a row of the input's gradient; return it, the result's gradient, and the normalized row."""
+    """Write a row of the input's gradient; return it, the result's gradient, the normalized row."""
     features = tl.arange(0, BLOCK)
     here = features < columns
     first = tl.cast(row, tl.int64) * columns
@@ -121,7 +121,7 @@ def _backward(
     Y_BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of the input, and this program's sums of the gradients of weight, bias and y's bias."""
+    """Gradient of the input, and this program's gradient sums for weight, bias and y's bias."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     features = tl.arange(0, BLOCK)
     here = features < columns

@@ -130,7 +130,7 @@ def _gather_heads(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Rotate the gradients of queries and keys back, and write the gradients of all heads to `start`."""
+    """Rotate gradients of queries and keys back; write the gradients of all heads to `start`."""
     feature = tl.arange(0, HALF)[None, :]
     paired, known = feature < half, is_query | is_key | is_value
     first = _load_gradients(to_query, to_key, to_value, is_query, is_key, is_value, feature, paired)

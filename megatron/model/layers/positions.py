@@ -111,8 +111,8 @@ def _yarn_kept_fraction(spec: PositionSpec, frequencies: Tensor) -> Tensor:
 def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
     """Return by how much each head's scores fall with every token of distance: [a] float32.
 
-    Powers of 2^(-8/n) for n heads when n is a power of two. Otherwise the slopes for the next smaller
-    power of two, then every second slope for the next greater one.
+    Powers of 2^(-8/n) for n heads when n is a power of two. Otherwise the slopes for the next
+    smaller power of two, then every second slope for the next greater one.
 
     Source: arXiv:2108.12409, section 3 and its published code.
     """

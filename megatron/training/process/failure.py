@@ -139,8 +139,8 @@ class FailureFile:
     """One process's view of `directory`/failure.json.
 
     The first cause stays: a later one is not written. A consequence on another rank, a lost peer,
-    is replaced by the name of the lost rank, and both by a cause, whichever is first. The file of an
-    earlier attempt moves to failure-N.json.
+    is replaced by the name of the lost rank, and both by a cause, whichever is first. The file of
+    an earlier attempt moves to failure-N.json.
 
     Args:
         directory: --save; empty for none, and then nothing is written.
