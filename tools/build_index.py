@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
         objective=config.plugins.objective or "gpt",
     )
     started_at = time.monotonic()
-    # The order in which samples are taken has no map of its own.
+    # The order in which samples are taken has no separate map.
     sets = build_datasets(
         replace(decided.data, order="single"),
         seq_length=decided.seq_length,

@@ -111,7 +111,7 @@ def write(file: Path, text: str) -> None:
 def start_processes(number: int, argv: Sequence[str]) -> int:
     """Run this program in `number` processes here; return 1 if any of them did not return 0.
 
-    When one fails, the others are killed: they would wait for it.
+    When one fails, the remaining processes are killed: they would wait for it.
     """
     words = [sys.executable, str(Path(__file__).resolve()), *argv]
     with rank_environments(number) as environments, ThreadPoolExecutor(number) as threads:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Use a trained BERT: fill masks, score sentences and their order, write sentence embeddings.
 
-The network's sizes and the tokenizer are those of the checkpoint in --load.
+The network's sizes and the tokenizer come from the checkpoint in --load.
 """
 
 import sys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the BERT of the command line `argv` makes of the texts."""
+    """Print the output of the BERT of the command line `argv` for each text."""
     source = read_model_source(argv, {"fill_mask": FillMaskConfig}, description=__doc__)
     options: FillMaskConfig = source.own["fill_mask"]
     raise_if_any(fill_mask_problems(options))
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
-    """Yield the candidates of each mask of `text`; without one, its score and that of its order."""
+    """Yield the candidates of each mask of `text`; without masks, its score and its order's."""
     from megatron.extensions.bert.inference import mask_notice
 
     found = model.assess(text, top)

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
 """Generate text with a trained GPT: for a prompt, a file of prompts, typed prompts, or without any.
 
-The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must
-agree.
+The network's sizes and the tokenizer come from the checkpoint; flags that repeat them must agree.
 """
 
 import json

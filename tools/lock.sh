@@ -7,7 +7,7 @@
 # requirements-lowest.txt   the oldest versions that the ranges permit, for Python 3.11 on Linux
 #
 # The lock leaves out torch and what its GPU builds need of CUDA: the right build depends on the
-# machine. Its version is that of requirements-torch.txt, to which the rest of the lock is resolved.
+# machine. requirements-torch.txt has its version, to which the rest of the lock is resolved.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

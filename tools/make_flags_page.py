@@ -208,7 +208,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
         for program, sections in _OF_EXTENSIONS.get(extension, {}).items()
     },
 }
-"""Those of the core, and of the extensions of this installation."""
+"""Programs of the core, and of the extensions of this installation."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -299,7 +299,7 @@ def _read_lines() -> Iterator[str]:
 
 
 def _legacy_lines(heading: str, column: str, has: Callable[[Legacy], bool]) -> Iterator[str]:
-    """Yield the table of flags without a field; those that share a sentence share a line."""
+    """Yield the table of flags without a field; flags with the same sentence share a line."""
     by_reason: dict[str, list[str]] = {}
     for flag in LEGACY:
         if not flag.becomes and has(flag):

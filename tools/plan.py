@@ -194,7 +194,7 @@ def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device
 
 
 def _calibration(planning: PlanningConfig, device: Device) -> Calibration:
-    """Return what corrects the roofline on `device`, or replaces it."""
+    """Return the correction or replacement of the roofline estimate on `device`."""
     if planning.mfu:
         return Calibration(1.0, (1.0,), f"--mfu {planning.mfu:g}")
     return read_calibration(planning.measured, device) if planning.measured else ROOFLINE

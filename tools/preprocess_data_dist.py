@@ -3,7 +3,7 @@
 
 Under a launcher such as torchrun or srun each rank converts its shard, and rank 0 joins them. As
 a SLURM array each task has --num-shards and --shard-index, and a last one --merge-shards. The
-files are those of tools/preprocess_data.py.
+files equal tools/preprocess_data.py's.
 """
 
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Turn texts into token files on a machine with many cores.
 
-Flags and files are those of tools/preprocess_data.py, whose workers share no reader or writer.
+Same flags and files as tools/preprocess_data.py, whose workers share no reader or writer.
 """
 
 import sys

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
         listener(options.host, options.port).close()  # a model takes long to load for a taken port
     backend = load_backend(source, generation, options)
     if not backend.is_first:
-        # A launcher signals all ranks; the first one ends the others when no request is left.
+        # A launcher signals all ranks; the first rank ends the rest when no request is left.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         backend.engine.follow()

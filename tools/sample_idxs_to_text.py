@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Show training samples as text or tokens, in the order in which training reads them.
 
-For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
-it, give the command line of training, and --objective bert or t5 where it is theirs; the flags of data, tokenizer, sequence length, seed
-and length of the run must be the run's, the others may be left out.
+For a run that has saved checkpoints, --load is enough: all other flags default to the run's.
+Without it, give the command line of training, and for BERT or T5 also --objective bert or t5. The
+flags of data, tokenizer, sequence length, seed and length of the run must equal the run's; further
+flags may be left out.
 """
 
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Print the samples, and the parts of documents, that a training step sees.
 
-For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
-it, give the command line of pretrain_gpt.py; flags that do not concern data may be left out.
+For a run that has saved checkpoints, --load is enough: all other flags default to the run's.
+Without it, give the command line of pretrain_gpt.py; flags unrelated to data may be left out.
 """
 
 import sys

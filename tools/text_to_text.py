@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Generate text from text with a trained T5, and fill in the spans that sentinels stand for.
 
-The network's sizes and the tokenizer are those of the checkpoint in --load.
+The network's sizes and the tokenizer come from the checkpoint in --load.
 """
 
 import sys
@@ -18,7 +18,7 @@ from megatron.training.process.launch import run_tool_or_rank
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the T5 of the command line `argv` generates for each text."""
+    """Print the text that the T5 of the command line `argv` generates for each input."""
     source = read_model_source(argv, {"text_to_text": TextToTextConfig}, description=__doc__)
     options: TextToTextConfig = source.own["text_to_text"]
     raise_if_any(text_to_text_problems(options))

@@ -4,7 +4,7 @@
     python tools/why_step.py STEP --load DIR
 
 DIR is the run's --save. For a step that was taken more than once, every attempt is printed, with
-the samples of its own flags.
+the samples that its flags select.
 """
 
 import re
@@ -111,7 +111,7 @@ def sample_lines(
 
 
 def run_of(start: dict[str, Any], newest: SavedRun) -> SavedRun:
-    """Return the flags of a start from the journal; without a record, those of the newest start."""
+    """Return the flags of a start from the journal; without a record, the newest start's flags."""
     flags = start.get("flags")
     if not flags:
         return newest

@@ -156,7 +156,7 @@ def near(missing: Path) -> str:
 def before_the_first_step() -> Iterator[None]:
     """Give errors of data and checkpoints exit code 2: another attempt meets the same files.
 
-    Those that may pass keep theirs, and so do those of training.
+    Transient errors keep their exit code, and so do errors of training.
     """
     try:
         yield

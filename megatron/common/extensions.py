@@ -1,6 +1,6 @@
 """Extensions: capabilities other than the pretraining of a GPT, each a folder of megatron/extensions.
 
-The name of the folder is that of the extension; nothing lists them. An extension registers its network,
+The folder's name is the extension's; nothing lists them. An extension registers its network,
 objectives and formats in the registries that plugins use, and declares its flags in `SECTIONS` of its
 `flags.py`; docs/architecture.md lists what else. Its modules that need no torch are imported when a
 program, a flag or a checkpoint needs them; a folder that is taken away takes its capability with it,
@@ -60,12 +60,12 @@ def declarations_in(
         settings_of: function from values by field, saved or given, to settings of files that flags name,
             None without; they have `defaults`, values by field, and `contradictions`, a function from
             the values of all flags to messages.
-        needs_complete_run: function from a Config to whether samples are numbered as those of a run
-            that trains, though the run at hand evaluates.
+        needs_complete_run: function from a Config to whether samples are numbered as in training,
+            though the run only evaluates.
         OF_NETWORK: names of sections that --use-checkpoint-args reads.
 
     Args:
-        extensions: names of those to look at; None: all.
+        extensions: names of the extensions to look at; None: all.
     """
     names = extension_names() if extensions is None else extensions
     found = (_declaration(extension, module, name) for extension in names)

@@ -36,7 +36,7 @@ def in_this_installation(text: str) -> str:
 
 
 def _launch_target() -> str:
-    """Return what a launcher is given to start this program; "" for other programs, such as a notebook."""
+    """Return a launcher's arguments that start this program; "" for programs such as a notebook."""
     if module := SCRIPTS.get(program()):
         return f"--module {module}"
     file = Path(sys.argv[0]).resolve()

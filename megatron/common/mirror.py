@@ -48,11 +48,11 @@ def mirror(
     url: str = "",
     get: Callable[[str, Path], None] = download,
 ) -> None:
-    """Bring local files to the state of those at URLs: download what is new or another file now.
+    """Synchronize local files with files at URLs: download new and replaced files.
 
     Args:
         origin, local: what precedes the `names` of the files, at the URL and here.
-        record: keeps the identities of the downloaded files; those not in `names` are removed.
+        record: keeps the identities of the downloaded files; files not in `names` are removed.
         url: is written there too; default: `origin`.
         get: downloads one file.
 
@@ -76,7 +76,7 @@ def mirror(
     for name in known.keys() - found.keys():
         Path(local + name).unlink(missing_ok=True)
     if kept != known:
-        keep()  # without those whose files change now
+        keep()  # without the identities of files that change now
     for name in [name for name in found if name not in kept]:
         log.info("mirroring %s in %s", origin + name, local + name)
         get(origin + name, Path(local + name))
@@ -85,7 +85,7 @@ def mirror(
 
 
 def read_record(record: Path) -> dict:
-    """Return what `mirror` keeps: format, url and identities; {} without a record."""
+    """Return the record of `mirror`: format, url and identities; {} without one."""
     try:
         return dict(json.loads(record.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):

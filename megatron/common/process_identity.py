@@ -41,7 +41,7 @@ def is_running(pid: int, started: str) -> bool:
 def pid_namespace() -> str:
     """Return a text that is equal for processes that see each other by their pids.
 
-    Containers have pids of their own, and may share the name of their host.
+    Containers have separate pids, and may share the name of their host.
     """
     with suppress(OSError):
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"

@@ -125,7 +125,7 @@ class _Worker:
         self.in_flight += 1
 
     def result(self, team: Sequence["_Worker"]) -> Any:
-        """Wait for its next result; those of the other workers are kept for later."""
+        """Wait for its next result; results of other workers are kept for later."""
         while not self.results:
             _receive(team, timeout_s=None)
         result, error, trace = self.results.popleft()

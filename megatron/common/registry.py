@@ -1,7 +1,7 @@
-"""Registry: parts of a run by name, of this package and of plugins, each with flags of its own.
+"""Registry: parts of a run by name, of this package and of plugins, each with its flags.
 
 The registries are at the end; docs/extending.md has an example of each. Built-in parts are registered
-as those of plugins are, where they are defined; that module is imported when one is first used. Parts
+like plugin parts, where they are defined; that module is imported when one is first used. Parts
 that are not known are looked for in the extensions.
 """
 
@@ -69,7 +69,7 @@ class Registry(Generic[Part]):
 
     def __contains__(self, name: object) -> bool:
         if not self._is_known(name):
-            # One extension after the other, that of this name first.
+            # One extension after the other, the one of this name first.
             for extension in sorted(extension_names(), key=lambda each: each != name):
                 load_extension(extension)
                 if self._is_known(name):
@@ -80,18 +80,18 @@ class Registry(Generic[Part]):
         return name in self.built_in or name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all names: those of the core, then those of plugins, then by extension."""
+        """Yield all names: of the core, then of plugins, then by extension."""
         names = dict.fromkeys([*self.built_in, *self._entries])
         return iter(sorted(names, key=self._extension))
 
     def with_extensions(self) -> list[str]:
-        """Return all names, those of extensions that are not used yet too."""
+        """Return all names, including names of extensions that are not used yet."""
         for extension in extension_names():
             load_extension(extension)
         return [*self]
 
     def is_own(self, name: object) -> bool:
-        """Whether `name` is that of a plugin's part."""
+        """Whether `name` names a plugin's part."""
         there = None if name in self.built_in else self._entries.get(str(name))
         return there is not None and not _module(there.part).startswith("megatron.")
 
@@ -121,7 +121,7 @@ class Registry(Generic[Part]):
 
         Raises:
             ConfigError: another part has that name, of a plugin or of this package; or the part
-                cannot be called as those of this registry are.
+                cannot be called like the other parts of this registry.
         """
 
         def add(part: Part) -> Part:
@@ -189,7 +189,7 @@ class Registry(Generic[Part]):
         """Return the part of that name, with its flags bound as `flags=` if it has any.
 
         Args:
-            own: names and values of flags, at least those of this part.
+            own: names and values of flags, at least this part's.
 
         Raises:
             ConfigError: there is no such part.
@@ -246,7 +246,7 @@ class Registry(Generic[Part]):
         """Return the message for a name that is not registered.
 
         Args:
-            names: those that would be accepted; default: all of this registry.
+            names: accepted names (default: all of this registry).
         """
         known_names = list(dict.fromkeys([*(self if names is None else names)]))
         by_lower_case = {known.lower(): known for known in known_names}
@@ -258,7 +258,7 @@ class Registry(Generic[Part]):
 
 
 def import_dotted(dotted: str) -> Any:
-    """Return what a dotted name stands for."""
+    """Import a dotted name and return its object."""
     module, _, name = dotted.rpartition(".")
     return getattr(import_module(module), name)
 
@@ -372,7 +372,7 @@ OBJECTIVES: Registry[Any] = Registry(
     call="",
 )
 """Classes like megatron.objectives.objective.Objective, with their `name`; `about` is a
-megatron.config.objectives.Declaration, by default that of GPT."""
+megatron.config.objectives.Declaration, by default GPT's."""
 
 NETWORKS: Registry[Any] = Registry(
     "network",
@@ -383,7 +383,7 @@ NETWORKS: Registry[Any] = Registry(
 """Classes like megatron.config.network_contract.Network, with their `name`."""
 
 HEADS: Registry[Any] = Registry("head", call="under", takes_flags=False)
-"""Functions of a network, one that `takes_heads`, that return it with another head than its own."""
+"""Functions of a network, one that `takes_heads`, that return it with another head."""
 
 DATASETS: Registry[Any] = Registry(
     "dataset", "--dataset", otherwise="; token files are named by --data-path"

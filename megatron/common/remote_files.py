@@ -157,9 +157,9 @@ def find_files(url: str, levels: float = math.inf) -> dict[str, int]:
 
 
 def list_folder(url: str) -> dict[str, dict[str, Any]]:
-    """Return what is in the folder `url`, by name; {} where there is no such folder.
+    """Return the entries of the folder `url`, by name; {} where there is no such folder.
 
-    `find` and `glob` of fsspec list folders with this, but leave out those whose listing failed.
+    `find` and `glob` of fsspec list folders with this, but leave out folders whose listing failed.
     """
 
     def entries(files: Any, path: str) -> dict[str, dict[str, Any]]:
@@ -282,7 +282,7 @@ def upload(file: Path, url: str) -> None:
 def upload_all(
     files: Iterable[tuple[str | Path, str]], last: Iterable[tuple[str | Path, str]] = ()
 ) -> None:
-    """Upload pairs of a file and its URL, two at a time; those of `last` afterwards, in their order.
+    """Upload pairs of a file and its URL, two at a time; then the pairs in `last`, in their order.
 
     Raises:
         OSError: as `upload`; nothing of `last` is uploaded before all of `files`.
@@ -345,7 +345,7 @@ def _request(url: str, work: Callable[[Any, str], T]) -> T:
             kind = next(kind for kind in _NUMBERS if isinstance(error, kind))
             raise kind(_NUMBERS[kind], os.strerror(_NUMBERS[kind]), shown) from None
         except Exception as error:
-            # The services' libraries raise errors of their own, which have no common base.
+            # The services' libraries raise errors that have no common base.
             words = without_secrets(f"{type(error).__name__}: {error}")
             if type(error).__name__ in _NO_CREDENTIALS:
                 raise PermissionError(errno.EACCES, words, shown) from None

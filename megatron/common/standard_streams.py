@@ -59,7 +59,7 @@ def _raw(stream: TextIO) -> object:
 
 
 def _lossy(stream: TextIO | None, descriptor: int, name: str) -> TextIO | None:
-    """Return what replaces a standard stream; None for one that a program has replaced."""
+    """Return the replacement of a standard stream; None if a program has already replaced it."""
     if stream is None:
         return io.TextIOWrapper(_buffered_writer(descriptor, name), errors="replace")
     if type(stream) is not io.TextIOWrapper or isinstance(_raw(stream), _Lossy):

@@ -166,7 +166,7 @@ def parse_config(
     """Parse the command line `argv`; return its Config and the notices that its user should read.
 
     A `--config` file is read first; flags on the command line override it. Settings of files that an
-    extension reads, such as those of its preprocessing, are defaults that flags must not contradict.
+    extension reads, such as its preprocessing's, are defaults that flags must not contradict.
 
     Args:
         objective: of the entry script.
@@ -198,7 +198,7 @@ def load_sections(
     saved: Mapping[str, Any] | None = None,
     extra: Mapping[str, type] | None = None,
 ) -> dict[str, type]:
-    """Import the plugins of `argv`; return the sections of a run, with those of plugins and extensions.
+    """Import the plugins of `argv`; return the sections of a run, plugins and extensions included.
 
     An extension takes part in a run that has its objective or network, one of its flags, or a
     checkpoint that has its sections.
@@ -298,7 +298,7 @@ def parse_config_for_checkpoint(
     *,
     description: str = "",
 ) -> tuple[Config, dict[str, Any]]:
-    """Parse `argv` for a tool that opens a trained model; absent flags are those of training.
+    """Parse `argv` for a tool that opens a trained model; flags default to training's values.
 
     Notices that the user should read are logged as warnings.
 

@@ -88,7 +88,7 @@ def _flag_of(field: str) -> tuple[str | None, bool]:
 
 def _flag_of_decision(field: str) -> tuple[Flag, bool] | None:
     """Return the flag of a decision, and whether it turns it off; None without one."""
-    for known in (lambda: SECTIONS, all_sections):  # those of extensions only where they are needed
+    for known in (lambda: SECTIONS, all_sections):  # imports extensions only where they are needed
         flags = _flags_of(tuple(known().values()))
         if found := flags.get(field) or flags.get(field.partition(".")[2]):
             return found
@@ -97,7 +97,7 @@ def _flag_of_decision(field: str) -> tuple[Flag, bool] | None:
 
 @cache
 def _flags_of(sections: tuple[type, ...]) -> Mapping[str, tuple[Flag, bool]]:
-    """Return the flags of decisions, and of those that have the name of their setting."""
+    """Return the flags of decisions, also of decisions that have the name of their setting."""
     found: dict[str, tuple[Flag, bool]] = {}
     for flag in (each for section in sections for each in flags_of(section)):
         is_on = flag.default is True

@@ -6,7 +6,7 @@ from megatron.config.network_contract import Network
 
 @NETWORKS.register("gpt")
 class GPTNetwork(Network):
-    """A decoder, whose tokens see those before them."""
+    """A decoder, whose tokens see the tokens before them."""
 
     name = "gpt"
     service = "prompts"

@@ -25,19 +25,19 @@ from megatron.config.objectives import declaration_of
 class Network(Architecture):
     """A network that is trained: a GPT, unless a subclass says otherwise.
 
-    A subclass is registered in NETWORKS with its `name`. Flags of its own are an argument `flags`.
+    A subclass is registered in NETWORKS with its `name`, and its additional flags as `flags`.
     """
 
     has_decoder_stack: bool = False
     """Whether it is an encoder-decoder network, which takes `decoder_stack_flags`."""
 
     def problems(self, config: Config) -> Iterator[str]:
-        """Yield the flags that this network does not have, and wrong values of its own."""
+        """Yield the flags that this network does not have, and wrong values of the ones it has."""
         return iter(())
 
     @classmethod
     def misplaced_flags(cls, config: Config) -> Iterator[str]:
-        """Yield this network's own flags, given to another one."""
+        """Yield flags of this network that are given to another one."""
         return iter(())
 
     def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
@@ -45,7 +45,7 @@ class Network(Architecture):
         return replace(plain, architecture=self.name)
 
     def without_head(self, spec: ModelSpec) -> ModelSpec:
-        """Return a spec of this network without what only its own head has."""
+        """Return a spec of this network without the parts of its head."""
         return spec
 
     def num_layers(self, config: Config) -> int:
@@ -54,7 +54,7 @@ class Network(Architecture):
 
 
 def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
-    """Return what all networks of `config` have in common, as a GPT."""
+    """Return the spec of a GPT with the options that all networks of `config` share."""
     return resolve_model(
         config.model,
         config.experts,
@@ -97,7 +97,7 @@ def decoder_stack_problems(config: Config, network: Network) -> Iterator[str]:
     }
     if network.has_decoder_stack or not any(flags.values()):
         return
-    # Those of extensions too, which a run without such flags does not import.
+    # Including extensions, which a run without such flags does not import.
     declared = map(declaration_of, OBJECTIVES.with_extensions())
     scripts = [
         each.script for each in declared if NETWORKS.get_class(each.network).has_decoder_stack
@@ -128,10 +128,11 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
 
 
 def require_own_part(network: Network, spec: ModelSpec) -> None:
-    """Refuse what a plugin's network has of its own if a checkpoint could not be read with it.
+    """Refuse additional fields of a plugin's network if checkpoints could not be read with them.
 
     Raises:
-        ConfigError: the class of `spec.own` is not `network.part`, or a field of it has a name of others.
+        ConfigError: the class of `spec.own` is not `network.part`, or it has a field that all
+            networks have.
     """
     if type(spec.own) is not (network.part or type(None)):
         raise ConfigError(
@@ -147,7 +148,7 @@ def require_own_part(network: Network, spec: ModelSpec) -> None:
 
 
 def with_network(config: Config, spec: ModelSpec) -> Config:
-    """Return `config` with the network of a checkpoint, if it is that of a plugin."""
+    """Return `config` with the network of a checkpoint, if a plugin defines it."""
     if not NETWORKS.is_own(spec.architecture):
         return config
     return replace(config, plugins=replace(config.plugins, network=spec.architecture))

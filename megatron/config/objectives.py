@@ -21,7 +21,7 @@ class Declaration:
     script: str = ""  # which trains it; "": any, with --objective
     network: str = "gpt"  # that it trains: see NETWORKS
     kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
-    flags: tuple[str, ...] = ()  # those of objectives that it takes
+    flags: tuple[str, ...] = ()  # objective-specific flags that it takes
     view: str = ""  # dotted name of what makes the view of samples; "": as they are
     sees_prefix: bool = False  # tokens of a prefix see each other
     targets_only: bool = False  # tokens of an input do not count
@@ -30,10 +30,10 @@ class Declaration:
     tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
     extra_ids: int = 0  # without --vocab-extra-ids
     adds_special_tokens: bool = False  # to texts, so that their tokenizer must not
-    has_epochs: bool = False  # of data that flags of its own name; each ends with a save
+    has_epochs: bool = False  # over data that its additional flags name; each ends with a save
 
     def plan(self, config: Config) -> Any:
-        """Return the part of the plan that is this objective's own, a dataclass; None for none."""
+        """Return this objective's part of the plan, a dataclass; None for none."""
         return None
 
     def cut(self, config: Config) -> Any:
@@ -60,7 +60,7 @@ class Declaration:
         return config
 
     def network_with_head(self, network: Any) -> Any:
-        """Return the network with this objective's head, if that is not its own.
+        """Return the network with this objective's head, if the network has another one.
 
         Raises:
             ConfigError: there is none for it.
@@ -68,7 +68,7 @@ class Declaration:
         return network
 
     def path_problems(self, config: Config) -> Iterator[str]:
-        """Yield what else a run needs that is to read its data."""
+        """Yield missing flags that a run needs to read its data."""
         return iter(())
 
     def objective_to_train(self, config: Config, name: ObjectiveName) -> ObjectiveName:

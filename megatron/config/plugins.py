@@ -36,20 +36,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PluginConfig:
-    """Modules of your own, and which of their parts act on a run."""
+    """Plugin modules, and which of their parts act on a run."""
 
     plugin: list[str] | None = setting(None, repeats=True, plan="plugins.modules")
     """Import these modules, or .py files, before flags are parsed; they register parts of a run by
     name, and add the flags of these parts (docs/extending.md). Can be given several times."""
 
     objective: str | None = setting(None, names=OBJECTIVES, plan="model.architecture")
-    """Train another objective than that of the script (gpt is pretrain_gpt.py's, prefix-lm
+    """Train another objective than the script's (gpt is pretrain_gpt.py's, prefix-lm
     pretrain_prefix_lm.py's, multitask finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's;
-    docs/flags.md names those of extensions too), or one of a plugin; default in tools: that of the
-    checkpoint in --load, or gpt."""
+    docs/flags.md also names objectives of extensions), or one of a plugin; default in tools: the
+    objective of the checkpoint in --load, or gpt."""
 
     network: str | None = setting(None, names=NETWORKS)
-    """Train a network of a plugin in place of that of the objective, by name."""
+    """Train a plugin's network, by name, instead of the objective's."""
 
     dataset: str | None = setting(None, names=DATASETS)
     """Cut documents into samples with a dataset of a plugin, by name."""
@@ -63,7 +63,7 @@ class PluginConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginModulesConfig:
-    """Modules of your own that a checkpoint or a tokenizer needs."""
+    """Plugin modules that a checkpoint or a tokenizer needs."""
 
     plugin: list[str] | None = setting(None, repeats=True)
     """Import these modules, or .py files, which register parts of the network, the optimizer or the
@@ -290,7 +290,7 @@ def missing_plugins(
 
 
 def _module_name(module: str) -> str:
-    """Return the name of a module, which is that of its file, or of its folder for __init__.py."""
+    """Return the name of a module: its file's name, or its folder's for __init__.py."""
     if not module.endswith(".py"):
         return module
     file = Path(module).absolute()

@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
     Args:
         queries, keys: where they are in the tensors of this rank, along the sequence.
-        distance: position of the first key less that of the first query.
+        distance: position of the first key minus the first query's.
         first_bq, stop_bq: [b or 1, sq], for each query the first key of the block that it sees and
             the one after the last; None where `sees_all`. They may lie outside of the block.
         sees_all: whether every query sees every key.
@@ -176,7 +176,7 @@ def _scores(query: Tensor, key: Tensor, block: Block, how: Scoring) -> tuple[Ten
 
 
 def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply matrices of each head with those of its group, adding up in 32 bits at least.
+    """Multiply each head's matrices with its group's, accumulating in 32 bits at least.
 
     Args:
         dtype: in which GPUs read them.

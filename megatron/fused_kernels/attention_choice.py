@@ -60,7 +60,7 @@ class AttentionWork:
     ring: bool = False
 
     def dense(self) -> Iterator[str]:
-        """Yield what needs masks or biases of s x s in `sdpa`, or scores written out."""
+        """Yield options that need s x s masks or biases in `sdpa`, or materialized scores."""
         if self.has_spans:
             yield "documents, prefixes or padding"
         if self.spec.attention.window:
@@ -104,7 +104,7 @@ def choose_attention(
 
 
 def _ring_blocks(name: str, work: AttentionWork) -> str:
-    """Return what computes the blocks of ring attention."""
+    """Return a note about the kernels of ring attention's blocks."""
     scoring = Scoring(
         scale=1.0,
         softcap=work.spec.attention.attention_softcap,
@@ -149,7 +149,7 @@ def _not_compiled(work: AttentionWork) -> str | None:
 
 
 def _not_deterministic(work: AttentionWork) -> str | None:
-    """Return what FlexAttention computes in another order each time, if that is forbidden."""
+    """Return the nondeterministic operation of FlexAttention, if determinism is required."""
     if work.spec.positions.relative_buckets and torch.are_deterministic_algorithms_enabled():
         return "the gradient of relative positions is not deterministic"
     return None
@@ -163,7 +163,7 @@ def sdpa_backend(
     On a GPU it allocates queries, keys and values of a micro-batch for a moment.
 
     Args:
-        choose: PyTorch's own choice.
+        choose: PyTorch's selection function.
     """
     if work.device.type == "cuda" and not torch.cuda.is_available():
         return "PyTorch takes the fastest of its kernels that supports the mask"

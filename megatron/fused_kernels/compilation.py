@@ -1,4 +1,4 @@
-"""torch.compile with a limit of its own on how often a function is compiled, in every PyTorch of the range."""
+"""torch.compile with a limit on recompilations per function, in every supported PyTorch."""
 
 from collections.abc import Callable
 from inspect import signature

@@ -33,7 +33,7 @@ def block_mask(first_bq: Tensor, stop_bq: Tensor, keys: int, *, samples: int) ->
 
     Args:
         keys: number of keys.
-        samples: of the batch, when the mask is that of one sample for all.
+        samples: of the batch, when all samples share one mask.
 
     Shapes: first_bq and stop_bq [b or 1, sq].
     """
@@ -155,7 +155,7 @@ def _score_mod(
 ) -> Callable[..., Tensor] | None:
     """Compose the function that caps and biases a score; None for no change.
 
-    Numbers are captured as tensors: those that change would be compiled into the kernel anew.
+    Numbers are captured as tensors: a changed Python number would recompile the kernel.
     """
     device = query.device
     steps: list[Callable[..., Tensor]] = []

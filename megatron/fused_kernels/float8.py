@@ -1,4 +1,4 @@
-"""FP8 products of linear layers by torchao: 8-bit floats, each tensor or row with a scale of its own."""
+"""FP8 products of linear layers by torchao: 8-bit floats with a scale for each tensor or row."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -174,7 +174,7 @@ def choose_kernels(
 def _choose(
     operation: str, kernels: Kernels, plan: KernelsPlan, work: Workload, no_triton: str | None
 ) -> tuple[Kernels, Choice]:
-    """Return the kernels with that of one operation, and its line of the table.
+    """Return the kernels with one operation's kernel chosen, and its line of the table.
 
     Args:
         no_triton: why no Triton kernel is used; None where they run.

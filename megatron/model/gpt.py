@@ -109,7 +109,7 @@ def _tie(forward: Callable[[Any, Any], Any] | None = None) -> Tie:
 
 
 def take_tokens(batch: Batch) -> Batch:
-    """Return the batch itself; the entry keeps the layers' numbers those of BLOOM."""
+    """Return the batch itself; this entry makes the layer numbers equal BLOOM's."""
     return batch
 
 

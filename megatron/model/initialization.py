@@ -94,9 +94,9 @@ def initialise(
 
 
 def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a matrix that is drawn with its key, or those of all experts of this rank.
+    """Yield the random key and the matrix of a parameter, or of each expert of this rank.
 
-    The key of an expert's has its number among all experts.
+    An expert's key has its number among all experts.
     """
     values = initial_of(parameter)
     if values == "constructed":

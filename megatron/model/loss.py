@@ -19,7 +19,7 @@ class Losses(NamedTuple):
 
     Args:
         total: what backward begins with.
-        terms: means over the micro-batch; those whose name ends with " loss" are logged as losses.
+        terms: means over the micro-batch; terms whose name ends with " loss" are logged as losses.
     """
 
     total: Tensor
@@ -53,7 +53,7 @@ def next_token_loss(
             the loss.
 
     Shapes: logits_bsv [b, s, V/t], labels [b, s] int64, loss_mask [b, s] -> scalar float32.
-    Communication: that of the vocabulary-parallel cross-entropy over `group`; an all-reduce of a
+    Communication: vocabulary-parallel cross-entropy over `group`; an all-reduce of a
         scalar over `sequence_group`.
     """
     parts = sequence_group.size() if sequence_group else 1

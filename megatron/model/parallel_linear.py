@@ -1,6 +1,6 @@
 """Tensor-parallel linear layers and embedding under the name that tutorials import.
 
-The layers themselves are those of `megatron.tensor_parallel.linear` and `megatron.tensor_parallel.embedding`.
+Re-exports from `megatron.tensor_parallel.linear` and `megatron.tensor_parallel.embedding`.
 """
 
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding

@@ -1,4 +1,4 @@
-"""GPT: next-token prediction from all tokens before, or from those of the same document."""
+"""GPT: next-token prediction from all previous tokens, or only from the same document's."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ class GPT(Objective):
         return random_datasets(request) if request.data.is_random else None
 
     def batch_fields(self, masks: MaskPlan) -> Fields:
-        """Return `fields`, or those of documents that do not see each other."""
+        """Return `fields`, or the fields of batches whose documents do not see each other."""
         return SPAN_FIELDS if masks.isolate_documents else self.fields
 
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:

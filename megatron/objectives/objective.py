@@ -1,4 +1,4 @@
-"""The interface of a training objective: own datasets, batch fields, layers, loss."""
+"""The interface of a training objective: datasets, batch fields, layers, loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ class Objective(ABC):
     fields: Fields  # of a batch, if its masks do not decide them
 
     def datasets(self, request: DataRequest, tokenizer: Tokenizer) -> Datasets | None:
-        """Return data sets of this objective's own; None if samples are cut from token files.
+        """Return the data sets of this objective; None if samples are cut from token files.
 
         Raises:
             DataError: a file is missing or malformed.
@@ -45,7 +45,7 @@ class Objective(ABC):
     def epochs(
         self, run: Any, *, sets: Datasets, batches: Callable[..., Iterator[Batch]]
     ) -> Any | None:
-        """Return what acts after each epoch, a `megatron.training.loop.epochs.EpochHook`; None for none.
+        """Return the hook after each epoch, a `megatron.training.loop.epochs.EpochHook`, or None.
 
         Args:
             run: a `megatron.training.run.Run`.
@@ -71,16 +71,16 @@ class Objective(ABC):
         """
 
     def layers(self, spec: ModelSpec, parts: LayerParts) -> list[Step]:
-        """Return the network as a list of layers that are not built yet: those of `spec`."""
+        """Return the layers of `spec`, not built yet."""
         return network_of(spec).layers(spec, parts)
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return the names of the terms that the loss returns in addition to its total: see `Losses`.
 
-        These are also an objective's own metrics: evaluations log and record their means.
+        These are also the objective's metrics: evaluations log and record their means.
         """
         return ()
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
-        """Return the function that builds the loss, by default that of next tokens."""
+        """Return the function that builds the loss (default: next-token loss)."""
         return next_token_loss

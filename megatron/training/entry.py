@@ -106,7 +106,7 @@ def train(
 
     Args:
         objective: its name, or itself.
-        hooks: act around steps, after those of --hook.
+        hooks: act around steps, after the hooks of --hook.
 
     Raises:
         MegatronError: a user error.

@@ -116,7 +116,7 @@ class Evaluation(Hook):
     ) -> float:
         batch = self._plan.evaluation.batch
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
-        # Samples of full length, however short those of training are.
+        # Samples of full length, however short training samples are.
         self._engine.set_seq_length(
             self._plan.model.seq_length, micro_batch_size=batch.micro_batch_size
         )
@@ -137,7 +137,7 @@ class Evaluation(Hook):
         return total
 
     def _report(self, name: str, terms: Mapping[str, float], state: TrainState, when: str) -> None:
-        """Log the terms of the loss on the data set `name`; those that are losses with perplexities."""
+        """Log the loss terms of the data set `name`; terms that are losses also as perplexities."""
         values = (
             f"{term} value: {value:.6E} | "
             + (f"{term} PPL: {_perplexity(value):.6E} | " if term.endswith(" loss") else "")

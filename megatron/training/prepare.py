@@ -81,7 +81,7 @@ def with_local_checkpoints(config: Config) -> Config:
 
 
 def with_local_data(config: Config, objective: ObjectiveName) -> Config:
-    """Return `config` with local token files for those at URLs.
+    """Return `config` with local copies of token files at URLs.
 
     Raises:
         ConfigError: a URL holds credentials, or a package for its scheme is missing.

@@ -75,7 +75,7 @@ def pretrain(
     Args:
         start: the config, prepared and validated, perhaps for another device.
         watchdog: notified of the run's progress.
-        hooks: act around steps, after those of --hook.
+        hooks: act around steps, after the hooks of --hook.
 
     Raises:
         MegatronError: a user error.
@@ -301,7 +301,7 @@ def _decide_softmax(plan: Plan, padding_counts: bool | None, chosen: Chosen | No
 
 
 def _read_sets(plan: Plan, objective: Objective, tokenizer: Tokenizer) -> Datasets:
-    """Return the data of `objective`: its own, or views of token files."""
+    """Return the data of `objective`: the data sets that it builds, or views of token files."""
     with before_the_first_step():
         sets = objective.datasets(setup.data_request(plan), tokenizer)
         if sets is not None:

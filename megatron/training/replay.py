@@ -118,7 +118,7 @@ def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
     """Yield a line for each value of a step, compared with its record."""
     for name in _COMPARED:
         recorded, found = getattr(then, name), getattr(now, name)
-        # repr: a NaN is unequal to itself, and every float has one of its own.
+        # repr: a NaN is unequal to itself, and every float has a unique repr.
         equal = "| equal" if repr(recorded) == repr(found) else _DIFFERENT
         yield f"  {name}: {found} | journal {recorded} {equal}"
 

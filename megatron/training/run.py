@@ -55,7 +55,7 @@ class Run:
         valid: validation sets by name.
         test: test sets by name.
         watchdog: notified of the run's progress.
-        hooks: act around steps, after those of the run and of --hook.
+        hooks: act around steps, after the hooks of the run and of --hook.
         epochs: returns what acts after each epoch of this run, if its data have such.
     """
 
@@ -350,7 +350,7 @@ class WatchedHook(Hook):
         self._hook.before_step(state)
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Call the hook, as a stage of its own."""
+        """Call the hook, as a separate stage."""
         with self._watchdog.during(self._stage, longer=self._longer):
             self._hook.after_step(state, step)
 

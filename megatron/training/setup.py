@@ -277,7 +277,7 @@ def build_engine(
 def _optimizer_builder(
     plan: Plan, groups: Groups
 ) -> Callable[[torch.nn.Module], torch.optim.Optimizer] | None:
-    """Return what builds the optimizer of a model; None for a model that is only evaluated."""
+    """Return the function that builds the optimizer; None for a model that is only evaluated."""
     if not plan.evaluation.optimizer:
         return None
     return partial(
@@ -290,7 +290,7 @@ def _optimizer_builder(
 
 
 def _compiler(plan: Plan, kernels: Kernels, backend: str) -> Compiler | None:
-    """Return what compiles transformer layers and the loss; None for none."""
+    """Return the function that compiles transformer layers and the loss; None without --compile."""
     if plan.kernels.compile == "none":
         return None
     # A loss in chunks calls autograd itself, which torch.compile does not take.
@@ -370,7 +370,7 @@ def read_datasets(plan: Plan, view: View | RoleView | None = None) -> Datasets:
 
 
 def data_request(plan: Plan) -> DataRequest:
-    """Return what datasets of an objective's own are built for."""
+    """Return the request for which an objective builds its data sets."""
     return DataRequest(
         data=plan.data,
         model=plan.model,
@@ -396,8 +396,8 @@ def batches_of(
     """Return this replica's micro-batches of `dataset` from `consumed_samples` on.
 
     Args:
-        batch: sizes of the batches; those of training when None.
-        length: returns how many positions of a sample are taken; all when None.
+        batch: sizes of the batches (default: as in training).
+        length: returns how many positions of a sample are taken (default: all).
     """
     return read_batches(
         dataset,

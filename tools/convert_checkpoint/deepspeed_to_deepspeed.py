@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
             for environment in environments
         ]
         try:
-            # If one rank fails, the others would wait for it forever: end them all.
+            # If one rank fails, the other ranks would wait for it forever: end them all.
             while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
                 time.sleep(_LOOK_S)
         finally:

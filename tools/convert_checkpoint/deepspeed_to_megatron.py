@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Export the weights of a checkpoint to Megatron-LM files, for any number of ranks.
 
-Rows of gated MLPs come gate first for SwiGLU, as Megatron-LM has them, and last for others, as
+Rows of gated MLPs come gate first for SwiGLU, as in Megatron-LM, and last for other gates, as
 BigScience does.
 """
 

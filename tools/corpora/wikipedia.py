@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Turn a dump of Wikipedia into token files: articles, their text, then tokens.
 
-Writes PREFIX.articles.jsonl, the token files, and PREFIX.corpus.json, the report. Further flags are
-those of tools/preprocess_data.py. A run that was stopped continues with the same command.
+Writes PREFIX.articles.jsonl, the token files, and PREFIX.corpus.json, the report. Further flags as
+for tools/preprocess_data.py. A run that was stopped continues with the same command.
 """
 
 import sys

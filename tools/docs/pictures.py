@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw the pictures of the pages with this program's own code, and a real run's loss."""
+"""Draw the pictures of the pages from this program's code, and a real run's loss."""
 
 import csv
 import re

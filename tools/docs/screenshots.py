@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Take the pictures of the server's page and the run report: Chromium shows those of a real run."""
+"""Take screenshots of the server's page and the run report of a real run, with Chromium."""
 
 import io
 import subprocess

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     counts = dict.fromkeys([*REASONS, "duplicate"], 0)
     digests = bytearray()
     with new_files(args.output, inputs=inputs) as (output,):
-        # Two passes: 8 bytes of each URL are kept, and not the URL, to know those seen before.
+        # Two passes: 8 bytes of each URL are kept, not the URL, to detect repeated ones.
         for url in urls_worth_reading(inputs, counts):
             digests += digest(url).to_bytes(8, "little")
         is_first = first_of_each(np.frombuffer(digests, "<u8"))
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def urls_worth_reading(inputs: Sequence[str], counts: dict[str, int]) -> Iterator[str]:
-    """Yield the URLs that pass all filters, and count the others by the reason."""
+    """Yield the URLs that pass all filters, and count refused ones by the reason."""
     for line in read_lines(inputs):
         url = line.raw.decode("utf-8", "surrogateescape").strip()
         reason = reason_against(url)

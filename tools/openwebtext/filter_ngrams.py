@@ -53,7 +53,7 @@ class FilterConfig:
     line; without a file, the package `datasets` gets it."""
 
     output: str | None = None
-    """File for the documents, and for the pieces of those that were cut."""
+    """File for the documents, and for the pieces of documents that were cut."""
 
     num_threads: int = 40
     """Processes at most; no more than there are cores."""

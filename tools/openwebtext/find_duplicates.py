@@ -47,7 +47,7 @@ class DuplicatesConfig:
     """Files of documents, each followed by the key that names a document: FILE KEY FILE KEY."""
 
     load_fingerprints: list[str] = field(default_factory=list)
-    """Files that --save-fingerprints wrote; their documents come before those of --inputs."""
+    """Files that --save-fingerprints wrote; their documents come before documents of --inputs."""
 
     save_fingerprints: str | None = None
     """File for the fingerprints of all these documents."""
@@ -56,8 +56,8 @@ class DuplicatesConfig:
     """File for the pairs found: one object a line, {MAIN: [{OTHER: similarity}, ...]}."""
 
     jaccard: Literal["union", "min", "max"] = "union"
-    """What the common shingles of two documents are counted against: all of both, or those of the
-    one that has fewer or more."""
+    """Denominator of the share of common shingles of two documents: the shingles of both (union),
+    of the document with fewer (min), or of the one with more (max)."""
 
     heuristic_iter: int = 1
     """Documents of each bucket that are compared with all others left in it; -1 for as many as

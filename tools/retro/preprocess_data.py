@@ -30,7 +30,7 @@ from megatron.training.process.launchers import write_root_cause
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the tasks of the command line `argv`, as one rank of those that a launcher started."""
+    """Run the tasks of the command line `argv`, as one of the ranks that a launcher started."""
     launch = read_launch(None)
     log.configure(rank=launch.rank)
     parsed = read_retro_flags(argv, description=__doc__)

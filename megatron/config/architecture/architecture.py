@@ -71,10 +71,10 @@ class Architecture:
     """A network of one stack: a GPT, unless a subclass says otherwise."""
 
     name: str = ""
-    """That of its registration: in specs, and in capitals in messages."""
+    """Name under which it is registered: in specs, and in capitals in messages."""
 
     is_causal: bool = True
-    """Whether tokens see only those before them, so that the network can continue a text."""
+    """Whether attention is causal, so that the network can continue a text."""
 
     masks_padding: bool = False
     """Whether each batch limits what tokens see to the real ones."""
@@ -83,7 +83,7 @@ class Architecture:
     """Whether it reads neighbors of its samples."""
 
     takes_heads: bool = False
-    """Whether another head can be in place of its own; see `classifier`."""
+    """Whether another head can replace the network's; see `classifier`."""
 
     extends: str = ""
     """The network whose checkpoints it can start from, with initial values for its further weights."""
@@ -146,7 +146,7 @@ class Architecture:
         return layers
 
     def batch(self, spec: ModelSpec, tokens: Any) -> Any:
-        """Return what the first layer reads in a pass of generation.
+        """Return the input of the first layer in a pass of generation.
 
         Args:
             tokens: a `megatron.model.layers.layer_input.PassInput`.
@@ -253,7 +253,7 @@ class Architecture:
         return spec.vocabulary.vocab_size
 
     def predicts(self, spec: ModelSpec) -> str:
-        """Return what the greatest logit stands for; "" where only their values count."""
+        """Return the meaning of the greatest logit; "" where only the values matter."""
         return "token"
 
     def with_labels(self, spec: ModelSpec, labels: tuple[str, ...]) -> ModelSpec:
@@ -265,7 +265,7 @@ class Architecture:
         return True
 
     def prefixes(self, stacks: Stacks) -> Iterator[tuple[str, str]]:
-        """Yield the beginnings of parameter names, or full ones, with those of module names.
+        """Yield pairs of parameter names and module names, each a prefix or a full name.
 
         See `megatron.checkpointing.parameter_names`.
         """
@@ -284,7 +284,7 @@ class Architecture:
     # Variants.
 
     def classifier(self) -> "Architecture":
-        """Return this network with the head of a downstream task in place of its own.
+        """Return this network with the head of a downstream task instead of its output head.
 
         Raises:
             ConfigError: it learns none.
@@ -300,7 +300,7 @@ FIRST_LAYER = 3
 
 
 def network_of(spec: ModelSpec) -> Architecture:
-    """Return what answers for the network of a spec."""
+    """Return the `Architecture` of a spec."""
     network: Architecture = spec.network
     return network
 

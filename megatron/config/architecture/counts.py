@@ -9,7 +9,7 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 @dataclass(frozen=True)
 class Weights:
-    """Numbers of weights: those that all replicas have, and experts, which neighbours divide."""
+    """Numbers of weights: replicated ones, and experts, which expert-parallel ranks divide."""
 
     dense: int = 0
     experts: int = 0

@@ -1,4 +1,4 @@
-"""Options that layers read, as fields of ModelSpec: a network refuses those that it does not name."""
+"""Options that layers read, as fields of ModelSpec: a network refuses options it does not name."""
 
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.lora import LoraSpec
@@ -26,15 +26,15 @@ ROTARY = frozenset(
     )
 )
 EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings"))
-"""Of `EmbeddingPipe`, and of logits with a table of their own."""
+"""Options of `EmbeddingPipe`, and of logits with an untied table."""
 STREAM = frozenset(("parallel_residual", "residual_after_norm", "sandwich_norm"))
 _WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
 _GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, names_of(LoraSpec), names_of(MoESpec))
-"""The first option of each decides whether the others mean anything."""
+"""The first option of each group decides whether the rest have an effect."""
 LORA, EXPERTS = map(frozenset, _GROUPS[1:])
 
 DECODER = every_field() - {"relative_buckets", "relative_max_distance"}
-"""All of a GPT, an option that is added later too: its layers are the reference for all others."""
+"""All options of a GPT, also ones added later: its layers are the reference for other networks."""
 
 
 def ignored_options(spec: ModelSpec, plain: ModelSpec, options: frozenset[str]) -> list[str]:
@@ -43,7 +43,7 @@ def ignored_options(spec: ModelSpec, plain: ModelSpec, options: frozenset[str]) 
     Args:
         spec: the network.
         plain: the same without any option.
-        options: those that it has.
+        options: the options that it has.
     """
     now, without = flat(spec), defaults_of(spec) | flat(plain)
     names = [name for name in now if name not in options]

@@ -45,7 +45,7 @@ def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]
 
 
 def unit_weights(method: str, entries: Sequence[Entry]) -> list[int]:
-    """Return what a partition method counts of each entry.
+    """Return the weight of each entry under a partition method.
 
     Raises:
         ConfigError: no entry matches type:REGEX; lists their names.
@@ -100,7 +100,7 @@ def stage_problems(
 def split_bounds(entries: Sequence[Entry], stages: int, split: int) -> list[int]:
     """Return the bounds of stages where the decoder begins at the stage `split`.
 
-    Stages of the encoder have as many of its layers each, and so have those of the decoder.
+    All encoder stages have the same number of layers, and so have all decoder stages.
     """
     blocks = [index for index, entry in enumerate(entries) if entry.kind == "block"]
     decoder = [entry.name for entry in entries].index(_ENCODER_NORM) + 1

@@ -11,7 +11,7 @@ from megatron.config.parsing.json_tree import value_at
 
 
 def zero_problems(start: Start) -> Iterator[str]:
-    """Yield what DeepSpeed would refuse, and what it would take and not do."""
+    """Yield settings that DeepSpeed would refuse, or accept and ignore."""
     plan, pipeline = start.zero, start.config.parallel.pipeline_model_parallel_size
     stage = plan.stage
     if start.config.optimizer.use_distributed_optimizer and plan.given_stage == 0:
@@ -91,7 +91,7 @@ def _offload_problems(start: Start) -> Iterator[str]:
 
 
 def _plus_plus_problems(start: Start) -> Iterator[str]:
-    """Yield what ZeRO++ (arXiv:2306.10209) cannot do here."""
+    """Yield settings that ZeRO++ (arXiv:2306.10209) does not support here."""
     user, data = start.deepspeed, start.replicas
     for name in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"):
         key = f"zero_optimization.{name}"

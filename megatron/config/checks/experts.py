@@ -106,7 +106,7 @@ def _routing_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
 
 
 def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
-    """Yield what is wrong with groups of experts, of which a token uses some."""
+    """Yield problems of expert groups (group-limited routing)."""
     groups, used = experts.moe_router_num_groups, experts.moe_router_group_topk
     if (groups is None) != (used is None):
         yield "--moe-router-num-groups and --moe-router-group-topk go together: give both"

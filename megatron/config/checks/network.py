@@ -17,7 +17,7 @@ from megatron.config.parallelism.precision import fp8_problems, precision_proble
 
 
 def network_problems(start: Start) -> Iterator[str]:
-    """Yield what is wrong with the network and its parallel layout."""
+    """Yield problems of the network and its parallel layout."""
     config = start.config
     tensor = max(1, config.parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
@@ -33,7 +33,7 @@ def network_problems(start: Start) -> Iterator[str]:
 
 
 def implementation_problems(start: Start) -> Iterator[str]:
-    """Yield what is wrong with kernels, compilation and precision."""
+    """Yield problems of kernels, compilation and precision."""
     config, device = start.config, start.device
     yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
     yield from compile_problems(start)
@@ -49,7 +49,7 @@ def implementation_problems(start: Start) -> Iterator[str]:
 
 
 def own_flag_problems(start: Start) -> Iterator[str]:
-    """Yield the flags that the network of an objective does not have, and wrong values of its own."""
+    """Yield flags that an objective's network lacks, and wrong values of the ones it has."""
     config, network = start.config, start.network
     yield from network.problems(config)
     yield from decoder_stack_problems(config, network)

@@ -8,7 +8,7 @@ from megatron.config.parsing.json_tree import value_at
 
 
 def split_backward_problems(start: Start) -> Iterator[str]:
-    """Yield why weight gradients cannot be computed in passes of their own (zero bubble)."""
+    """Yield why weight gradients cannot be computed in separate passes (zero bubble)."""
     config, parallel = start.config, start.config.parallel
     others = {
         "--compile": config.kernels.compile,

@@ -13,7 +13,7 @@ from megatron.config.run.watchdog import watch_problems
 
 
 def run_problems(start: Start) -> Iterator[str]:
-    """Yield what is wrong with what happens around the steps."""
+    """Yield problems of everything around the steps: evaluation, checkpoints, logging, guards."""
     config, zero_stage = start.config, start.zero.given_stage
     yield from evaluation_problems(config.evaluation, config.checkpoint, zero_stage=zero_stage)
     yield from checkpoint_problems(config.checkpoint, start.deepspeed, zero_stage=zero_stage)

@@ -85,7 +85,7 @@ def padding_problems(start: Start) -> Iterator[str]:
 
 
 def ring_problems(start: Start) -> Iterator[str]:
-    """Yield which implementations ring attention does not take: it has blocks of its own."""
+    """Yield the implementations that ring attention does not accept: it computes blocks itself."""
     kernels, parallel = start.config.kernels, start.config.parallel
     if not uses_ring(parallel):
         return

@@ -28,7 +28,7 @@ def length_problems(start: Start) -> Iterator[str]:
 
 
 def step_problems(start: Start) -> Iterator[str]:
-    """Yield what is wrong with steps of right lengths: their schedule, ZeRO, experts, the JSON."""
+    """Yield problems of steps whose lengths are valid: schedule, ZeRO, experts, the JSON."""
     config, steps = start.config, start.steps
     if steps.training.train_iters < 1:
         yield (
@@ -123,7 +123,7 @@ def _evaluation_problems(start: Start, global_batch_size: int) -> Iterator[str]:
 
 
 def _size_schedule_problems(start: Start, unit: int) -> Iterator[str]:
-    """Yield what is wrong with --step-batch-size-schedule."""
+    """Yield problems of --step-batch-size-schedule."""
     training, seq_length = start.config.training, start.config.model.seq_length
     schedule = training.step_batch_size_schedule or ()
     flag = "--step-batch-size-schedule"

@@ -59,8 +59,8 @@ class DataConfig:
     time."""
 
     sample_order: SampleOrder = "bigscience"
-    """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of
-    BigScience's Megatron-DeepSpeed, or those of current Megatron-LM (megatron-core)."""
+    """Rules that cut --split, shuffle the last epoch and size the parts of a blend: as in
+    BigScience's Megatron-DeepSpeed, or as in current Megatron-LM (megatron-core)."""
 
     mid_level_dataset_surplus: float = setting(0.005, plan="data.blend_surplus")
     """Share of its samples that is built in addition for each corpus of a blend; another value than
@@ -112,7 +112,7 @@ class DataPlan:
     """The data sets of a run."""
 
     train: DatasetPlan
-    valid: tuple[DatasetPlan, ...]  # each evaluated on its own
+    valid: tuple[DatasetPlan, ...]  # each evaluated separately
     test: tuple[DatasetPlan, ...]
     split: str  # proportions that cut each source into train, valid and test; "": not cut
     impl: str  # format of the token files, or "infer"
@@ -225,7 +225,7 @@ def token_file_flags(data: DataConfig) -> list[str]:
 
 
 def surplus_problems(data: DataConfig) -> Iterator[str]:
-    """Yield what is wrong with --mid-level-dataset-surplus."""
+    """Yield problems of --mid-level-dataset-surplus."""
     surplus = data.mid_level_dataset_surplus
     flag = f"--mid-level-dataset-surplus {surplus}"
     if not 0 < surplus < math.inf:

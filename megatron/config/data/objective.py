@@ -34,7 +34,7 @@ class FimConfig:
     """Share of documents that are rearranged for fill-in-the-middle."""
 
     fim_spm_rate: float = setting(0.5, at_least=0, at_most=1, plan="objective.fim.spm_rate")
-    """Share of those in which the suffix comes before the prefix."""
+    """Share of rearranged documents in which the suffix comes before the prefix."""
 
     fim_split_sample: str | None = setting(None, plan="objective.fim.split_token")
     """Token that cuts a document, such as a repository, into fragments that are rearranged apart

@@ -188,7 +188,7 @@ def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int) -> Iterator[s
 
 
 def vocab_notices(tokenizer: TokenizerConfig, *, padded: int) -> Iterator[str]:
-    """Yield what a user should know of the padded vocabulary of `padded` rows."""
+    """Yield notices about the padded vocabulary of `padded` rows."""
     pad_to = tokenizer.pad_vocab_size_to
     if pad_to and padded != pad_to:
         yield (

@@ -174,7 +174,7 @@ ANY_RUN: Mapping[str, Mapping[str, Any]] = {
     "training": {"micro_batch_size": 1, "train_iters": 1},
     "data": {"data_path": ["unknown"]},
 }
-"""Values for the required flags of a run that is not known; the network is that of the files."""
+"""Values for the required flags of an unknown run; the network comes from the files."""
 
 CONVERSION_LEGACY = (
     Legacy("--max-queue-size", "tensors are read and written one by one: there is no queue", 1),

@@ -39,8 +39,8 @@ class DecodingConfig(SamplingConfig):
     continuations."""
 
     inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Dtype of weights and activations; auto: that of training, or of --bf16 and --fp16, and fp32
-    instead of fp16 on CPUs."""
+    """Dtype of weights and activations; auto: as in training, unless --bf16 or --fp16 is given, and
+    fp32 instead of fp16 on CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ class ExpertConfig:
     """Never drop tokens that exceed an expert's capacity."""
 
     moe_token_drop_policy: Literal["probs", "position"] | None = None
-    """Which tokens over the capacity are dropped: those of least weight, or the last ones (default:
+    """Tokens to drop over the capacity: those with the least weight, or the last ones (default:
     position for two experts per token, probs for more; for one at random in training)."""
 
     moe_loss_coeff: float | None = setting(None, at_least=0, older=("--moe-aux-loss-coeff",))
@@ -175,7 +175,7 @@ class ExpertPlan:
 
 
 def is_megatron_lm(experts: ExpertConfig) -> bool:
-    """Whether a flag is given that of the two systems only Megatron-LM has."""
+    """Whether a flag is given that only one of the two systems, Megatron-LM, has."""
     return (
         experts.moe_grouped_gemm
         or experts.moe_token_dispatcher_type is not None

@@ -21,8 +21,8 @@ class KernelsConfig:
     """Fused kernels and attention. The start of a run logs which are used, and why."""
 
     kernels: Literal["auto", "triton", "apex", "reference"] = "auto"
-    """Fused kernels on GPUs: triton's, or those with apex's norms (apex); auto: triton's where it
-    is installed; reference: plain PyTorch everywhere."""
+    """Fused kernels on GPUs: triton's, or triton's with apex's norms (apex); auto: triton's where
+    it is installed; reference: plain PyTorch everywhere."""
 
     attention_impl: str = setting(
         "auto", names=ATTENTIONS, plan="model.attention kernels.attention"
@@ -82,7 +82,7 @@ _WIDEST_FLASH_HEAD = 256
 def plan_kernels(
     kernels: KernelsConfig, model: ModelConfig, precision: PrecisionConfig
 ) -> KernelsPlan:
-    """Return which implementations should compute the operations."""
+    """Return the implementations of the operations."""
     wanted = {
         "softmax": kernels.masked_softmax_fusion,
         "norm": kernels.layer_norm_fusion,
@@ -95,7 +95,7 @@ def plan_kernels(
         source=kernels.kernels,
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
         attention=attention_of(kernels, model),
-        # A compiled layer has masks of its own, so that block masks would be built in each.
+        # Each compiled layer creates its masks, so block masks would be built in each.
         chooses_attention=kernels.attention_impl == "auto"
         and not kernels.use_flash_attn
         and not kernels.compile,

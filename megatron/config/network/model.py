@@ -109,8 +109,8 @@ class ModelConfig:
     longer sequences."""
 
     use_rope_scaling: bool = setting(False, megatron_lm=True)
-    """Apply RoPE scaling to long wavelengths: that of Llama 3.1, unless --rope-scaling-type selects
-    another."""
+    """Apply RoPE scaling to long wavelengths: Llama 3.1's, unless --rope-scaling-type selects
+    another kind."""
 
     rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = setting(
         "llama3", plan="model.rope_rule"
@@ -208,8 +208,8 @@ class ModelConfig:
     """Keep the bias of queries, keys and values with --disable-bias-linear."""
 
     attention_bias: Literal["on", "off"] | None = setting(None, plan="model.attention_bias_apart")
-    """Biases of attention's linear layers (queries, keys, values and output) apart from those of
-    the MLP (default: both as with --disable-bias-linear)."""
+    """Biases of attention's linear layers (queries, keys, values and output), independent of the
+    MLP's (default: both as with --disable-bias-linear)."""
 
     untie_embeddings_and_output_weights: bool = setting(
         False, plan="not model.tied_embeddings", megatron_lm=True
@@ -246,7 +246,7 @@ class AttentionSpec:
     head_dim: int
     attention_dropout: float
     window: int  # most tokens that a token sees, itself included; 0: no limit
-    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
+    full_attention_layers: tuple[int, ...] = ()  # layer numbers, from 1 on, without the window
     query_key_layer_scaling: bool
     query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
     attention_softcap: float = 0.0  # bound of scores; 0: none
@@ -312,7 +312,7 @@ class PositionSpec:
     rope_original_length: int = 8192  # tokens within which turns are counted
     rope_attention_factor: float = 1.0  # of turned queries and of turned keys
     rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
-    rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
+    rotary_local_base: float = 0.0  # of layers with the window, unscaled; 0: rotary_base
     relative_buckets: int = 0  # of relative positions; 0 with other positions
     relative_max_distance: int = 0  # from which distances share the last bucket
 
@@ -342,7 +342,7 @@ class NormSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
-    """The MLP, of an expert too unless that has a width of its own."""
+    """The MLP, also of an expert unless experts have another width."""
 
     ffn_hidden_size: int
     activation: str

@@ -30,7 +30,7 @@ def resolve_model(
     tensor: int,
     norms_embedding: bool,
 ) -> ModelSpec:
-    """Return what all networks have in common, as a GPT, for a tokenizer of `vocab_size` tokens.
+    """Return the spec of a GPT with the options that all networks share.
 
     Args:
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.

@@ -95,7 +95,7 @@ class ModelSpec:
         return self.num_parameters_without_embeddings - idle
 
     def _entries(self) -> list[Any]:
-        """Return the entries of the list of layers, those with the same tie once."""
+        """Return the entries of the list of layers; entries with the same tie count once."""
         entries = self.network.entries(self)
         return [
             *{
@@ -113,7 +113,7 @@ class ModelSpec:
         return self.part(MoESpec).expert_ffn_hidden_size or self.mlp.ffn_hidden_size
 
     def positions_of(self, number: int) -> PositionSpec:
-        """Return the positions of the layer `number`, from 1 on, as those with a window may have others."""
+        """Return the positions of layer `number`, from 1 on: layers with a window may differ."""
         if not (self.positions.rotary_local_base and self.attention.window_of(number)):
             return self.positions
         return replace(
@@ -148,7 +148,7 @@ head_dropout labels head_activation retro_layers retro_encoder_layers retro_enco
 retro_encoder_attention_dropout retro_chunk_length retro_num_neighbors retro_retrieved_length
 retro_attention_gate retro_normed_residual final_norm
 """
-"""Fields in every manifest, those of absent parts too."""
+"""Fields in every manifest, absent parts included."""
 _PARTS: Mapping[str, type] = {
     "vocabulary": VocabularySpec,
     "positions": PositionSpec,
@@ -229,7 +229,7 @@ def _take(part: type, left: dict[str, Any]) -> Any:
 
 
 def every_field() -> frozenset[str]:
-    """Return the names of the fields that all networks have, those of optional parts too."""
+    """Return the names of the fields that all networks have, including fields of optional parts."""
     names = {*names_of(ModelSpec)} - {*_HOLD_PARTS}
     return frozenset(names.union(*map(names_of, _PARTS.values())))
 

@@ -143,7 +143,7 @@ def last_size(schedule: Sequence[str] | None) -> int | None:
 
 
 def size_schedule_problems(schedule: Sequence[str], seq_length: int) -> Iterator[str]:
-    """Yield what is wrong with the entries of `--step-batch-size-schedule`."""
+    """Yield problems of the entries of `--step-batch-size-schedule`."""
     flag = "--step-batch-size-schedule"
     wrong = [entry for entry in _entries(schedule) or [""] if _parse_entry(entry) is None]
     for entry in wrong:

@@ -78,7 +78,7 @@ class ScheduleConfig:
     use_checkpoint_opt_param_scheduler: bool = setting(
         False, flag="--use-checkpoint-opt_param-scheduler", older=("--use-checkpoint-lr-scheduler",)
     )
-    """Resume with the learning-rate schedule of the checkpoint instead of that of these flags."""
+    """Resume with the checkpoint's learning-rate schedule instead of these flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +94,15 @@ class SchedulePlan:
     decay: int  # where the floor is reached; the warm-up counts
     anneal: int  # the last part of WSD; 0 in other styles
     anneal_style: str
-    # What happens to it when a run resumes with another schedule than the checkpoint's: it must be equal, or
-    # it is that of the flags, or that of the checkpoint.
+    # On resume the schedule must equal the checkpoint's, or the one of the flags or of the
+    # checkpoint takes precedence.
     on_resume: Literal["equal", "flags", "checkpoint"]
     # Where tokens are counted and samples have different lengths: the warm-up rises over so many
     # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
     warmup_samples: float = 0
     own_flags: OwnFlags = ()  # of a plugin's style
-    # Of the token embedding and the output layer; a peak of 0, also in checkpoints of before: as others.
+    # Of the token embedding and the output layer; a peak of 0, also in older checkpoints: as for
+    # all weights.
     embedding_peak: float = 0.0
     embedding_floor: float = 0.0
 
@@ -172,7 +173,7 @@ def _embedding_floor(schedule: ScheduleConfig) -> float:
 
 
 def _embedding_problems(schedule: ScheduleConfig) -> Iterator[str]:
-    """Yield what is wrong with the learning rate of the embedding and the output layer."""
+    """Yield problems of the learning rate of the embedding and the output layer."""
     peak, floor = schedule.decoupled_lr, _embedding_floor(schedule)
     yield from range_problems(schedule, "decoupled_lr", "decoupled_min_lr")
     if peak is None and schedule.decoupled_min_lr is not None:
@@ -183,7 +184,7 @@ def _embedding_problems(schedule: ScheduleConfig) -> Iterator[str]:
 
 
 def unit_problems(schedule: ScheduleConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield every length of the schedule that is negative or not counted as that of the run."""
+    """Yield every length of the schedule that is negative or in another unit than the run's."""
     if not has_one_length(training):
         return
     yield from range_problems(schedule)

@@ -134,7 +134,7 @@ class OptimizerPlan:
     own_flags: OwnFlags = ()  # of a plugin's optimizer
     decays_qk_norms: bool = False
     embeddings_apart: bool = (
-        False  # whether token embedding and output layer have a rate of their own
+        False  # whether token embedding and output layer have a separate learning rate
     )
 
     @property
@@ -161,7 +161,7 @@ def plan_optimizer(
     Args:
         on_cpu: whether its state is offloaded to the host.
         own_flags: of a plugin's optimizer.
-        embeddings_apart: whether token embedding and output layer have a learning rate of their own.
+        embeddings_apart: whether token embedding and output layer have a separate learning rate.
     """
     name = _name(optimizer)
     beta1, beta2 = optimizer.adam_beta1, optimizer.adam_beta2

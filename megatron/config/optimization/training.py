@@ -257,7 +257,7 @@ _RANGE = re.compile(r"(\d+(?:_\d+)*)-(\d+(?:_\d+)*)")
 
 
 def plan_skips(texts: Sequence[str] | None) -> tuple[tuple[int, int], ...]:
-    """Return first and last iteration of each range, in order; those that overlap are one."""
+    """Return first and last iteration of each range, in order; overlapping ranges are merged."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(filter(None, map(_bounds, texts or ()))):
         if merged and first <= merged[-1][1]:

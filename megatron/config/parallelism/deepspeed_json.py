@@ -147,7 +147,7 @@ def merge_ds_config(
 
     Args:
         fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
-        compiles_optimizer: whether the optimizer is DeepSpeed's own.
+        compiles_optimizer: whether the optimizer is DeepSpeed's compiled one.
         overlaps_reduction: whether gradient reduction may overlap with the backward pass.
     """
     merged = _without_auto(user)

@@ -1,7 +1,7 @@
 """The keys of DeepSpeed's JSON by section: a misspelled key is refused with the nearest known one.
 
 DeepSpeed drops unknown top-level keys silently and refuses nested ones only after the engine has
-been given the JSON. The table is that of the installed version: a test compares the two.
+been given the JSON. The table matches the installed version: a test compares the two.
 """
 
 import difflib

@@ -33,5 +33,5 @@ class KernelsPlan:
     compile: Literal["none"] | CompileMode  # how transformer layers are compiled
     must_fuse: bool  # refuse to run where a wanted kernel cannot be used
     fp8_format: Literal["", "e4m3", "hybrid"] = ""  # of linear layers' products; "": their dtype
-    fp8_recipe: Literal["tensorwise", "rowwise"] = "tensorwise"  # what has a scale of its own
+    fp8_recipe: Literal["tensorwise", "rowwise"] = "tensorwise"  # one scale per tensor, or per row
     loss_chunk_tokens: int = 0  # tokens whose logits exist at once; 0: all of a micro-batch

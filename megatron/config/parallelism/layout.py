@@ -20,7 +20,7 @@ class ParallelConfig(PipelineConfig):
     """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
     world_size: int | None = setting(None, older=("--num-gpus",))
-    """World size, which must be that of the launcher (default: the launcher's). Tools without a
+    """World size, which must equal the launcher's (the default). Tools without a
     launcher plan for this many processes (default: the fewest that the layout allows)."""
 
     elastic: bool = False
@@ -131,7 +131,7 @@ def sequence_parts(parallel: ParallelConfig) -> int:
 
 
 def padded_length(parallel: ParallelConfig, seq_length: int) -> int:
-    """Return the positions of a sample with those that ring attention pads it with."""
+    """Return the positions of a sample, including ring attention's padding."""
     multiple = 2 * sequence_size(parallel) if uses_ring(parallel) else 1
     return -(-seq_length // multiple) * multiple
 
@@ -246,7 +246,7 @@ def _same_attention(kind: str) -> str:
 
 
 def context_problems(parallel: ParallelConfig) -> Iterator[str]:
-    """Yield what is wrong with the flags of context parallelism."""
+    """Yield problems of the flags of context parallelism."""
     types = parallel.cp_comm_type or [RING]
     words = f"--cp-comm-type {' '.join(types)}"
     others = [each for each in types if each not in (RING, ULYSSES, _BOTH)]

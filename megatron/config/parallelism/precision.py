@@ -24,16 +24,16 @@ class PrecisionConfig:
     """Constant loss scale in fp16 (default: 0, a dynamic loss scale)."""
 
     initial_loss_scale: float | None = None
-    """Start of the dynamic loss scale, a power of two (default: that of the JSON, or 2**32)."""
+    """Start of the dynamic loss scale, a power of two (default: the JSON's, or 2**32)."""
 
     min_loss_scale: float | None = setting(None, ds_key="fp16.min_loss_scale")
-    """Least dynamic loss scale (default: that of the JSON, or 1)."""
+    """Least dynamic loss scale (default: the JSON's, or 1)."""
 
     loss_scale_window: float | None = setting(None, ds_key="fp16.loss_scale_window")
-    """Steps without overflow after which the loss scale doubles (default: that of the JSON, or 1000)."""
+    """Steps without overflow after which the loss scale doubles (default: the JSON's, or 1000)."""
 
     hysteresis: int | None = setting(None, ds_key="fp16.hysteresis")
-    """Overflows after which the loss scale is halved (default: that of the JSON, or 2)."""
+    """Overflows after which the loss scale is halved (default: the JSON's, or 2)."""
 
     accumulate_allreduce_grads_in_fp32: bool = False
     """Add up and reduce gradients in 32-bit floats in fp16 too; bf16 and fp32 always do."""
@@ -131,7 +131,7 @@ def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool
 def precision_notices(
     precision: PrecisionConfig, user: Mapping[str, Any], *, compiles: bool
 ) -> Iterator[str]:
-    """Yield what a user should know about how the flags were read.
+    """Yield notices about the interpretation of the flags.
 
     Args:
         compiles: whether torch.compile generates the code of layers.

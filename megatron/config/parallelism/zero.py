@@ -98,7 +98,7 @@ def plan_zero(
 
 
 def _device(user: Mapping[str, Any], block: str) -> str:
-    # A block without a device offloads to the CPU in DeepSpeed's own reading.
+    # DeepSpeed reads a block without a device as offload to the CPU.
     absent = "none" if value_at(user, block) is None else "cpu"
     return value_at(user, f"{block}.device", absent)
 
@@ -120,7 +120,7 @@ def zero_keys(
 
 
 def zero_notices(plan: ZeroPlan, optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield what a user should know about how the flags were read."""
+    """Yield notices about the interpretation of the flags."""
     if plan.stage != plan.given_stage:
         yield (
             f"16-bit training at ZeRO stage {plan.given_stage} runs as stage {plan.stage}: the same "

@@ -24,7 +24,7 @@ class Setting:
         remedy: end of the message about its range.
         matters: whether its range counts in every run; otherwise where its name is given.
         plan: the decisions that it makes, by section and name in the Plan, with spaces between;
-            "not SECTION.NAME" for a switch that turns one off. Without one: that of its own name.
+            "not SECTION.NAME" for a switch that turns one off. Default: the decision of its name.
         in_weights: whether the shapes or the meaning of weights depend on it: a run with another value
             does not continue from a checkpoint, and an exporter that does not name it refuses it.
         ds_key: the key of DeepSpeed's JSON that it owns once it is given: a dotted path.
@@ -103,7 +103,7 @@ class Flag:
         name: of the field.
         hint: its type.
         default: MISSING if the flag is required.
-        options: spellings, that of the help first.
+        options: spellings, the one shown in the help first.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Flag:
 
     @property
     def decisions(self) -> list[str]:
-        """The decisions that it makes; without any that are named, that of its own name."""
+        """The decisions that it makes; without any that are named, the decision of its name."""
         return self.setting.decisions or [self.name]
 
 
@@ -191,7 +191,7 @@ def _sources(
 ) -> dict[str, tuple[int, Flag | None, Any]]:
     """Return by decision the number of its section, its setting, and its type.
 
-    A part of the plan that has decisions of its own has no setting.
+    A part of the plan that contains decisions has no setting.
     """
     flags = [(number, flag) for number, own in enumerate(sections) for flag in flags_of(own)]
     named = {name: pair for pair in flags for name in pair[1].setting.decisions}

@@ -25,10 +25,10 @@ _VOCABULARY = "vocabulary"  # the key of a preset that is no flag
 def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:
     """Return `argv` with the flags of its `--config` file in front, so that later ones win.
 
-    Those of a `--preset`, which the file may name too, come first.
+    Flags of a `--preset`, which the file may name too, come first.
 
     Args:
-        sections: what the flags are those of.
+        sections: which the flags belong to.
 
     Raises:
         ConfigError: a file is missing, is not YAML, or holds something other than flags.
@@ -52,12 +52,12 @@ def _words_of(file: Path, sections: Mapping[str, type]) -> list[FileWord]:
 
 
 def _switches(sections: Mapping[str, type]) -> Switches:
-    """Return what the switches of several sections stand for, and of extensions if they have none."""
+    """Return a function from a switch to its words, of these sections or else of extensions."""
     known = switch_words(sections)
 
     def words(option: str) -> tuple[list[str], list[str]]:
         found = known.get(option) or switch_words(extension_sections()).get(option)
-        # The parser refuses them, but for those of other systems that are off.
+        # The parser refuses them, except flags of other systems that are off.
         return found or ([option], [f"{option}={OFF}"])
 
     return words

@@ -125,7 +125,7 @@ def parse_sections(
     shows_help = not shows_legacy and not HELP.isdisjoint(argv)
     trains = any("num_layers" in section.__annotations__ for section in sections.values())
     first = parser.add_argument_group("To begin with") if trains and shows_help else None
-    # Those of plugins last, so that a clash of names is theirs.
+    # Plugins last, so that a clash of names is reported as theirs.
     for section in sorted(sections.values(), key=is_own_section):
         add_section(parser, section, defaults or {}, first=first, is_shown=shows_help)
     if legacy:
@@ -135,7 +135,7 @@ def parse_sections(
             help="List the flags of other systems, with what happens or what to write instead.",
         )
         others = parser.add_argument_group("Flags of other systems")
-        # There are hundreds of them: those that no one lists or gives take no time.
+        # There are hundreds of them: flags that are not listed or given take no time.
         given_names = {plain(word.partition("=")[0]) for word in argv}
         for flag in legacy:
             is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)
@@ -331,7 +331,7 @@ def truth(text: str) -> bool:
 
 @cache  # reading the source takes most of the time of parsing
 def field_docstrings(section: type) -> Mapping[str, str]:
-    """Return {field name: the string literal written under it}, with those of base dataclasses.
+    """Return {field name: the string literal written under it}, base dataclasses included.
 
     The text describes the flag: under a switch that is on by default, what its --no-… flag does.
 

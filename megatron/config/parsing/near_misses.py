@@ -21,7 +21,7 @@ def field_of(option: str) -> str:
 
 
 def answer_for(name: str, answers: Mapping[str, str], known: Iterable[str]) -> str:
-    """Return what is to be written in place of the unknown flag `name`; "" if nothing is known.
+    """Return advice about the unknown flag `name`; "" if there is none.
 
     Args:
         name: without its dashes.

@@ -17,7 +17,7 @@ _MOST_PROBLEMS = 50
 
 
 def merge_messages(messages: Sequence[str]) -> list[str]:
-    """Return messages of the form FLAG: TEXT, those of one text as one: FLAG, FLAG: TEXT."""
+    """Merge messages of the form FLAG: TEXT that have the same text into FLAG, FLAG: TEXT."""
     flags: dict[str, list[str]] = {}
     for message in dict.fromkeys(messages):
         flag, _, text = message.partition(": ")
@@ -116,7 +116,7 @@ class FlagParser(ToolParser):
         try:
             given, unknown = self.parse_known_args(words, namespace)
         except ConfigError as error:
-            # argparse stops at its first error: the others are found flag by flag.
+            # argparse stops at its first error: further errors are found flag by flag.
             words, more = self._without_errors(words)
             if not more:
                 raise ConfigError(*problems, *error.problems) from error
@@ -165,7 +165,7 @@ class FlagParser(ToolParser):
                 yield f"{' and '.join(flags)} are one flag: give one of them"
 
     def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return `words` without those of a file that are wrong, and what is wrong with these."""
+        """Return `words` without wrong entries of files, and the problems of these entries."""
         kept, problems = [], []
         for (location, _), group in groupby(words, key=_entry_of):
             entry = list(group)
@@ -192,7 +192,7 @@ class FlagParser(ToolParser):
         return kept, problems
 
     def _file_problems(self, location: str, entry: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with the words at `location` of a file."""
+        """Yield problems of the words at `location` of a file."""
         key = entry[0].key
         try:
             given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
@@ -214,7 +214,7 @@ class FlagParser(ToolParser):
             yield f"{location}: unknown key {key}{answer and f'; {answer}'}"
 
     def _foreign_values(self, entry: Sequence[str]) -> list[str]:
-        """Return what to write in place of values of a refused flag that other programs have."""
+        """Return advice about values of a refused flag that come from other programs."""
         option, equals, value = entry[0].partition("=")
         found = (
             (each, self._answers.get(f"{option.removeprefix('--')} {each}"))
@@ -258,7 +258,7 @@ class FlagParser(ToolParser):
 
 
 def _without(switch: str, value: str) -> str:
-    """Return what to write in place of a switch with a value."""
+    """Return advice about a switch that was given a value."""
     is_off = value.lower() in ("false", "no", "0", "off")
     return f"leave {switch if is_off else value} out"
 

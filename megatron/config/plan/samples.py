@@ -91,7 +91,7 @@ def plan_samples(
 
 
 def plan_data_of(start: Start, evaluation: EvaluationPlan) -> DataPlan:
-    """Return which token files are read, and how many samples of them."""
+    """Return the token files to read, and the number of samples from each."""
     config, steps = start.config, start.steps
     extensions = owners(map(type, config.extensions.values()))
     if any(needs(config) for needs in declarations_in("flags", "needs_complete_run", extensions)):

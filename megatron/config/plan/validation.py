@@ -148,7 +148,7 @@ def _value_of(start: Start, section: str, field: str) -> Any:
 
 
 def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan) -> Iterator[str]:
-    """Yield what a user should know of how a valid config is read."""
+    """Yield notices about the interpretation of a valid config."""
     config = start.config
     yield from parallel_notices(config.parallel, seq_length=config.model.seq_length)
     yield from _other_effect_notices(config)
@@ -172,7 +172,7 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
 
 
 def _other_effect_notices(config: Config) -> Iterator[str]:
-    """Yield a notice for every flag that has no effect beside others, or another than its number."""
+    """Yield a notice for every flag that has no effect, or another one, because of other flags."""
     meant = config.experts.expert_tensor_parallel_size
     tensor, size = config.parallel.tensor_model_parallel_size, config.expert_parallel_size
     if meant not in (None, tensor):

@@ -136,7 +136,7 @@ def starts_in_place(checkpoint: CheckpointConfig) -> bool:
 
 
 def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:
-    """Yield what the user should know about when checkpoints are saved."""
+    """Yield notices about the times at which checkpoints are saved."""
     if checkpoint.save_interval and not checkpoint.save:
         yield (
             f"--save-interval {checkpoint.save_interval} has no effect without --save: nothing is "

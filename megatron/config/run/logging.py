@@ -34,7 +34,7 @@ class LoggingConfig:
     lines in a row (default: off)."""
 
     device_peak_tflops: float | None = setting(None, above=0)
-    """Peak of one device in the run's dtype, in TFLOPs, for MFU and HFU (default: that of its data
+    """Peak of one device in the run's dtype, in TFLOPs, for MFU and HFU (default: from its data
     sheet, where the device is known)."""
 
     log_path: str | None = setting(None, plan="logging.flags_directory")
@@ -155,7 +155,7 @@ class LoggingPlan:
     num_zeros: bool
     timing_level: int
     slow_rank_factor: float  # 0: slow ranks are not looked for
-    device_peak_tflops: float  # 0: that of its data sheet, if there is one
+    device_peak_tflops: float  # 0: from its data sheet, if there is one
     nvtx: bool
     flags_directory: str
     tensorboard_dir: str

@@ -129,9 +129,9 @@ class ConversionConfig:
         ]
         | None
     ) = None
-    """Format of the files (default: recognised from them): this program's (own), Megatron-LM's
-    (megatron, or torch_dist for its distributed checkpoints), that of DeepSpeed's forks of it (bigscience), Meta's of Llama (llama_meta), or that
-    of transformers (hugging_face, llama2_hf)."""
+    """Format of the files (default: detected): this program's (own), Megatron-LM's (megatron, or
+    torch_dist for its distributed checkpoints), its DeepSpeed forks' (bigscience), Meta's for Llama
+    (llama_meta), or transformers' (hugging_face, llama2_hf)."""
 
     saver: Literal["own", "megatron"] | None = None
     """Format to write (default: megatron for mp_rank files of Megatron-LM, else own)."""

@@ -1,4 +1,4 @@
-"""Flags of the tools that inspect data, besides those of training."""
+"""Flags of the tools that inspect data, in addition to training's."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ ModelType = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """A checkpoint to be written for transformers. The tokenizer is that of the training."""
+    """A checkpoint to be written for transformers. The tokenizer is the training run's."""
 
     load: str
     """The --save directory of a run, of which the newest checkpoint is read, or the folder of one
@@ -24,13 +24,13 @@ class ExportConfig:
 
     exporter: str = setting("transformers", names=EXPORTERS)
     """Format to write: transformers, safetensors with our own names of parameters, NeMo's .nemo
-    archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or that of a plugin's exporter."""
+    archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or a plugin exporter's."""
 
     model_type: ModelType | None = None
     """Model type in transformers (default: the first that can express the network)."""
 
     target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
-    """Dtype of the weights (default: that of the training)."""
+    """Dtype of the weights (default: as in training)."""
 
     chat_template: str | None = None
     """File with the Jinja chat template that the model was trained with, written with the tokenizer
@@ -86,7 +86,7 @@ class ImportConfig:
     run."""
 
     target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
-    """Dtype of the next run (default: that of config.json). The weights are stored in fp32, without
+    """Dtype of the next run (default: config.json's). The weights are stored in fp32, without
     loss."""
 
     seq_length: int | None = None

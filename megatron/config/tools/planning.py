@@ -1,4 +1,4 @@
-"""Flags of the planner, besides those of training."""
+"""Flags of the planner, in addition to training's."""
 
 from dataclasses import dataclass
 
@@ -30,5 +30,5 @@ class PlanningConfig:
     """Price of an hour of one GPU, in any currency."""
 
     vocabulary: int | None = None
-    """Vocabulary size of the tokenizer, whose files are not read (default: that of the --preset, or
+    """Vocabulary size of the tokenizer, whose files are not read (default: the --preset's, or
     50257)."""

@@ -28,7 +28,7 @@ class PreprocessConfig:
     --find-optimal-num-workers needs none."""
 
     json_keys: list[str] = setting(factory=lambda: ["text"], older=("--json-key", "--columns"))
-    """Keys, or columns, whose text to convert; each becomes token files of its own."""
+    """Keys, or columns, whose text to convert; each gets separate token files."""
 
     where: list[str] | None = None
     """Convert only documents with certain metadata: a key, which may have dots for objects within
@@ -87,7 +87,7 @@ class PreprocessConfig:
     problem and excerpt to FILE."""
 
     resume: bool = False
-    """Skip the shards that an interrupted run finished; the files are those of an uninterrupted run."""
+    """Skip the shards that an interrupted run finished; the files equal an uninterrupted run's."""
 
     log_interval: int = 10_000
     """Documents between progress lines, where there is no terminal for a progress bar."""
@@ -126,8 +126,8 @@ class ShardConfig:
     """Join the finished shards of an array. Under a launcher rank 0 does so by itself."""
 
     timeout_s: int = 3600
-    """Seconds that the ranks of a launcher wait for the others at the start, and rank 0 at the end for
-    a shard on which nothing happens."""
+    """Seconds that the ranks of a launcher wait for each other at the start, and rank 0 at the end
+    for a shard on which nothing happens."""
 
 
 @dataclass(frozen=True, kw_only=True)

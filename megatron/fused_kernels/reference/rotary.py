@@ -7,7 +7,7 @@ from torch import Tensor
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return `x` with its first features turned by the angles of their positions.
 
-    Feature i turns together with feature i + r/2, for the first r features; the others stay.
+    Feature i is rotated with feature i + r/2, for the first r features; the rest are unchanged.
 
     Args:
         cos: cosine of every angle, in 32 bits so that late positions keep theirs.

@@ -195,14 +195,14 @@ class _Activation(torch.autograd.Function):
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, form: GeluForm) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if dtype_limit(x.dtype):
         return reference.bias_gelu(x, bias, form)
     return _Activation.apply(x.contiguous(), bias, _CURVES[form], False)
 
 
 def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if dtype_limit(x.dtype):
         return reference.glu(x, bias, kind)
     return _Activation.apply(x.contiguous(), bias, _CURVES[kind], True)

@@ -142,7 +142,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
 def bias_dropout_add(
     y: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool
 ) -> Tensor:
-    """Return what the reference does, computed in 32 bits; `y` is left as it is."""
+    """Compute the result of the reference in 32 bits; `y` is left as it is."""
     if dropout_limit(torch.promote_types(y.dtype, residual.dtype), y.numel()):
         return reference.bias_dropout_add(y, bias, residual, p, training)
     p = p if training else 0.0

@@ -23,7 +23,7 @@ def elementwise_grid(numel: int, block: int) -> tuple[int]:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Return the number of streaming multiprocessors (SMs); that of an H100 without a GPU."""
+    """Return the number of streaming multiprocessors (SMs); an H100's if there is no GPU."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count

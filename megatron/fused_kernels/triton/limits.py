@@ -3,7 +3,7 @@
 import torch
 
 _MOST_FEATURES = 32768  # a row has to fit into the registers of one program
-_MOST_HEAD_FEATURES = 32768  # those of all heads have to fit into the registers of one program
+_MOST_HEAD_FEATURES = 32768  # all heads have to fit into the registers of one program
 _MOST_KEYS = 16384  # a row has to fit into the registers of one program
 _MOST_ELEMENTS = 2**32 - 1  # the kernel's random offsets are 32-bit
 

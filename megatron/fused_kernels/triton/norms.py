@@ -1,8 +1,8 @@
 """Triton kernels of LayerNorm and RMSNorm, alone or with the sum of a residual in front.
 
-One kernel computes all gradients of narrow rows: each program sums those of weight and bias over
-its rows. Where these sums and a row do not fit into registers there are two, a kernel of rows for
-the input and one of columns for weight and bias.
+One kernel computes all gradients of narrow rows: each program sums the gradients of weight and bias
+over its rows. Where these sums and a row do not fit into registers there are two kernels, one over
+rows for the input and one over columns for weight and bias.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ def _input_gradient(
     ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the gradient of a row of the input; return it, that of the result, and the normal row."""
+    """Write a row of the input's gradient; return it, the result's gradient, the normalized row."""
     features = tl.arange(0, BLOCK)
     here = features < columns
     first = tl.cast(row, tl.int64) * columns
@@ -121,7 +121,7 @@ def _backward(
     Y_BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of the input, and this program's sums of those of weight, bias and y's bias."""
+    """Gradient of the input, and this program's gradient sums for weight, bias and y's bias."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     features = tl.arange(0, BLOCK)
     here = features < columns
@@ -214,7 +214,7 @@ def _column_sums(
 class _Norm(torch.autograd.Function):
     """Return (total, normed): total = x + y + y_bias, or x itself without y; normed is its norm.
 
-    Backward adds the gradients of both results in the norm's own pass.
+    Backward adds the gradients of both results in the norm's pass.
     """
 
     @staticmethod
@@ -295,7 +295,7 @@ def _gradients(
     centred: bool,
     biased: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor]:
-    """Return the input's gradient, and partial sums of those of weight, bias and y's bias.
+    """Return the input's gradient, and partial sums of the gradients of weight, bias and y's bias.
 
     Args:
         biased: whether there is a bias, and one of y.
@@ -341,14 +341,14 @@ def _warps(block: int) -> int:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if norm_limit(x.dtype, x.size(-1)):
         return reference.layer_norm(x, weight, bias, eps)
     return _Norm.apply(x.contiguous(), None, None, weight, bias, eps, True)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if norm_limit(x.dtype, x.size(-1)):
         return reference.rms_norm(x, weight, eps)
     return _Norm.apply(x.contiguous(), None, None, weight, None, eps, False)[1]
@@ -365,7 +365,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (x + y + y_bias, its norm); without y (x, its norm).
 
-    Backward adds the gradients of both results in the norm's pass, and sums those of the biases.
+    Backward adds the gradients of both results in the norm's pass, and sums the biases' gradients.
 
     Args:
         centred: LayerNorm; else RMSNorm.

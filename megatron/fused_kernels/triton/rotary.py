@@ -130,7 +130,7 @@ def _gather_heads(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Turn back the gradients of queries and keys, and write those of all heads to `start`."""
+    """Rotate gradients of queries and keys back; write the gradients of all heads to `start`."""
     feature = tl.arange(0, HALF)[None, :]
     paired, known = feature < half, is_query | is_key | is_value
     first = _load_gradients(to_query, to_key, to_value, is_query, is_key, is_value, feature, paired)
@@ -266,7 +266,7 @@ class _SplitRotary(torch.autograd.Function):
 
 
 def split_rotary(fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the reference does, computed in 32 bits. No gradient for the angles."""
+    """Compute the result of the reference in 32 bits. No gradient for the angles."""
     if rotary_limit(fused.dtype, 1, fused.size(-1)):
         return reference.split_rotary(fused, cos, sin)
     query, key, value = _SplitRotary.apply(fused.contiguous(), cos.contiguous(), sin.contiguous())
@@ -322,7 +322,7 @@ class _Rotary(torch.autograd.Function):
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return what the reference does, computed in 32 bits. No gradient for the angles."""
+    """Compute the result of the reference in 32 bits. No gradient for the angles."""
     if rotary_limit(x.dtype, x.size(1), x.size(-1)):
         return reference.rotary(x, cos, sin)
     return _Rotary.apply(x, cos.contiguous(), sin.contiguous())

@@ -104,14 +104,14 @@ class _ScaledSoftmax(torch.autograd.Function):
 
 
 def scaled_causal_softmax(scores: Tensor, scale: float) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if softmax_limit(scores.dtype, scores.size(-1)):
         return reference.scaled_causal_softmax(scores, scale)
     return _ScaledSoftmax.apply(scores.contiguous(), None, scale, True)
 
 
 def scaled_masked_softmax(scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return what the reference does, computed in 32 bits."""
+    """Compute the result of the reference in 32 bits."""
     if softmax_limit(scores.dtype, scores.size(-1)):
         return reference.scaled_masked_softmax(scores, mask, scale)
     return _ScaledSoftmax.apply(scores.contiguous(), mask, scale, False)

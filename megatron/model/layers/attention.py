@@ -68,14 +68,14 @@ class ParallelAttention(nn.Module):
             **parts.division,
         )
         if spec.norm.qk_layernorm:
-            # Every rank norms heads of its own with the same weight.
+            # Each rank normalizes its heads with the same weight.
             norm = norm_layer(
                 spec, width=attention.head_dim, group=parts.group, kernels=parts.kernels
             )
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
 
     def build_core(self, number: int) -> Attend:
-        """Return what computes core attention."""
+        """Return the core attention kernel."""
         return self.parts.self_attention(
             number, groups=self.local_groups, head_dim=self.spec.attention.head_dim
         )
@@ -259,7 +259,7 @@ class ParallelCrossAttention(ParallelAttention):
         self.projected = parts.state(*contexts, 2 * self.local_groups * spec.attention.head_dim)
 
     def build_core(self, number: int) -> Attend:
-        """Return what computes core attention."""
+        """Return the core attention kernel."""
         return self.parts.core_attention(number)
 
     def build_inputs(self) -> None:

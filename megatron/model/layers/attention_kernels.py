@@ -111,8 +111,8 @@ class ScoreOptions:
             [a, sq + sk - 1], as `RelativePositions.by_distance` returns it.
         relative: relative positions that `bias` is computed from; with a KV cache, `bias` is None and
             attention to cached keys computes it.
-        layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
-            those of deep layers stay inside the range of 16 bits. No other effect.
+        layer_scaling: scores are kept divided by this, and softmax multiplies it back, so that
+            scores of deep layers stay inside the range of 16 bits. No other effect.
         dropout: probability that a weight is dropped.
         kernels: what computes softmax where scores are written out.
     """
@@ -225,7 +225,7 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
 
 
 CoreAttention = Callable[[int], Attend]
-"""Returns what computes attention in the layer of a number, from 1 on."""
+"""Function from a layer number, from 1 on, to the attention kernel of that layer."""
 
 
 def attention_of(spec: ModelSpec, kernels: Kernels) -> Attend:

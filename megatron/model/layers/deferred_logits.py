@@ -41,7 +41,7 @@ class DeferredLogits(NamedTuple):
         """Return the sum of the losses of all tokens, each times its weight.
 
         Shapes: target_bs [b, s] int64, weights_bs [b, s] -> scalar float32.
-        Communication: that of `token_loss` for each chunk.
+        Communication: as `token_loss`, for each chunk.
         """
         target_n, weights_n = target_bs.flatten(), weights_bs.flatten()
         hidden_nh, weight_vh, bias_v = self.hidden.flatten(0, 1), self.weight, self.bias
@@ -81,7 +81,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     than logits that are kept. The gradient of the token table is summed over chunks in 32 bits.
 
     Shapes: hidden_nh [n, h], weight_vh [V/t, h], bias_v [V/t], weights_n [n] -> scalar.
-    Communication: that of `loss_of` for each chunk forward, none backward.
+    Communication: as `loss_of` for each chunk in forward, none in backward.
     Source: arXiv:2410.10989, section 3.2.
     """
 

@@ -81,7 +81,7 @@ class EmbeddingPipe(nn.Module):
 
 
 class OutputTable(nn.Module):
-    """A token table for the head: what the last stage holds of the embedding, or one of its own.
+    """A token table for the head: the last stage's copy of the embedding, or an untied one.
 
     Args:
         softcap: bound of the logits; 0 for none.
@@ -130,8 +130,8 @@ def tied_logits(
 
     Args:
         softcap: bound of the logits, which are 32-bit numbers then; 0 for none.
-        chunk_tokens: leaves the logits to the loss, which computes those of so many tokens at a
-            time; 0 returns the logits.
+        chunk_tokens: leaves the logits to the loss, which computes them for this many tokens at
+            a time; 0 returns the logits.
 
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.

@@ -16,7 +16,7 @@ Tensors = Tensor | tuple[Tensor, ...]
 
 
 INTEGERS = frozenset({"positions", "attention_span", "encoder_span"})
-"""Fields of a `LayerInput` that have no gradient; those of `batch` have none either."""
+"""Fields of a `LayerInput` that have no gradient; tensors in `batch` have none either."""
 
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class PassInput(NamedTuple):
 class LayerInput(NamedTuple):
     """Input and output of a transformer layer: activations, and what comes with them if present.
 
-    A layer replaces the fields that it computes and passes on the others.
+    A layer replaces the fields that it computes and passes on the rest.
 
     Args:
         hidden: activations: [s, b, h] between transformer layers, [b, s, h] before the first.
@@ -99,7 +99,7 @@ class LayerInput(NamedTuple):
         return LayerInput(**(dict(zip(self._fields, self, strict=True)) | changes))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the present tensors by name, in a fixed order; those of `batch` come last."""
+        """Return the present tensors by name, in a fixed order; tensors in `batch` come last."""
         tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
         return tensors | dict(sorted((self.batch or {}).items()))
 

@@ -105,7 +105,7 @@ class Recomputation:
         def run(*tensors: Tensor) -> Tensors:
             again = LayerInput.unpack(named, tensors).replace(shared=inputs.shared)
             output = in_turn(calls, again).tensors()
-            # Checkpointing functions take and return tensors; the others stay outside.
+            # Checkpointing functions take and return tensors; other values stay outside.
             return tuple(output[name] for name in names) if len(names) > 1 else output["hidden"]
 
         changes: dict[str, Any] = dict.fromkeys(drops)

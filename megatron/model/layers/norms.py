@@ -14,7 +14,7 @@ from megatron.tensor_parallel.sharding import mark_partial_gradient
 
 
 class Norm(nn.Module):
-    """Base of norms over the last dimension; those of plugins override `forward`.
+    """Base class of norms over the last dimension; plugins override `forward`.
 
     Args:
         width: number of features.
@@ -65,7 +65,7 @@ class LayerNorm(Norm):
 
     With `sums` it returns the sum x + y + y_bias too, without y x itself: see `fuses_sum`.
 
-    Shapes: x, y [..., h], y_bias [h] -> [..., h], in the dtype of the weight whatever that of x;
+    Shapes: x, y [..., h], y_bias [h] -> [..., h], in the weight's dtype whatever x's is;
         with `sums` (sum [..., h], that).
     """
 

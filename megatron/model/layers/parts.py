@@ -66,7 +66,7 @@ class DecodeStates(Protocol):
     """The states of all layers of a pipeline stage, of which each layer asks for its own."""
 
     def state(self, *shape: int | None, dtype: torch.dtype | None = None) -> DecodeState:
-        """Return a state [rows, *shape] of zeros (default dtype: that of activations)."""
+        """Return a state [rows, *shape] of zeros (default dtype: the activations')."""
         ...
 
     def attention(self, attend: Attend, *, groups: int, head_dim: int) -> Attend:
@@ -94,7 +94,7 @@ class LayerParts:
         core_attention: returns what computes attention in the layer of a number.
         rng: the stream that differs between ranks of `group`.
         kernels: what computes the operations inside the layers.
-        build_mixture: builds the MLPs of layers with experts; None for those of inference.
+        build_mixture: builds the MLPs of layers with experts; None for inference's.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
         mixed: whether weights are 16-bit: see `end_of`.
         batch_fields: names of the fields of a batch.

@@ -111,8 +111,8 @@ def _yarn_kept_fraction(spec: PositionSpec, frequencies: Tensor) -> Tensor:
 def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
     """Return by how much each head's scores fall with every token of distance: [a] float32.
 
-    Powers of 2^(-8/n) for n heads when n is a power of two. Otherwise those of the power of two
-    below, then every second one of those of the power of two above.
+    Powers of 2^(-8/n) for n heads when n is a power of two. Otherwise the slopes for the next
+    smaller power of two, then every second slope for the next greater one.
 
     Source: arXiv:2108.12409, section 3 and its published code.
     """
@@ -147,7 +147,7 @@ class RelativePositions:
         return self.at(torch.arange(1 - sk, sq, device=self.table_na.device)).T.contiguous()
 
     def at(self, distances: Tensor) -> Tensor:
-        """Return the biases [..., a] of distances, position of the key less that of the query."""
+        """Return the biases [..., a] of distances, each the key's position minus the query's."""
         buckets = relative_buckets(
             distances,
             num_buckets=self.table_na.size(0),
@@ -160,7 +160,7 @@ class RelativePositions:
 def relative_buckets(
     distances: Tensor, *, num_buckets: int, max_distance: int, bidirectional: bool
 ) -> Tensor:
-    """Return the bucket of each distance, position of the key less that of the query.
+    """Return the bucket of each distance, the key's position minus the query's.
 
     Half of the buckets hold one distance each, the rest are log-spaced, and the last is open-ended.
     If `bidirectional`, the upper half of all buckets is for keys after the query, which otherwise

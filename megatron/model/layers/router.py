@@ -23,7 +23,7 @@ class Routing(NamedTuple):
     Args:
         experts: their numbers.
         weights: factors of their outputs, in fp32.
-        priority: of an expert's choices, those with the lowest come first where it has a capacity.
+        priority: where an expert has a capacity, its choices with the lowest values come first.
     """
 
     experts: Tensor
@@ -43,7 +43,7 @@ class Router(nn.Module):
 
     Scores are computed in fp32. With `expert_bias`, experts are chosen by their scores plus a bias
     that has no gradient: each step raises it for experts with less than an even share of the
-    tokens and lowers it for the others.
+    tokens and lowers it for the rest.
 
     Args:
         spec: the network.
@@ -147,7 +147,7 @@ class Router(nn.Module):
         return scores.topk(k).indices
 
     def _in_best_groups(self, scores: Tensor) -> Tensor:
-        """Exclude the experts of all groups but those with the best experts."""
+        """Exclude the experts of all groups except the groups with the best experts."""
         moe = self.moe
         by_group = scores.unflatten(1, (moe.router_groups, -1))
         counted = moe.experts_per_token // moe.router_groups_per_token

@@ -23,7 +23,7 @@ from megatron.tensor_parallel.topology import zigzag_chunks
 
 
 class RingAttention:
-    """Attend from this rank's positions to those of all ranks, a block of keys after the other.
+    """Attend from this rank's positions to the positions of all ranks, one block of keys at a time.
 
     Of 2 N chunks of the sequence rank r has the chunks r and 2 N - 1 - r, so that with causal
     attention all ranks see as many keys. In step i the keys and values of rank r - i are at rank r,
@@ -38,7 +38,7 @@ class RingAttention:
         flash: whether FlashAttention may compute blocks.
 
     Shapes: query [b, a, s/N, d], key and value [b, g, s/N, d] -> [b, a, s/N, d]; s/N is even. The
-        mask is that of all positions.
+        mask covers all positions.
     Communication: N - 1 sends of keys and values forward, 2 N - 2 of as many bytes backward. With
         masks by spans, one synchronisation with the GPU in each micro-batch.
     Randomness: dropout draws from the stream that is current.
@@ -78,7 +78,7 @@ class RingAttention:
     def steps(
         self, mask: Mask, own_length: int, tile: int, device: torch.device
     ) -> list[list[Block]]:
-        """Return the blocks of each step; the last one is the second part of this rank's own.
+        """Return the blocks of each step; the last one is the second part of this rank's blocks.
 
         Args:
             own_length: positions of this rank.
@@ -271,7 +271,7 @@ class UlyssesAttention:
         self.attend, self.group = attend, group
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
-        """Return the mixed values of this rank's positions. The mask is that of all positions."""
+        """Return the attention output of this rank's positions. The mask covers all positions."""
         query, key, value = (
             all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)
         )

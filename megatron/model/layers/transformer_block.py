@@ -1,4 +1,4 @@
-"""Transformer layers: attention and MLP, and those of a decoder with cross-attention."""
+"""Transformer layers: attention and MLP; decoder layers also have cross-attention."""
 
 from torch import Tensor, nn
 

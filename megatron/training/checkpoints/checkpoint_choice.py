@@ -62,7 +62,7 @@ class Chosen:
 
 
 def choose_checkpoint(plan: Plan, *, flag: str = "--load") -> Chosen | None:
-    """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
+    """Return the newest checkpoint of --load, or the one of --ckpt-step; None if there is none yet.
 
     A checkpoint with a damaged manifest is skipped for the next older one, with a warning.
 
@@ -139,7 +139,7 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
 
 
 def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> None:
-    """Warn if the samples come in another order than those of the run that saved `chosen`.
+    """Warn if the samples come in another order than in the run that saved `chosen`.
 
     Args:
         uses: what is read of each corpus for training.
@@ -232,7 +232,7 @@ def warn_passed_over(folder: Path, why: str, before: int) -> None:
 
 
 def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
-    """Return the first of `tags`, newest first, whose manifest is undamaged; warn of the others.
+    """Return the first of `tags`, newest first, whose manifest is undamaged; warn of damaged ones.
 
     Args:
         passed_over: how many newer ones are damaged.

@@ -45,7 +45,7 @@ class PendingSave:
     Args:
         directory: --save.
         manifest: without files.
-        files: those that this rank writes.
+        files: the files that this rank writes.
         publication: the publishing, on rank 0 once all ranks have written their files.
     """
 
@@ -66,10 +66,10 @@ def finish_alone(
 ) -> bool:
     """Wait for this rank's writes; on rank 0 publish the save of all ranks; return whether it did.
 
-    A run fails on one rank, and the others notice it when that one has exited: no rank can query
-    another. So each rank writes a list of its files to the staging folder, and rank 0 waits for
-    the lists. The others wait until it has published: a launcher kills the remaining ranks half a
-    minute after the first exit.
+    A run fails on one rank, and the other ranks notice it when that one has exited: no rank can
+    query another. So each rank writes a list of its files to the staging folder, and rank 0 waits
+    for the lists. The other ranks wait until it has published: a launcher kills the remaining ranks
+    half a minute after the first exit.
 
     Raises:
         CheckpointError: a rank could not write, or has exited.

@@ -267,7 +267,7 @@ class Checkpoints(Hook):
     def _exchange(
         self, files: Sequence[Future[FileRecord]]
     ) -> tuple[list[FileRecord], list[FileRecord]]:
-        """Return the records of all ranks' files, on rank 0, and those that this rank will verify.
+        """Return the records of all ranks' files, on rank 0, and the ones this rank will verify.
 
         They are another rank's, on another node if there are several: where they were not written.
 

@@ -29,8 +29,8 @@ def sole_writer(plan: Plan) -> Iterator[None]:
 def require_own(plan: Plan) -> None:
     """Refuse a --save with checkpoints that this run does not resume from.
 
-    It would replace those of the same iterations, --keep-last would remove others, and who goes on
-    from the newest would mix two runs.
+    It would replace checkpoints of the same iterations, --keep-last would remove older ones, and a
+    resume from the newest would mix two runs.
 
     Raises:
         WrongCheckpointError: it holds some.

@@ -59,7 +59,7 @@ def with_start_in_place(plan: Plan, config: Config) -> Plan:
 
 
 def _begins(directory: Path) -> bool:
-    """Whether the run in `directory` has saved nothing yet; its checkpoints are those in `initial` then."""
+    """Whether the run in `directory` has saved nothing yet; `initial` holds its checkpoints."""
     initial, making = directory / INITIAL, directory / f"{STAGING}{INITIAL}"
     if published_tags(initial):
         if published_tags(directory):

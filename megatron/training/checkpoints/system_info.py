@@ -1,4 +1,4 @@
-"""System information of a run: versions, devices, hosts, and the state of its own source."""
+"""System information of a run: versions, devices, hosts, and the state of its source code."""
 
 from collections import Counter
 from collections.abc import Mapping

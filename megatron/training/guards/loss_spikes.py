@@ -95,8 +95,9 @@ class SpikeGuard(Hook):
 def robust_zscore(value: float, before: Sequence[float]) -> float:
     """Return the number of deviations that `value` lies above the median of `before`.
 
-    The deviation is that of normal values with the same median absolute deviation, but not less
-    than 1/10000 of the median, so that equal values do not make every other one a spike.
+    The deviation is the standard deviation of a normal distribution with the same median absolute
+    deviation, but at least 1/10000 of the median, so that among equal values not every different
+    one is a spike.
 
     Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993).
     """
@@ -163,7 +164,7 @@ def go_back(
     from_rank_0(lambda: set_aside(save, iteration))
     if journal:
         record = {"iteration": iteration, "spike": spike.iteration, "why": str(spike)}
-        # All of them: one that went further back leaves no trace of those before it.
+        # All of them: one that went further back leaves no trace of earlier ones.
         journal.write(ROLLBACK, {**record, "passed_over": passed, "all_passed_over": spikes})
 
 

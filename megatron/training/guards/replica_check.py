@@ -21,7 +21,7 @@ _MOST_LISTED = 8
 _FACTOR = 2 * 0x2545F4914F6CDD1D  # even, so that one more is odd
 
 Common = tuple[str, Hashable]
-"""A name, and which ranks have the thing in common: those that say the same here."""
+"""A name, and a key: ranks with the same key must have equal values."""
 
 
 class ReplicaCheck(Hook):

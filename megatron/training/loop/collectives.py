@@ -142,7 +142,7 @@ def scatter(items: Sequence[T] | None) -> list[T]:
 
 
 def gather_findings(findings: list[T]) -> list[T]:
-    """Return what any rank has found, rank 0's first, at most 100 items: usually there are none.
+    """Return the findings of all ranks, rank 0's first, at most 100 items: usually there are none.
 
     Communication: one all-reduce of a byte; when there are some, a post and a broadcast too.
     """

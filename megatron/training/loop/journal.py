@@ -19,13 +19,13 @@ START, ROLLBACK = "start", "rollback"
 """Events after which a run is at an iteration that it may have been at before."""
 
 END = "end"
-"""The event of a start that ended in its own time; one that failed or was killed has none."""
+"""The event of a start that ended normally; one that failed or was killed has none."""
 
 
 class Journal:
     """Appends records to `directory`/journal.jsonl.
 
-    The run has a name of its own, and each start of it is an attempt, counted from 1.
+    The run has a unique name, and each start of it is an attempt, counted from 1.
     """
 
     def __init__(self, directory: Path):

@@ -1,4 +1,4 @@
-"""Records of a run's journal (JSONL); damaged lines and those of other versions are skipped."""
+"""Records of a run's journal (JSONL); skips damaged lines and lines of other versions."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Prefetching of micro-batches: read in a thread, copied to the GPU on a stream of their own."""
+"""Prefetching of micro-batches: read in a thread, copied to the GPU on a separate stream."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

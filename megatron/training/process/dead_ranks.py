@@ -32,7 +32,7 @@ class Peer:
 
 
 def this_process(rank: int) -> Peer:
-    """Return the process identity that this rank shares with the others."""
+    """Return the process identity that this rank shares with the other ranks."""
     pid = os.getpid()
     return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", pid_namespace())
 
@@ -41,8 +41,8 @@ class Peers:
     """Ranks of a run, this one included; none before they have met.
 
     Args:
-        everyone: all ranks, or those of this host.
-        other_hosts: the others, for messages; default: those of `everyone`.
+        everyone: all ranks, or the ranks of this host.
+        other_hosts: ranks on other hosts, for messages; default: taken from `everyone`.
         have_met: whether the rendezvous is over.
     """
 
@@ -52,12 +52,12 @@ class Peers:
         self._everyone, self._other_hosts, self.have_met = everyone, other_hosts, have_met
 
     def on_this_host(self) -> list[Peer]:
-        """Return those whose processes this one sees, itself included."""
+        """Return the ranks whose processes this one sees, itself included."""
         numbers = pid_namespace()
         return [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
 
     def wait_for_ended(self) -> list[Peer]:
-        """Return those of this host that have ended; waits a moment for the first."""
+        """Return the ranks of this host that have ended; waits a moment for the first."""
         give_up_at = time.monotonic() + _CLOSING_S
         while (
             not (found := self.ended_peers())
@@ -68,7 +68,7 @@ class Peers:
         return found
 
     def ended_peers(self) -> list[Peer]:
-        """Return those of this host that have ended by now."""
+        """Return the ranks of this host that have ended by now."""
         return [peer for peer in self.on_this_host() if not is_running(peer.pid, peer.started)]
 
     def on_other_hosts(self) -> str:

@@ -47,7 +47,7 @@ def prepare_process(
 
 
 def _use_one_queue(parallel: ParallelConfig, device: torch.device) -> None:
-    """Let collectives beside computation start in the order in which they were issued.
+    """Let collectives that overlap with computation start in the order in which they were issued.
 
     Raises:
         ConfigError: the variable has another value, on a GPU older than Blackwell.
@@ -72,7 +72,7 @@ def choose_device(requested: str, launch: Launch) -> torch.device:
 
     Raises:
         ConfigError: a GPU is requested and there is none, none is left for this process, or PyTorch
-            cannot use those of this node and the CPU is not requested.
+            cannot use the GPUs of this node and the CPU is not requested.
     """
     available = torch.cuda.is_available()
     if requested == "auto" and not available and not hides_gpus():
@@ -89,7 +89,7 @@ def choose_device(requested: str, launch: Launch) -> torch.device:
             "CUDA_VISIBLE_DEVICES, or write --device cpu"
         )
     if torch.cuda.device_count() == 1:
-        # A scheduler may show each process one of its own; `start_processes` finds out.
+        # A scheduler may show each process a different GPU; `start_processes` finds out.
         return torch.device("cuda", 0)
     if launch.local_rank >= torch.cuda.device_count():
         raise ConfigError(

@@ -35,7 +35,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The program that started this process together with others, and will end it with them."""
+    """The program that started this process and its peers, and will end them together."""
 
     name: Literal["", "deepspeed", "torch"]  # "": none of those
     max_restarts: int  # how often it starts everything again after a failure
@@ -59,7 +59,7 @@ class _Names:
     world_size: str
     local_rank: str
     local_size: str
-    job: tuple[str, ...]  # equal in all processes of a job, if set, and others in other jobs
+    job: tuple[str, ...]  # equal in all processes of a job, if set, and different in other jobs
 
 
 _MPIS = (
@@ -110,7 +110,7 @@ def _manager() -> _Managed | None:
 
 
 def _slurm() -> _Managed | None:
-    # A batch script gets the variables of task 0 of all, though the others are not started.
+    # A batch script gets the variables of task 0 of all, though the other tasks are not started.
     is_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     if not os.environ.get("SLURM_PROCID") or is_script:
         return None
@@ -202,7 +202,7 @@ def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
     """Refuse a rank that contradicts the one of MPI or SLURM.
 
     One task may be a process of the run, or a launcher that starts the processes of a node. A
-    single task proves nothing: others may have been started next to it.
+    single task proves nothing: further tasks may have been started next to it.
     """
     names, tasks = managed.names, managed.launch.world_size
     started = f"{names.world_size}={tasks}"
@@ -305,7 +305,7 @@ def master_address(launch: Launch) -> MasterAddress:
 
 
 def start_name(launch: Launch) -> str:
-    """Return a text that the processes of one start share, and those of another start do not."""
+    """Return a text that all processes of one start share and processes of other starts do not."""
     port, attempt = os.environ.get("MASTER_PORT", ""), read_launcher().restarts
     return f"{port} {launch.world_size} {attempt}"
 
@@ -388,7 +388,7 @@ def compiled_extensions() -> Path:
 def export_restarts() -> None:
     """Let torch's launcher use a new rendezvous store after each failure.
 
-    At the same one, ranks that come back early read the addresses of those that are gone.
+    At the same one, ranks that come back early read the addresses of ranks that are gone.
     """
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 

@@ -138,9 +138,9 @@ def locate_failure(failure: Failure, peers: Peers) -> Failure:
 class FailureFile:
     """One process's view of `directory`/failure.json.
 
-    The first cause stays: a later one is not written. What came of it elsewhere, a lost peer,
-    gives way to who was lost, and both to a cause, whichever is first. That of an earlier attempt
-    moves to failure-N.json.
+    The first cause stays: a later one is not written. A consequence on another rank, a lost peer,
+    is replaced by the name of the lost rank, and both by a cause, whichever is first. The file of
+    an earlier attempt moves to failure-N.json.
 
     Args:
         directory: --save; empty for none, and then nothing is written.
@@ -212,7 +212,7 @@ class FailureFile:
         )
 
     def exit_code(self) -> ExitCode:
-        """Return the exit code of this attempt's cause; that of a failure where none can be read."""
+        """Return the exit code of this attempt's cause; ExitCode.FAILED where none can be read."""
         cause = _read(self.file) if self.is_written() else None
         return cause.exit_code if cause else ExitCode.FAILED
 
@@ -263,7 +263,7 @@ def _read(file: Path) -> Failure | None:
         # Another version may write more or less; its defaults are not of this process.
         known = {each.name: content[each.name] for each in fields(Failure) if each.name in content}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
-        # One of a newer version counts as a failure like others.
+        # A code of a newer version counts as a failure.
         code = failure.exit_code if failure.exit_code in {*ExitCode} else ExitCode.FAILED
         return replace(failure, iteration=int(failure.iteration), exit_code=ExitCode(code))
     except (OSError, ValueError, TypeError):

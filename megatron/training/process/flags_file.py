@@ -1,4 +1,4 @@
-"""The flags of a run: a file of all of them, and those that differ from their defaults."""
+"""The flags of a run: a file of all of them, and the non-default ones."""
 
 import time
 from dataclasses import MISSING, asdict, fields

@@ -26,11 +26,11 @@ _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred of Linux
 
 
 def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> None:
-    """Run `main(argv)` and leave with an exit code: what it returns, or that of the error.
+    """Run `main(argv)` and exit with the code that it returns, or with the error's exit code.
 
-    An error that every rank finds is printed once: by rank 0, and the others wait a moment in
+    An error that every rank finds is printed once: by rank 0, and the other ranks wait a moment in
     which the launcher ends them; one that is alone with its error then prints too, and one of each
-    node for those that share it. So do those whose only trouble is that another rank has gone.
+    node for ranks that share it. So do ranks whose only error is the loss of another rank.
     No rank waits for another's answer: a process that failed leaves hard, and the launcher ends
     the rest.
     """

@@ -1,4 +1,4 @@
-"""Spare processes of an elastic run: those beyond the last replica, which wait for its end."""
+"""Spare processes of an elastic run: ranks beyond the last replica, which wait for its end."""
 
 import logging
 import select
@@ -29,7 +29,8 @@ def wait_for_end(
 ) -> ExitCode:
     """Meet the ranks as one of them would, and wait until their run ends; return the exit code.
 
-    If a spare process left earlier, its launcher would end the others, or take the run for finished.
+    If a spare process left earlier, its launcher would end the other ranks, or take the run for
+    finished.
 
     Args:
         look: called about twice a second while this process waits for the rendezvous; may raise.
@@ -90,7 +91,7 @@ def _is_announced(master: MasterAddress, has_key: Callable[[], bool]) -> Callabl
 def _rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
     """Return whether rank 0, which hosts the store, has closed a connection that nothing else uses.
 
-    Its exit code is that of the run. A lost host closes no connection: TCP keepalive detects it.
+    Its exit code is the run's. A lost host closes no connection: TCP keepalive detects it.
     """
     try:
         connection = socket.create_connection((master.host, master.port), _CONNECT_S)

@@ -76,7 +76,7 @@ def place_of(frame: FrameType) -> str:
 
 
 def _function(innermost: FrameType, ours: FrameType) -> str:
-    """Return the name of the innermost function: a library's that we called, or our own."""
+    """Return the name of the innermost function: a library function that we called, or ours."""
     return innermost.f_code.co_name if innermost is not ours else ours.f_code.co_name
 
 
@@ -103,7 +103,7 @@ def read_places(folder: Path, known: Mapping[int, str] | None = None) -> dict[in
     """Return the stack position of each rank's main thread, from the dumps in `folder`.
 
     Args:
-        known: those of ranks whose dumps are not read again.
+        known: places of ranks whose dumps are not read again.
     """
     places = dict(known or {})
     for name in os.listdir(folder):
@@ -119,7 +119,7 @@ def groups_of_ranks(
 ) -> list[str]:
     """Return a line for the ranks at each stack position: one rank reads all dumps in `folder`.
 
-    Every rank may be that one; where nothing can be written it is rank 0. The others have its
+    Every rank may be that one; where nothing can be written it is rank 0. The other ranks have its
     report; [] if that does not come.
 
     Args:

@@ -1,6 +1,6 @@
 """Ranks of this host that have started and not met yet: each leaves its process identity in a file.
 
-A rank that dies before the rendezvous has no connection whose end others could see.
+A rank that dies before the rendezvous has no connection whose end other ranks could see.
 """
 
 import os
@@ -24,7 +24,7 @@ _KEPT_S = 24 * 3600.0
 class StartingPeers:
     """Ranks that the same parent process has started, by files in the temporary folder of the host.
 
-    Where nothing can be written, or each rank has a parent of its own, none is found.
+    Where nothing can be written, or each rank has a different parent, none is found.
 
     Args:
         run: text that the ranks of one start share, and the ranks of concurrent starts lack.

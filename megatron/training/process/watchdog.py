@@ -40,14 +40,14 @@ SAVING_GRACE_S = 120.0
 """Time that a run has to save and exit after its launcher has died."""
 
 PEER_GRACE_S = 30.0
-"""Time after the end of another rank in which an error of its own may end this one."""
+"""Time after the end of another rank in which this rank may still end with its own error."""
 
 _POLL_S = 1.0
-"""Least interval at which a rank polls the disk for what others have written."""
+"""Least interval at which a rank polls the disk for messages of other ranks."""
 
 _POLLS_PER_S = 100
 """Most polls of the shared disk by all ranks together, however many they are: where a rank polls less
-often than every second, one that has found something sends it to the others of its host."""
+often than every second, a rank that has found something sends it to the other ranks of its host."""
 
 _STEP = "step"
 _HANG, _FAILED = "hang", "failed"
@@ -165,7 +165,7 @@ class Watchdog:
         self._schedule_polls(hangs.world_size, random.random())
 
     def set_peers(self, peers: Peers, *, world_size: int) -> None:
-        """Record who the other ranks are, and share the polls of the disk with those of this host."""
+        """Record the other ranks, and share the polls of the disk with the ranks of this host."""
         self.peers = peers
         self._forget_start()
         here = peers.on_this_host()
@@ -183,7 +183,7 @@ class Watchdog:
         self._next_poll_at = time.monotonic() + turn * interval_s if interval_s > _POLL_S else 0.0
 
     def disarm(self) -> None:
-        """Watch for hangs and ended ranks no more: this process waits for others."""
+        """Stop watching for hangs and ended ranks: this process waits for other ranks."""
         self._hangs, self.follows_peers = None, False
         self._forget_start()
 
@@ -256,7 +256,7 @@ class Watchdog:
                 self._end_hung(self._hangs)
 
     def _poll(self) -> None:
-        # A thread of its own, as it may wait for a dead disk.
+        # A separate thread, because it may block on a dead disk.
         while not self._ended.is_set():
             self._handle(self._receive(self._pause_s()))
             if time.monotonic() < self._next_poll_at:
@@ -275,7 +275,7 @@ class Watchdog:
         return self._messages.receive(timeout_s)
 
     def _events_on_disk(self) -> Iterator[str]:
-        """Yield what other ranks have written to the disk: that they hang, or why they ended."""
+        """Yield reports that other ranks wrote to the disk: of hangs, or why they ended."""
         if self._hangs and os.path.exists(self._hangs.folder):
             yield _HANG
         if self.follows_peers and self.failures.is_written():
@@ -384,7 +384,7 @@ class Watchdog:
             groups=groups,
         )
         lines = [f"hang in {stage}: {message}", *groups, f"stacks of all threads: {hangs.folder}"]
-        # One rank prints; the others leave a moment for that. Where nothing can be written, none
+        # One rank prints; other ranks leave a moment for that. Where nothing can be written, none
         # has been the first.
         if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
             self._write_message("\n  ".join(lines))

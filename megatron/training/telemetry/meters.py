@@ -49,7 +49,7 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
 
 
 def _expert_measures(load: ExpertLoad | None) -> Mapping[str, float]:
-    """Return what is logged of mixtures of experts after a step."""
+    """Return the log fields of mixtures of experts after a step."""
     if load is None:
         return {}
     return {

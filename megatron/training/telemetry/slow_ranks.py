@@ -1,8 +1,8 @@
-"""Straggler detection: ranks whose own work, before they wait for others, is slow.
+"""Straggler detection: finds ranks whose work before they wait for other ranks is slow.
 
-The time of a full step is that of the slowest rank, on all ranks alike. What differs is the time
-in which a rank reads its data and computes its forward passes. Ranks that share layers or divide
-samples wait for each other within it, and so are slow together; replicas do not.
+All ranks take as long for a full step as the slowest rank. Ranks differ in the time in which they
+read their data and compute their forward passes. Ranks that share layers or divide samples wait for
+each other within it, and so are slow together; replicas do not.
 
 Source: MegaScale (arXiv:2402.15627), section 5.2, which compares machines likewise.
 """
@@ -95,7 +95,7 @@ class SlowRanks:
         busy_ms: Sequence[float],
         data_ms: Sequence[float],
     ) -> None:
-        """Warn of ranks that stay slow, and log those that have recovered."""
+        """Warn of ranks that stay slow, and log ranks that have recovered."""
         for rank, times in enumerate(slowness):
             before, is_slow = self._lines_slow[rank], times > self._factor
             self._lines_slow[rank] = before + 1 if is_slow else 0
@@ -122,7 +122,7 @@ class SlowRanks:
 
 
 def slowness_of(busy: Sequence[float], stage_of: Callable[[int], int]) -> list[float]:
-    """Return for each rank its time over the median of the others of its stage; 1 if it is alone.
+    """Return each rank's time over the median of the other ranks of its stage; 1 if it is alone.
 
     Args:
         busy: time of each rank.

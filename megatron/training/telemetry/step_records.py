@@ -45,12 +45,12 @@ class StepRecords(Hook):
 
 
 def _decoupled(step: StepResult) -> dict[str, float]:
-    """Return the learning rate of embedding and output layer, if they have their own."""
+    """Return the learning rate of embedding and output layer, if it is a separate one."""
     return {} if step.embedding_lr is None else {"decoupled_learning_rate": step.embedding_lr}
 
 
 def _losses(step: StepResult) -> dict[str, float]:
-    """Return the loss of a record; of a loss with several terms those, and the total as `loss`."""
+    """Return the loss of a record; for several terms, each of them and the total as `loss`."""
     if LM_LOSS not in step.measures:
         return {"lm_loss": step.loss}
     others = {"sop_loss": step.measures[SOP_LOSS]} if SOP_LOSS in step.measures else {}

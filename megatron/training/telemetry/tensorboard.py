@@ -30,7 +30,7 @@ class TensorBoard(Hook):
     """Writes scalars over iterations, samples and tokens. For rank 0.
 
     Args:
-        writer: that of `build_writer`.
+        writer: returned by `build_writer`.
         config: as nested dictionaries, for the text entries.
     """
 

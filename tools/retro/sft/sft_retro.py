@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Finetune a Retro, or a GPT, on questions and answers (InstructRetro); flags are those of pretraining.
+"""Finetune a Retro, or a GPT, on questions and answers (InstructRetro); flags as in pretraining.
 
 --data-path names sets of questions, with weights to blend several; --data-folder is the directory of
 their files NAME/NAME_QA_train.json. Without --retro-add-retriever the network is a GPT.

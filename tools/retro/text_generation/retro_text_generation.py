@@ -3,7 +3,7 @@
 
 A prompt has the first contexts of its question; the encoder of a Retro reads the next contexts, or
 with --reuse-top the same. The output has one answer a line. The name of the question set, which
-decides the form of a prompt, is that of the file: nq of nq_QA_dev.json.
+decides the form of a prompt, is taken from the file name: nq of nq_QA_dev.json.
 """
 
 import sys
