@@ -1,10 +1,15 @@
 """What all tests share; tests/ itself is on the import path because this file is in it."""
 
 import gc
+import io
 import logging
 import os
 import signal
 import sys
+import time
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +65,14 @@ def log_handlers():
 
 
 @pytest.fixture(autouse=True)
+def import_path():
+    """Scripts add folders of theirs, where others would find modules of the same names."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture(autouse=True)
 def draws():
     """A test draws the same whichever tests its process ran before, which differs with their pace.
 
@@ -103,3 +116,135 @@ def store():
 
     with object_store() as running:
         yield running
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Return a function that makes a file, or a content, the standard input of this process."""
+    opened = []
+
+    def read_from(content: Path | bytes | str):
+        if isinstance(content, Path):
+            raw = content.open("rb")
+        else:
+            raw = io.BufferedReader(
+                io.BytesIO(content if isinstance(content, bytes) else content.encode())
+            )
+        opened.append(io.TextIOWrapper(raw))
+        monkeypatch.setattr(sys, "stdin", opened[-1])
+
+    yield read_from
+    for file in opened:
+        file.close()
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Return a function that puts a module of these attributes in the place of an installed one.
+
+    Without attributes it is as if the package were not installed.
+    """
+
+    def put(name, **attributes):
+        if not attributes:
+            monkeypatch.setitem(sys.modules, name, None)
+            return None
+        parent = name.rpartition(".")[0]
+        if parent and sys.modules.get(parent) is None:
+            put(parent, __path__=[])
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put
+
+
+@pytest.fixture
+def os_calls(monkeypatch):
+    """Return a function that records the paths on which a function of `os` is called.
+
+    Where a path ends in `on`, the call raises `error`: an exception, or its number.
+    """
+
+    def watch(name, error=None, on=""):
+        usual, paths = getattr(os, name), []
+
+        def call(at, *args, **named):
+            path = os.readlink(f"/proc/self/fd/{at}") if isinstance(at, int) else os.fspath(at)
+            paths.append(path)
+            if error is not None and path.endswith(on):
+                raise OSError(error, os.strerror(error), path) if isinstance(error, int) else error
+            return usual(at, *args, **named)
+
+        monkeypatch.setattr(os, name, call)
+        return paths
+
+    return watch
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The host's clocks, which stand still but for `clock.pass_time` and for pauses."""
+    now = SimpleNamespace(s=100.0, pauses=[])
+
+    def pass_time(seconds):
+        now.s += seconds
+        now.pauses.append(seconds)
+
+    now.pass_time = pass_time
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: now.s)
+    monkeypatch.setattr(time, "sleep", pass_time)
+    return now
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Return a function that gives this machine GPUs; it has no other way to compute on one.
+
+    Args:
+        board: the properties of each.
+    """
+
+    def pretend(count, capability=(9, 0), **board):
+        answers = {
+            "is_available": count > 0,
+            "is_initialized": count > 0,
+            "device_count": count,
+            "current_device": 0,
+            "set_device": None,
+            "get_device_capability": capability,
+            "get_device_properties": SimpleNamespace(**board),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+    return pretend
+
+
+@pytest.fixture
+def command_line(monkeypatch):
+    """Return a function that starts this process with other words, as far as it can see.
+
+    Args:
+        typed: those given to Python, unless they are the same.
+    """
+
+    def start(*words, typed=None):
+        for name, value in (("argv", words), ("orig_argv", ("python", *(typed or words)))):
+            monkeypatch.setattr(sys, name, [str(word) for word in value])
+
+    return start
+
+
+@pytest.fixture
+def repeats(monkeypatch):
+    """Return a function that sets how failed requests to URLs are repeated."""
+
+    def set_limits(**limits):
+        for name, value in limits.items():
+            monkeypatch.setattr(f"megatron.common.remote_files.{name.upper()}", value)
+
+    return set_limits

@@ -1,7 +1,6 @@
 """A directory of a tokenizer or a model with Python code of its own."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,6 @@ def write_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tokenizer: bo
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "mod"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "own.py").write_text(CODE.format(mark=str(tmp_path / "ran")))

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 Ids = TypeVar("Ids")
 
 # It does not begin as it ends, so that none can be made of the end of a text and a part of it.
-_SEPARATOR = "\x1e<|the next text|>\x1d"
-_SEPARATOR_BYTES = _SEPARATOR.encode()
+SEPARATOR = "\x1e<|the next text|>\x1d"
+_SEPARATOR_BYTES = SEPARATOR.encode()
 _SAMPLED_IDS = 2000  # ids of the vocabulary whose texts are part of the comparison
 
 # How BLOOM cuts words, for the tokenizers library, and the pieces for Python: a word with the space
@@ -30,7 +30,6 @@ _SAMPLED_IDS = 2000  # ids of the vocabulary whose texts are part of the compari
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 _BETWEEN = r"(|.,!?…。，、।۔،)\t-\r\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _PIECE = re.compile(f" ?[^{_BETWEEN}]+|[{_BETWEEN}]+?(?= ?[^{_BETWEEN}])|[{_BETWEEN}]+")
-_MOST_PIECES = 1 << 20  # remembered
 
 
 class FastTokenizer(Tokenizer):
@@ -171,7 +170,7 @@ class FastEncoder:
         """Return the ids of `text`."""
         ids = self._gigatoken.encode(text).tolist()
         if self._separator in ids:
-            raise ValueError(f"the text holds {_SEPARATOR!r}")
+            raise ValueError(f"the text holds {SEPARATOR!r}")
         return [*self._prefix.tolist(), *ids, *self._suffix.tolist()]
 
     def encode_array(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -204,7 +203,7 @@ class FastEncoder:
         tokens = self._gigatoken.encode(joined).view(np.int32)
         positions = np.flatnonzero(tokens == self._separator)
         if len(positions) != len(texts):
-            raise ValueError(f"a text holds {_SEPARATOR!r}")
+            raise ValueError(f"a text holds {SEPARATOR!r}")
         lengths = positions + 1  # of all texts up to here; np.diff takes twice as long
         lengths[1:] -= positions[:-1] + 1
         return tokens, lengths
@@ -214,7 +213,7 @@ class FastEncoder:
         ends = np.asarray(layout.offsets.data, np.int64)
         tokens = np.asarray(layout.content.data)[ends[0] : ends[-1]].view(np.int32)
         if self._separator >= 0 and (tokens == self._separator).any():
-            raise ValueError(f"a text holds {_SEPARATOR!r}")
+            raise ValueError(f"a text holds {SEPARATOR!r}")
         return tokens, np.diff(ends)
 
     def decode(self, ids: NDArray) -> bytes:
@@ -227,6 +226,7 @@ class WordEncoder(FastEncoder):
 
     Args:
         backend: encodes words that are not known yet.
+        most_pieces: remembered, but for those of one text.
 
     Raises:
         ValueError: words are cut in another way.
@@ -234,7 +234,7 @@ class WordEncoder(FastEncoder):
 
     library = "looking words up"
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, *, most_pieces: int = 1 << 20):
         described = json.loads(backend.to_str())
         cut = (described["pre_tokenizer"] or {}).get("pretokenizers", [{}])
         if [part.get("type") for part in cut] != ["Split", "ByteLevel"] or (
@@ -244,6 +244,7 @@ class WordEncoder(FastEncoder):
         self.joins, self._separator = False, -1
         self._prefix = self._suffix = np.array([], np.int32)
         self._backend = backend
+        self._most_pieces = most_pieces
         self._ids: dict[str, list[int]] = {}
         self._added = [token["content"] for token in described["added_tokens"]]
 
@@ -260,7 +261,7 @@ class WordEncoder(FastEncoder):
             return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
         pieces = _PIECE.findall(text)
         if new := list(set(pieces).difference(self._ids)):
-            if len(self._ids) > _MOST_PIECES:
+            if len(self._ids) > self._most_pieces:
                 self._ids.clear()
                 new = list(set(pieces))
             found = self._backend.encode_batch_fast(new, add_special_tokens=False)
@@ -280,9 +281,9 @@ def _with_separator(tokenizer_json: str) -> tuple[str, int]:
     vocab = tokenizer["model"]["vocab"]
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     separator = 1 + max([*ids, *(token["id"] for token in added)])
-    if any(_SEPARATOR[0] in token["content"] for token in added):
+    if any(SEPARATOR[0] in token["content"] for token in added):
         raise ValueError("a token might begin in a text and end in the separator")
-    token = {"id": separator, "content": _SEPARATOR, "special": True, "normalized": False}
+    token = {"id": separator, "content": SEPARATOR, "special": True, "normalized": False}
     added.append(token | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
     return json.dumps(tokenizer), separator
 

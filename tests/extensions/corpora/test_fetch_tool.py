@@ -53,7 +53,6 @@ class Site(BaseHTTPRequestHandler):
 def site(tmp_path, monkeypatch):
     """A site on the loopback address; trafilatura is replaced by a function."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     def extract(page, url, **_):

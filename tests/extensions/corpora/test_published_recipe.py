@@ -4,7 +4,6 @@ import gzip
 import importlib.util
 import json
 import lzma
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,6 @@ configs:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
     (tmp_path / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")

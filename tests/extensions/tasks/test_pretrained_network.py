@@ -1,7 +1,6 @@
 """Networks that tasks begin with: --pretrained-checkpoint of another program."""
 
 import importlib.util
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def finetune(monkeypatch):
     """Return a function that runs tasks/main.py up to training; it returns the config."""
     spec = importlib.util.spec_from_file_location("main", MAIN)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     spec.loader.exec_module(module)
     objectives = []
 

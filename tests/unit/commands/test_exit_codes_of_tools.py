@@ -90,7 +90,7 @@ MISTAKES = [
 
 
 @pytest.fixture
-def ending(tmp_path, monkeypatch, capsys):
+def ending(tmp_path, monkeypatch, command_line, capsys):
     """Run a tool in this process; return its exit code and what it wrote to stderr."""
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
@@ -103,7 +103,7 @@ def ending(tmp_path, monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
 
     def end(main, words=""):
-        monkeypatch.setattr("sys.argv", ["tool.py", *words.split()])
+        command_line("tool.py", *words.split())
         with pytest.raises(SystemExit) as caught:
             run_tool(main)
         return caught.value.code, capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Atomic writes: files and folders appear complete or not at all."""
 
-import os
-
 import pytest
 
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -17,13 +15,10 @@ def test_a_file_is_replaced_completely(tmp_path, has_one_writer):
 
 
 @pytest.mark.parametrize("error", [OSError("no room"), KeyboardInterrupt()])
-def test_a_file_that_cannot_be_replaced_is_as_before(tmp_path, monkeypatch, error):
-    def fail(*paths):
-        raise error
-
+def test_a_file_that_cannot_be_replaced_is_as_before(tmp_path, os_calls, error):
     file = tmp_path / "file"
     file.write_text("older")
-    monkeypatch.setattr(os, "replace", fail)
+    os_calls("replace", error)
     with pytest.raises(type(error)):
         replace_text(file, "newer")
     assert file.read_text() == "older"
@@ -40,13 +35,8 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_all_in_a_folder_is_on_disk_before_it_counts(tmp_path, monkeypatch):
-    done = []
-
-    def flushed(descriptor):
-        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    monkeypatch.setattr(os, "fsync", flushed)
+def test_all_in_a_folder_is_on_disk_before_it_counts(tmp_path, os_calls):
+    done = os_calls("fsync")
     staging, target = tmp_path / "staging", tmp_path / "folder"
     with staged_folder(staging, target):
         (staging / "deep").mkdir()

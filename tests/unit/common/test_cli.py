@@ -32,8 +32,8 @@ def fail_with(error):
     return main
 
 
-def test_success_is_0_and_main_gets_the_words(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["tool.py", "--input", "a"])
+def test_success_is_0_and_main_gets_the_words(command_line):
+    command_line("tool.py", "--input", "a")
     words = []
     assert code_of(words.extend) == 0
     assert words == ["--input", "a"]

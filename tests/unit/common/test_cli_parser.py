@@ -1,7 +1,6 @@
 """Programs are called by the name that was typed, and all say their version."""
 
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,13 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
-        (["python", "/venv/bin/megatron-train", "--lr", "1"], "megatron-train"),
-        (["python", "-u", "pretrain_gpt.py"], "pretrain_gpt.py"),
-        (["python", "-m", "pytest"], "pretrain_gpt.py"),
+        (["/venv/bin/megatron-train", "--lr", "1"], "megatron-train"),
+        (["-u", "pretrain_gpt.py"], "pretrain_gpt.py"),
+        (["-m", "pytest"], "pretrain_gpt.py"),
     ],
 )
-def test_usage_begins_with_the_name_that_was_typed(monkeypatch, typed, name):
-    monkeypatch.setattr(sys, "orig_argv", typed)
-    monkeypatch.setattr(sys, "argv", ["/site/pretrain_gpt.py"])
+def test_usage_begins_with_the_name_that_was_typed(command_line, typed, name):
+    command_line("/site/pretrain_gpt.py", typed=typed)
     assert ToolParser(description="").format_usage().startswith(f"usage: {name} ")
 
 

@@ -1,7 +1,5 @@
 """Messages name programs as they are typed in this installation."""
 
-import sys
-
 import pytest
 
 from megatron.common import installation
@@ -9,11 +7,10 @@ from megatron.common.installation import in_this_installation
 
 
 @pytest.fixture
-def installed(monkeypatch, tmp_path):
+def installed(monkeypatch, command_line, tmp_path):
     """An installed package, whose megatron-train is running."""
     monkeypatch.setattr(installation, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin" / "megatron-train")])
-    monkeypatch.setattr(sys, "orig_argv", ["python", str(tmp_path / "bin" / "megatron-train")])
+    command_line(tmp_path / "bin" / "megatron-train")
     return tmp_path
 
 
@@ -40,22 +37,19 @@ def test_an_installed_package_names_its_commands(installed, text, typed):
     assert in_this_installation(text) == typed
 
 
-def test_a_module_that_was_started_is_named_as_one(installed, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [str(installed / "pretrain_t5.py")])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "pretrain_t5"])
+def test_a_module_that_was_started_is_named_as_one(installed, command_line):
+    command_line(installed / "pretrain_t5.py", typed=("-m", "pretrain_t5"))
     text = in_this_installation("deepspeed --num_gpus 2 …")
     assert text == "deepspeed --num_gpus 2 --module pretrain_t5 …"
 
 
-def test_a_checkout_names_its_scripts(monkeypatch):
+def test_a_checkout_names_its_scripts(command_line):
     script = str(installation.ROOT / "pretrain_gpt.py")
-    monkeypatch.setattr(sys, "argv", [script])
-    monkeypatch.setattr(sys, "orig_argv", ["python", script])
+    command_line(script)
     text = "deepspeed --num_gpus 2 … or tools/plan.py"
     assert in_this_installation(text) == f"deepspeed --num_gpus 2 {script} … or tools/plan.py"
 
 
-def test_another_program_is_not_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "notebook.py")])
-    monkeypatch.setattr(sys, "orig_argv", ["python", str(tmp_path / "notebook.py")])
+def test_another_program_is_not_named(command_line, tmp_path):
+    command_line(tmp_path / "notebook.py")
     assert in_this_installation("deepspeed --num_gpus 2 …") == "deepspeed --num_gpus 2 …"

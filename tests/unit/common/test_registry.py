@@ -1,6 +1,5 @@
 import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -92,13 +91,15 @@ def test_a_definition_that_runs_again_replaces_itself(drives):
     assert drives.get("again")(1) == 3
 
 
-def test_a_built_in_part_is_registered_by_its_module_when_it_is_needed(tmp_path, monkeypatch):
+def test_a_built_in_part_is_registered_by_its_module_when_it_is_needed(
+    tmp_path, monkeypatch, modules
+):
     (tmp_path / "late_drives.py").write_text(
         "import held\n\n\n@held.DRIVES.register('ion')\ndef ion(x):\n    return x + 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry("drive", "--drive", {"ion": "late_drives"}, call="x")
-    monkeypatch.setitem(sys.modules, "held", SimpleNamespace(DRIVES=registry))
+    modules("held", DRIVES=registry)
     assert [*registry] == ["ion"]
     assert "late_drives" not in sys.modules
     assert registry.get("ion")(1) == 2

@@ -9,6 +9,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from object_store import BUCKET, SECRET
@@ -70,18 +71,31 @@ def test_files_are_listed_read_renamed_and_removed(root):
     assert list_folder(f"{root}/nothing") == {}
 
 
-def test_a_failed_request_does_not_mean_that_a_file_is_missing(monkeypatch):
-    write_text("memory://there/file", "text")
+class Faulty(MemoryFileSystem):
+    """A store that fails to describe files, stalls when it reads them, and lists any name."""
 
-    def fail(*_, **__):
+    protocol = "faulty"
+    listed = ""
+
+    def info(self, path, **_):
         raise ConnectionError("cut")
 
-    monkeypatch.setattr(remote_files, "ATTEMPTS", 1)
-    monkeypatch.setattr(MemoryFileSystem, "info", fail)
-    with pytest.raises(OSError, match="cut"):
-        exists("memory://there/file")
-    with pytest.raises(OSError, match="cut"):
-        remove("memory://there/file")
+    def ls(self, path, detail=True, **_):
+        return [{"name": f"{path}{self.listed}", "type": "directory", "size": 0}]
+
+    def cat_file(self, path, **_):
+        time.sleep(0.5)
+        raise FileNotFoundError
+
+
+fsspec.register_implementation("faulty", Faulty, clobber=True)
+
+
+def test_a_failed_request_does_not_mean_that_a_file_is_missing(repeats):
+    repeats(attempts=1)
+    for look in (exists, remove):
+        with pytest.raises(OSError, match="cut"):
+            look("faulty://there/file")
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
@@ -106,11 +120,10 @@ def test_a_failed_listing_of_a_folder_leaves_out_no_file(store, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("name", ["..", "more/../../secrets"])
-def test_a_name_that_leaves_its_folder_is_refused(monkeypatch, name):
-    entry = {"name": f"/bucket/{name}", "type": "directory", "size": 0}
-    monkeypatch.setattr(MemoryFileSystem, "ls", lambda *_, **__: [entry])
+def test_a_name_that_leaves_its_folder_is_refused(name):
+    Faulty.listed = name
     with pytest.raises(DataError, match="whose name leaves the folder"):
-        find_files("memory://bucket")
+        find_files("faulty://bucket")
 
 
 def test_large_files_go_up_and_come_down_over_connections_that_are_cut(store, tmp_path):
@@ -147,10 +160,9 @@ class Unavailable(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def test_repeated_requests_to_s3_leave_the_stream_of_random_alone(monkeypatch, caplog):
+def test_repeated_requests_to_s3_leave_the_stream_of_random_alone(monkeypatch, repeats, caplog):
     S3FileSystem.clear_instance_cache()
-    monkeypatch.setattr(remote_files, "ATTEMPTS", 4)
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 0.01)
+    repeats(attempts=4, first_pause_s=0.01)
     with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name, value in {
@@ -169,21 +181,15 @@ def test_repeated_requests_to_s3_leave_the_stream_of_random_alone(monkeypatch, c
     assert "3 attempts have failed, and others follow" in caplog.text
 
 
-def test_a_request_that_stalls_is_reported(monkeypatch, caplog):
-    monkeypatch.setattr(remote_files, "SILENCE_S", 0.05)
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", wait_and_fail)
+def test_a_request_that_stalls_is_reported(repeats, caplog):
+    repeats(silence_s=0.05)
     with pytest.raises(FileNotFoundError):
-        read_bytes("memory://slow")
+        read_bytes("faulty://slow")
     assert "has not completed a request for 0.05 s" in caplog.text
 
 
-def wait_and_fail(files, path, **options):
-    time.sleep(0.5)
-    raise FileNotFoundError
-
-
-def test_attempts_are_bounded_and_the_message_has_no_secrets(store, monkeypatch, tmp_path):
-    monkeypatch.setattr(remote_files, "ATTEMPTS", 2)
+def test_attempts_are_bounded_and_the_message_has_no_secrets(store, repeats):
+    repeats(attempts=2)
     write_text(f"{BUCKET}/text", "words")
     with pytest.raises(RemoteError) as found:
         read_range(f"{BUCKET}/text", 0, 500)
@@ -194,18 +200,18 @@ def test_attempts_are_bounded_and_the_message_has_no_secrets(store, monkeypatch,
     assert SECRET not in message
 
 
-def test_errors_that_do_not_pass_are_raised_at_once(store, monkeypatch):
-    monkeypatch.setattr(remote_files, "FIRST_PAUSE_S", 1000.0)
+def test_errors_that_do_not_pass_are_raised_at_once(store, repeats, modules):
+    repeats(first_pause_s=1000.0)
     with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{BUCKET}/missing'"):
         read_bytes(f"{BUCKET}/missing")
     with pytest.raises(ConfigError, match="Protocol not known"):
         read_bytes("nonsense://bucket/key")
     with pytest.raises(ConfigError, match="leave user, password and query"):
         read_bytes("s3://user:word@bucket/key")
-    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    modules("gcsfs")
     with pytest.raises(ConfigError, match="install gcsfs"):
         read_bytes("gs://bucket/key")
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    modules("fsspec")
     with pytest.raises(ConfigError, match="fsspec"):
         open_input(f"{BUCKET}/missing")
 
@@ -255,8 +261,8 @@ def hub(web, monkeypatch):
     from huggingface_hub import constants
 
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, web.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", web.url)
+    for name, value in {"HUGGINGFACE_CO_URL_TEMPLATE": template, "ENDPOINT": web.url}.items():
+        monkeypatch.setattr(constants, name, value)
     hub.HfFileSystem.clear_instance_cache()
     yield web.files
     hub.HfFileSystem.clear_instance_cache()

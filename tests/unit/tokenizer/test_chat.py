@@ -11,7 +11,6 @@ from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.tokenizer import bounded_jinja
-from megatron.tokenizer.bounded_jinja import BoundedEnvironment
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, differences, read_record
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
@@ -194,6 +193,13 @@ def test_flags_of_texts_are_refused(folder, tmp_path):
         read_flags(flags_of(folder, tmp_path, "--chat-template", "x"), description="")
 
 
+@pytest.fixture
+def small_limits(monkeypatch):
+    """Limits of a hundredth of the steps and memory, which are reached as fast."""
+    for name, limit in {"MOST_STEPS": 20_000, "_MOST_TOTAL": 1 << 26}.items():
+        monkeypatch.setattr(bounded_jinja, name, limit)
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -225,8 +231,7 @@ def test_flags_of_texts_are_refused(folder, tmp_path):
         ),
     ],
 )
-def test_endless_templates_end(source, reason, monkeypatch):
-    monkeypatch.setattr(bounded_jinja, "MOST_STEPS", 20_000)
+def test_endless_templates_end(source, reason, small_limits):
     with pytest.raises(DataError, match=f"chat template refuses these messages: .*{reason}"):
         ChatTemplate(source).render(CHAT)
 
@@ -263,8 +268,7 @@ def test_endless_templates_end(source, reason, monkeypatch):
         "{% set n.l = n.l + ['a' * 10**7] %}{% endfor %}",
     ],
 )
-def test_templates_do_not_take_the_memory(source, monkeypatch):
-    monkeypatch.setattr(bounded_jinja, "_MOST_TOTAL", 1 << 26)
+def test_templates_do_not_take_the_memory(source, small_limits):
     with pytest.raises(DataError, match="chat template refuses these messages"):
         ChatTemplate(source).render(CHAT)
 
@@ -295,22 +299,3 @@ def test_limits_change_nothing_of_what_loops_show():
     )
     expected = "1/4,ab é!xx2/4,你 ab!xx3/4,b!xx4/4a!xxa2anone1-2"
     assert ChatTemplate(source).render(CHAT) == (expected, [])
-
-
-def test_transformers_compiles_templates_in_the_sandbox_with_limits(monkeypatch):
-    """The name that is replaced in its module is the one that it compiles with."""
-    from transformers.utils import chat_template_utils
-
-    made = []
-
-    class Recorded(BoundedEnvironment):
-        def __init__(self, *args, **kwargs):
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(chat_template_utils, "ImmutableSandboxedEnvironment", None)
-    monkeypatch.setattr("megatron.tokenizer.bounded_jinja.BoundedEnvironment", Recorded)
-    template = ChatTemplate("of this test alone: {{ messages[0]['content'] }}")
-    text, _ = template.render([{"role": "user", "content": "a"}])
-    assert text == "of this test alone: a"
-    assert made

@@ -1,20 +1,19 @@
 """The fast backend gives the ids of the reference, or is not used."""
 
-import builtins
+import json
 import logging
 import multiprocessing
-import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.tokenizer.types import fast as fast_module
 from megatron.tokenizer.types.adversarial import adversarial_texts
 from megatron.tokenizer.types.fast import (
+    SEPARATOR,
     FastEncoder,
     FastTokenizer,
     WordEncoder,
@@ -112,13 +111,14 @@ def test_ended_ids_are_those_of_the_reference_with_an_end(pair, texts):
     assert lengths.tolist() == [len(reference.encode(text)) + 1 for text in texts]
 
 
-SEPARATOR_TEXTS = ["a", f"b {fast_module._SEPARATOR}c", fast_module._SEPARATOR[:-1], ""]
+SEPARATOR_TEXTS = ["a", f"b {SEPARATOR}c", SEPARATOR[:-1], ""]
 
 
-@pytest.mark.parametrize("joins", [True, False])
-def test_a_text_with_what_stands_between_texts_is_left_to_the_reference(gpt2, joins):
-    fast = FastTokenizer(gpt2, must_be_fast=True)
-    fast._encoder.joins = joins
+def test_a_text_with_what_stands_between_texts_is_left_to_the_reference(gpt2):
+    encoder, fast = load_fast(gpt2), FastTokenizer(gpt2, must_be_fast=True)
+    for encoder.joins in (True, False):
+        with pytest.raises(ValueError, match="a text holds|the text holds"):
+            encoder.encode_array(SEPARATOR_TEXTS)
     expected = [gpt2.encode(text) for text in SEPARATOR_TEXTS]
     assert [fast.encode(text) for text in SEPARATOR_TEXTS] == expected
     assert fast.encode_array(SEPARATOR_TEXTS)[0].tolist() == sum(expected, [])
@@ -132,7 +132,7 @@ def test_texts_are_given_as_a_list_where_joining_them_gives_other_ids(gpt2, monk
         FastEncoder, "_join", lambda self, texts: joined(self, [f"{text} " for text in texts])
     )
     fast = FastTokenizer(gpt2, must_be_fast=True)
-    assert not fast._encoder.joins
+    assert not load_fast(gpt2).joins
     assert fast.encode_array(["a b", "c"])[0].tolist() == gpt2.encode("a b") + gpt2.encode("c")
 
 
@@ -178,10 +178,14 @@ def test_all_that_is_known_of_it_is_of_the_reference(make):
     assert fast.is_fast
 
 
-def test_the_vocabulary_of_the_files_alone_needs_no_fast_library(gpt2):
-    fast = FastTokenizer(gpt2)
-    assert (fast.vocab_size, fast.eod) == (gpt2.vocab_size, gpt2.eod)
-    assert not fast._is_decided
+def test_the_vocabulary_of_the_files_alone_needs_no_fast_library(gpt2, modules, caplog):
+    modules("gigatoken")
+    with caplog.at_level(logging.INFO, logger="megatron"):
+        fast = FastTokenizer(gpt2)
+        assert (fast.vocab_size, fast.eod) == (gpt2.vocab_size, gpt2.eod)
+        assert not caplog.text
+        assert fast.encode("a") == gpt2.encode("a")
+    assert "gigatoken" in caplog.text
 
 
 OTHERS = {
@@ -211,17 +215,14 @@ def test_what_it_cannot_read_is_left_to_the_reference(make, caplog, kind):
         FastTokenizer(reference, must_be_fast=True)
 
 
-def test_words_of_bloom_are_looked_up_however_many_there_are(make, monkeypatch):
-    monkeypatch.setattr(fast_module, "_MOST_PIECES", 3)
+def test_words_of_bloom_are_looked_up_however_many_there_are(make):
     reference = make(KINDS["bloom"])
-    fast = FastTokenizer(reference, must_be_fast=True)
-    assert isinstance(fast._encoder, WordEncoder)
+    assert isinstance(load_fast(reference), WordEncoder)
+    fast = WordEncoder(reference.backend, most_pieces=3)
+    assert difference(reference, fast) is None
     for text in ("a b c", "don't (stop), now", "a b c", "x  y \x1c.\x85"):
         assert fast.encode(text) == reference.encode(text)
-        assert len(fast._encoder._ids) < 1000
-    monkeypatch.setattr(fast_module, "_PIECE", re.compile("."))
-    with pytest.raises(ConfigError, match="looking words up gives other ids"):
-        FastTokenizer(reference, must_be_fast=True)
+        assert len(fast._ids) < 1000
 
 
 TEXTS_OF_BATCH = ["hello world", "", "the lobster"]
@@ -254,9 +255,9 @@ def test_one_other_id_is_found(gpt2, monkeypatch, caplog, text):
 
 
 def test_other_merges_are_found(gpt2):
-    other = Tokenizer.from_str(gpt2.backend.to_str())
-    other.model = models.BPE(gpt2._vocab, gpt2._merges[:-1])
-    found = difference(gpt2, FastEncoder(other.to_str()))
+    other = json.loads(gpt2.backend.to_str())
+    other["model"]["merges"].pop()
+    found = difference(gpt2, FastEncoder(json.dumps(other)))
     assert found.startswith("gigatoken gives other ids: of ")
 
 
@@ -274,15 +275,8 @@ def test_a_tokenizer_of_another_library_is_left_to_itself():
     assert load_fast(NullTokenizer(5)) == "it is not a tokenizer of the tokenizers library"
 
 
-def test_a_missing_library_is_named(gpt2, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **keywords):
-        if name == "gigatoken":
-            raise ImportError(name)
-        return real(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_a_missing_library_is_named(gpt2, modules):
+    modules("gigatoken")
     assert not FastTokenizer(gpt2).is_fast
     with pytest.raises(ConfigError, match="pip install gigatoken"):
         FastTokenizer(gpt2, must_be_fast=True)

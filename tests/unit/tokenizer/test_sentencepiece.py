@@ -1,6 +1,5 @@
 """SentencePiece models, against the library itself and Megatron-LM's rules written out."""
 
-import builtins
 import dataclasses
 
 import pytest
@@ -140,15 +139,8 @@ def test_a_bad_file_is_named(tmp_path):
         LegacyLlama2Tokenizer(tmp_path / "bad")
 
 
-def test_a_missing_library_is_named(files, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **keywords):
-        if name == "sentencepiece":
-            raise ImportError(name)
-        return real(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_a_missing_library_is_named(files, modules):
+    modules("sentencepiece")
     with pytest.raises(ConfigError, match="pip install sentencepiece"):
         LegacySentencePieceTokenizer(files["plain"])
 

@@ -1,7 +1,6 @@
 """Files of ranks, against byte-level BPE of the reference and tiktoken's own encodings."""
 
 import base64
-import builtins
 import json
 
 import pytest
@@ -88,8 +87,8 @@ def test_published_encodings_are_those_of_the_library(name, tokens, tmp_path, mo
     from tiktoken_ext import openai_public
 
     ranks = {token: i for i, token in enumerate(tokens)}
-    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
-    monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *_, **__: ranks)
+    for download in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, download, lambda *_, **__: ranks)
     written = getattr(openai_public, name)()
     written.pop("explicit_n_vocab", None)
     theirs = tiktoken.Encoding(**written)
@@ -175,16 +174,9 @@ def test_a_missing_file_is_named(tmp_path):
         TikTokenizer(tmp_path / "none", pattern="v1")
 
 
-def test_a_missing_library_is_named(tokens, tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **keywords):
-        if name == "tiktoken":
-            raise ImportError(name)
-        return real(name, *arguments, **keywords)
-
+def test_a_missing_library_is_named(tokens, tmp_path, modules):
     file = write_lines(tmp_path / "own.tiktoken", tokens)
-    monkeypatch.setattr(builtins, "__import__", without)
+    modules("tiktoken")
     with pytest.raises(ConfigError, match="pip install tiktoken"):
         TikTokenizer(file, pattern="v1")
 

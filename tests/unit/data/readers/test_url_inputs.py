@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -66,11 +65,11 @@ def test_missing_inputs_are_named_without_what_is_secret(inputs):
         find_sources([f"{url}/none*"])
 
 
-def test_a_message_of_a_tool_has_no_secrets(capsys, monkeypatch):
+def test_a_message_of_a_tool_has_no_secrets(capsys, command_line):
     def fail(argv):
         raise ConfigError(f"{argv[0]} cannot be read")
 
-    monkeypatch.setattr(sys, "argv", ["tool", "https://me:word@host/file?signature=abc"])
+    command_line("tool", "https://me:word@host/file?signature=abc")
     with pytest.raises(SystemExit):
         run_tool(fail)
     assert capsys.readouterr().err == "error: https://host/file cannot be read\n"

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import time
+from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,22 @@ def test_a_save_is_uploaded_and_another_machine_goes_on_from_it(remote, store, c
     assert "AKIA" not in caplog.text
 
 
+@pytest.fixture
+def no_answers(store, repeats):
+    """Return a `with` block in which each connection to the store is cut."""
+
+    @contextmanager
+    def cut():
+        usual = remote_files.ATTEMPTS
+        repeats(attempts=1)
+        store.proxy.cut_next(10**9, after=0)
+        yield
+        store.proxy.cut_next(0, after=0)
+        repeats(attempts=usual)
+
+    return cut
+
+
 def test_the_manifest_is_uploaded_last(remote, monkeypatch):
     order = []
 
@@ -112,31 +129,22 @@ def test_the_manifest_is_uploaded_last(remote, monkeypatch):
     assert order[-2:] == [MANIFEST, "latest"]
 
 
-def test_a_run_killed_while_uploading_leaves_the_previous_checkpoint(remote):
+def test_a_run_killed_while_uploading_leaves_the_previous_checkpoint(remote, no_answers):
     remote.save(5)
-    url = remote.checkpoints._url
-    remote.checkpoints._url = ""  # the upload of the next one is left to this test
-    remote.save(10)
+    with no_answers():  # the upload of the next one is left to this test
+        remote.save(10)
     killed_at = pending_uploads(remote.directory)[0][:1]
     assert [file.parent.name for file, _ in killed_at] == ["global_step10"]
     upload_all(killed_at)
     assert remote.elsewhere() == 5
     remote.save(10)
-    assert remote_tags(url) == ["global_step10", "global_step5"]
+    assert remote_tags(remote.url) == ["global_step10", "global_step5"]
     assert remote.elsewhere() == 10
 
 
-def test_what_was_not_uploaded_is_by_the_next_save_or_at_the_end(
-    remote, store, monkeypatch, caplog
-):
+def test_what_was_not_uploaded_is_by_the_next_save_or_at_the_end(remote, no_answers, caplog):
     remote.save(5)
-    monkeypatch.setattr(remote_files, "ATTEMPTS", 1)
-
-    def fail(file, url):
-        raise OSError(110, "cut")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(remote_files, "upload", fail)
+    with no_answers():
         remote.save(10)
         assert "is not uploaded to" in caplog.text
         with pytest.raises(

@@ -1,7 +1,6 @@
 """Starting again after a failure, and when not to."""
 
 import os
-import sys
 
 import pytest
 from tiny import tiny_argv, tiny_config
@@ -25,11 +24,11 @@ def training(*flags):
 
 
 @pytest.fixture
-def executed(monkeypatch):
+def executed(monkeypatch, command_line):
     """The commands that this process would have become."""
     commands = []
     monkeypatch.setattr(os, "execv", lambda program, words: commands.append(words))
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py"])
+    command_line("pretrain_gpt.py")
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
