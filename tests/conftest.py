@@ -163,13 +163,13 @@ def modules(monkeypatch):
 
 @pytest.fixture
 def os_calls(monkeypatch):
-    """Return a function that records the paths on which a function of `os` is called.
+    """Return a function that records the paths on which a function of `os`, or of `io`, is called.
 
     Where a path ends in `on`, the call raises `error`: an exception, or its number.
     """
 
-    def watch(name, error=None, on=""):
-        usual, paths = getattr(os, name), []
+    def watch(name, error=None, on="", module=os):
+        usual, paths = getattr(module, name), []
 
         def call(at, *args, **named):
             path = os.readlink(f"/proc/self/fd/{at}") if isinstance(at, int) else os.fspath(at)
@@ -178,7 +178,7 @@ def os_calls(monkeypatch):
                 raise OSError(error, os.strerror(error), path) if isinstance(error, int) else error
             return usual(at, *args, **named)
 
-        monkeypatch.setattr(os, name, call)
+        monkeypatch.setattr(module, name, call)
         return paths
 
     return watch
@@ -202,24 +202,32 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Return a function that gives this machine GPUs; it has no other way to compute on one.
+    """Return a function that gives this process GPUs, on which nothing can be computed.
 
     Args:
-        board: the properties of each.
+        nodes: GPUs of the machine, which PyTorch may not see.
+        build: version of CUDA that PyTorch was built for.
+        board: the properties of each GPU.
     """
 
-    def pretend(count, capability=(9, 0), **board):
+    def pretend(count, capability=(9, 0), nodes=None, driver="", build="12.8", **board):
+        current = [0]
         answers = {
-            "is_available": count > 0,
-            "is_initialized": count > 0,
-            "device_count": count,
-            "current_device": 0,
-            "set_device": None,
-            "get_device_capability": capability,
-            "get_device_properties": SimpleNamespace(**board),
+            "torch.cuda.is_available": count > 0,
+            "torch.cuda.is_initialized": count > 0,
+            "torch.cuda.device_count": count,
+            "torch.cuda.get_device_capability": capability,
+            "torch.cuda.get_device_properties": SimpleNamespace(**board),
+            "megatron.training.process.device.num_nvidia_devices": nodes or count,
+            "megatron.training.process.device.driver": driver,
         }
-        for name, answer in answers.items():
-            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        replaced = {name: lambda *_, answer=answer: answer for name, answer in answers.items()} | {
+            "torch.cuda.current_device": lambda: current[0],
+            "torch.cuda.set_device": lambda device: current.__setitem__(0, device),
+            "torch.version.cuda": build,
+        }
+        for name, stand_in in replaced.items():
+            monkeypatch.setattr(name, stand_in)
 
     return pretend
 
@@ -248,3 +256,26 @@ def repeats(monkeypatch):
             monkeypatch.setattr(f"megatron.common.remote_files.{name.upper()}", value)
 
     return set_limits
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Return a function that sets the free bytes and files of all disks."""
+
+    def fill(free=1000 * 4096, total=10**12, block=4096, files=10, free_files=5):
+        numbers = {"f_frsize": block, "f_bavail": free // block, "f_bfree": free // block}
+        numbers |= {"f_blocks": total // block, "f_files": files, "f_favail": free_files}
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**numbers))
+
+    return fill
+
+
+@pytest.fixture
+def free_memory(monkeypatch):
+    """Return a function that sets the free bytes of the host, or of this process's group."""
+
+    def leave(free):
+        for module in ("training.telemetry.forecast", "data.sampling.index_size"):
+            monkeypatch.setattr(f"megatron.{module}.available_bytes", lambda: free)
+
+    return leave

@@ -51,7 +51,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         if rank == 0 and not isinstance(error, PeerLeftError):
             _report(f"error: {lines}")
         else:
-            claim = _claim(lines)
+            claim = claim_message(lines)
             time.sleep(_HEAD_START_S)
             if claim:
                 _report(f"error [rank {rank}]: {lines}")
@@ -81,7 +81,7 @@ def _restore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _claim(message: str) -> socket.socket | None:
+def claim_message(message: str) -> socket.socket | None:
     """Return a lock that only the first of one parent's processes with this `message` gets.
 
     It is held for as long as that process lives: the name is in the system's memory, not on a disk.

@@ -48,7 +48,7 @@ def wait_for_end(
         host = socket.gethostname()
         print(f"[rank {launch.rank}] a spare: waits on {host} for the end of the run", flush=True)
     has_key = partial(store.check, [_END])
-    is_over = _is_announced(master, has_key) if master.is_hosted else _rank_0_is_gone(master)
+    is_over = _is_announced(master, has_key) if master.is_hosted else rank_0_is_gone(master)
     while not signals.is_made():
         if is_over():
             return ExitCode.FINISHED
@@ -88,7 +88,7 @@ def _is_announced(master: MasterAddress, has_key: Callable[[], bool]) -> Callabl
     return is_over
 
 
-def _rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
+def rank_0_is_gone(master: MasterAddress) -> Callable[[], bool]:
     """Return whether rank 0, which hosts the store, has closed a connection that nothing else uses.
 
     Its exit code is the run's. A lost host closes no connection: TCP keepalive detects it.

@@ -252,7 +252,7 @@ class Watchdog:
                 self._follow_launcher()
             if self.follows_peers and self._written_down is None:
                 self._follow_peers()
-            if self._hangs and self._is_stuck(self._hangs):
+            if self._hangs and self.is_stuck():
                 self._end_hung(self._hangs)
 
     def _poll(self) -> None:
@@ -338,10 +338,12 @@ class Watchdog:
             self._write_message(str(left))
         self.before_leaving()
 
-    def _is_stuck(self, hangs: Hangs) -> bool:
-        """Whether this rank has had no progress for too long, or another rank reports that it has had none."""
+    def is_stuck(self) -> bool:
+        """Whether this rank, once armed, has had no progress for too long, or another reports so."""
         passed = time.monotonic() - self._moved_at
-        return passed > self._limit_s(hangs) or self._others_hang.is_set()
+        return self._others_hang.is_set() or bool(
+            self._hangs and passed > self._limit_s(self._hangs)
+        )
 
     def _limit_s(self, hangs: Hangs) -> float:
         return max(hangs.timeout_s * self._factor, self._least_s)

@@ -1,8 +1,5 @@
 """Whether a checkpoint fits on its disk."""
 
-import os
-from types import SimpleNamespace
-
 import pytest
 from tiny import tiny_plan
 
@@ -14,26 +11,21 @@ from megatron.common.errors import CheckpointError
 SAVE = ("--save", "runs", "--save-interval", "5")
 
 
-def disk(monkeypatch, **numbers):
-    usual = {"f_frsize": 4096, "f_bavail": 1000, "f_files": 10, "f_favail": 5}
-    monkeypatch.setattr(os, "statvfs", lambda directory: SimpleNamespace(**usual | numbers))
-
-
-def test_too_few_bytes_are_refused_with_both_numbers(monkeypatch, tmp_path):
-    disk(monkeypatch)
+def test_too_few_bytes_are_refused_with_both_numbers(disk, tmp_path):
+    disk()
     require_space(tmp_path, Size(4_096_000, 5))
     with pytest.raises(CheckpointError, match="needs 4,096,001 bytes and 4,096,000 are free"):
         require_space(tmp_path, Size(4_096_001, 5))
 
 
-def test_too_few_inodes_are_refused(monkeypatch, tmp_path):
-    disk(monkeypatch)
+def test_too_few_inodes_are_refused(disk, tmp_path):
+    disk()
     with pytest.raises(CheckpointError, match=r"needs 6 files \(inodes\) and 5 are free"):
         require_space(tmp_path, Size(1, 6))
 
 
-def test_a_file_system_that_does_not_count_files_has_room_for_them(monkeypatch, tmp_path):
-    disk(monkeypatch, f_files=0, f_favail=0)
+def test_a_file_system_that_does_not_count_files_has_room_for_them(disk, tmp_path):
+    disk(files=0, free_files=0)
     require_space(tmp_path, Size(1, 1_000_000))
 
 

@@ -1,9 +1,9 @@
 """Which checkpoint a run resumes from, and which it refuses."""
 
 import errno
+import io
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from tiny import tiny_argv, tiny_plan
@@ -59,28 +59,16 @@ def test_a_damaged_manifest_is_skipped_with_a_warning(job, messages):
 
 
 @pytest.mark.parametrize(
-    ("error", "name"),
-    [
-        (PermissionError(errno.EACCES, "Permission denied"), "manifest.json"),
-        (OSError(errno.EIO, "Input/output error"), "manifest.json"),
-        (PermissionError(errno.EACCES, "Permission denied"), ""),
-    ],
+    ("error", "call", "module"),
+    [(errno.EACCES, "open", io), (errno.EIO, "open", io), (errno.EACCES, "stat", os)],
 )
-def test_an_unreadable_checkpoint_is_not_skipped_as_damaged(job, monkeypatch, error, name):
+def test_an_unreadable_checkpoint_is_not_skipped_as_damaged(
+    job, os_calls, monkeypatch, error, call, module
+):
     job.save(5)
     job.save(10)
-    file = job.directory / "global_step10" / name
-    asks, opens = Path.stat, Path.open
-
-    def refused(self, usual, *words, **how):
-        if self == file or file in self.parents:
-            raise error
-        return usual(self, *words, **how)
-
-    monkeypatch.setattr(Path, "open", lambda self, *words: refused(self, opens, *words))
-    if not name:
-        monkeypatch.setattr(Path, "stat", lambda self, **how: refused(self, asks, **how))
-    messages = rf"global_step10/manifest.json cannot be read: {error.strerror}"
+    os_calls(call, error, on=f"global_step10/{MANIFEST}", module=module)
+    messages = rf"global_step10/manifest.json cannot be read: {os.strerror(error)}"
     with pytest.raises(UnreadableCheckpointError, match=messages) as raised:
         job.resume()
     assert raised.value.exit_code is ExitCode.FAILED
@@ -90,13 +78,9 @@ def test_an_unreadable_checkpoint_is_not_skipped_as_damaged(job, monkeypatch, er
     assert job.resume().iteration == 10
 
 
-def test_an_unreadable_directory_is_not_an_empty_one(job, monkeypatch):
+def test_an_unreadable_directory_is_not_an_empty_one(job, os_calls):
     job.save(5)
-
-    def refused(place):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "listdir", refused)
+    os_calls("listdir", errno.EACCES)
     with pytest.raises(UnreadableCheckpointError, match="runs cannot be read: Permission denied"):
         job.resume()
 
@@ -177,20 +161,15 @@ def test_a_replaced_checkpoint_is_restored_unless_another_run_writes(job, tmp_pa
     assert job.resume(*reads).iteration == 5
 
 
-def test_a_read_only_load_directory_suffices_unless_a_rename_is_needed(job, tmp_path, monkeypatch):
+def test_a_read_only_load_directory_suffices_unless_a_rename_is_needed(job, tmp_path, os_calls):
     job.save(5)
     job.save(10)
-
-    def refused(source, target):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(source))
-
-    monkeypatch.setattr(os, "rename", refused)
-    monkeypatch.setattr(shutil, "rmtree", lambda folder: refused(folder, None))
     replaced = job.directory / "replaced-global_step10"
     replaced.mkdir()
+    for call in ("rename", "rmdir"):
+        os_calls(call, errno.EROFS)
     reads = ["--save", str(tmp_path / "elsewhere")]
     assert job.resume(*reads).iteration == 10
-    replaced.rmdir()
     (job.directory / "global_step10").replace(replaced)
     with pytest.raises(
         WrongCheckpointError, match="killed run renamed.* Read-only file system: .*re"

@@ -8,13 +8,11 @@ import shutil
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from steps import step
 from tiny import tiny_config, tiny_plan
 
-from megatron.checkpointing import publish
 from megatron.checkpointing.manifest import MANIFEST, damage, published_tags, read_manifest
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import (
@@ -51,13 +49,9 @@ def test_the_newest_checkpoint_is_verified_before_the_run_ends(job):
     job.checkpoints.verify()
 
 
-def test_a_file_that_cannot_be_opened_is_not_called_damaged(job, monkeypatch):
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(job, os_calls):
     job.save(5)
-
-    def fail(*words, **options):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "posix_fadvise", fail)
+    os_calls("posix_fadvise", errno.EMFILE)
     with pytest.raises(CheckpointError, match="cannot be verified.*Too many open") as found:
         job.checkpoints.verify()
     assert "differs" not in str(found.value)
@@ -160,27 +154,20 @@ def test_outdated_checkpoints_are_removed_after_verification(job, messages):
     assert f"  removed the outdated checkpoint {job.directory / 'global_step10'}" in messages
 
 
-def test_nothing_is_removed_when_the_new_checkpoint_is_damaged(job, monkeypatch):
+def test_nothing_is_removed_when_the_new_checkpoint_is_damaged(job):
     job.save(5)
     plan = tiny_plan(*job.flags, "--keep-last", "1")
-    publish_whole = publish.publish
-
-    def publish_and_break(directory, iteration):
-        publish_whole(directory, iteration)
-        (directory / f"global_step{iteration}" / "weights.pt").write_bytes(b"")
-
-    monkeypatch.setattr(publish, "publish", publish_and_break)
     checkpoints = Checkpoints(job.engine, plan, job.config)
     checkpoints.save(TrainState(iteration=10))
+    (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="weights.pt has 0 bytes .*"):
         checkpoints.after_step(TrainState(iteration=11), step(1.0))
     assert job.resume().iteration == 5
 
 
-def test_a_full_disk_is_refused_before_anything_is_written(job, monkeypatch):
+def test_a_full_disk_is_refused_before_anything_is_written(job, disk):
     job.save(5)
-    full = SimpleNamespace(f_frsize=1, f_bavail=10, f_files=0, f_favail=0)
-    monkeypatch.setattr(os, "statvfs", lambda directory: full)
+    disk(free=10, block=1)
     job.engine.saved = None
     with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes and 10 are free"):
         job.save(10)
@@ -189,14 +176,14 @@ def test_a_full_disk_is_refused_before_anything_is_written(job, monkeypatch):
     assert job.resume().iteration == 5
 
 
-def test_a_disk_that_fills_up_leaves_the_older_checkpoints(job, monkeypatch):
+def test_a_disk_that_fills_up_leaves_the_older_checkpoints(job):
     job.save(5)
 
     def fill(directory, tag, client_state, **parts):
         (directory / tag / "weights.pt").write_text("half of it")
         raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
 
-    monkeypatch.setattr(job.engine, "save", fill)
+    job.engine.save = fill
     messages = (
         "iteration 10 cannot be written .*file write failed.*removes .* in staging-global_step10"
     )
@@ -214,13 +201,9 @@ def test_a_second_writer_is_refused(job):
         pass
 
 
-def test_a_failed_write_of_the_manifest_removes_the_staging_folder(job, monkeypatch):
+def test_a_failed_write_of_the_manifest_removes_the_staging_folder(job, os_calls):
     job.save(5)
-
-    def fill(folder, manifest):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(publish, "write_manifest", fill)
+    os_calls("fsync", errno.ENOSPC, on=MANIFEST)
     messages = "of iteration 10 cannot be written .*No space left.* and nothing is left of it"
     with pytest.raises(CheckpointError, match=messages):
         job.save(10)

@@ -1,7 +1,6 @@
 """Which device a process computes on."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,21 +9,10 @@ from training_here import train_here
 
 from megatron.common.errors import ConfigError, ExitCode
 from megatron.objectives.gpt import GPT
-from megatron.training import pretrain, setup
-from megatron.training.process import device as module
+from megatron.training import setup
 from megatron.training.process.device import choose_device, prepare_process
 from megatron.training.process.environment import Launch
 from megatron.training.setup import require_own_device, start_processes
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    def pretend(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(module, "num_nvidia_devices", lambda: count)
-
-    return pretend
 
 
 def place(local_rank):
@@ -56,10 +44,7 @@ def test_the_device_follows_from_the_flag_and_the_machine(gpus, requested, count
 def test_gpus_that_pytorch_cannot_use_are_no_reason_to_train_on_cpus(
     gpus, monkeypatch, build, message
 ):
-    gpus(0)
-    monkeypatch.setattr(module, "num_nvidia_devices", lambda: 2)
-    monkeypatch.setattr(module, "driver", lambda: "450")
-    monkeypatch.setattr(torch.version, "cuda", build)
+    gpus(0, nodes=2, driver="450", build=build)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ConfigError, match=message) as refused:
         choose_device("auto", place(0))
@@ -91,11 +76,8 @@ def test_a_gpu_of_its_own_is_the_first(gpus):
     assert choose_device("auto", place(3)) == torch.device("cuda", 0)
 
 
-def test_a_single_gpu_is_one_process_s(gpus, group, monkeypatch):
-    gpus(1)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1")
-    )
+def test_a_single_gpu_is_one_process_s(gpus, group):
+    gpus(1, uuid="GPU-1")
     require_own_device(torch.device("cuda", 0), Launch(0, 1, 0, 1))
     require_own_device(torch.device("cuda", 0), place(0))
     with pytest.raises(ConfigError, match="4 processes .* sees 1 GPU, and two of them the same"):
@@ -118,25 +100,27 @@ def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
         start_processes(tiny_config(), place(1), device)
 
 
-def test_kernels_are_chosen_on_the_process_s_own_gpu(monkeypatch):
+@pytest.fixture
+def any_algorithm():
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_kernels_are_chosen_on_the_process_s_own_gpu(gpus, monkeypatch, any_algorithm):
     """Their trial launch goes to the current device, and PyTorch's offer depends on determinism."""
-    order = []
+    gpus(4)
 
     def choose(plan, device):
-        order.append("kernels")
+        assert torch.cuda.current_device() == device == torch.device("cuda", 3)
+        assert torch.are_deterministic_algorithms_enabled()
         raise ConfigError("enough")
 
-    decided = SimpleNamespace(training=SimpleNamespace(deterministic=True))
-    monkeypatch.setattr(pretrain, "_decide", lambda *_: (None, decided))
     monkeypatch.setattr(setup, "choose", choose)
-    monkeypatch.setattr(setup, "export_determinism", lambda: None)
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", order.append)
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    monkeypatch.setattr(torch.cuda, "set_device", order.append)
-    device = torch.device("cuda", 3)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    flags = ("--deterministic-mode", "--tokenizer-type", "NullTokenizer", "--vocab-size", "10")
     with pytest.raises(ConfigError, match="enough"):
-        train_here(tiny_config(), place(3), device, GPT())
-    assert order == [True, device, "kernels"]
+        train_here(tiny_config(*flags), place(3), torch.device("cuda", 3), GPT())
 
 
 def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
@@ -155,12 +139,12 @@ def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
     ["--tensor-model-parallel-size", "--context-parallel-size", "--ds-sequence-parallel-size"],
 )
 def test_gpus_that_share_layers_or_samples_have_one_queue(gpus, monkeypatch, flag):
-    gpus(4)
-    monkeypatch.setattr(module, "read_launch", lambda *_: place(1))
-    monkeypatch.setattr(module, "export_launch", lambda *_, **__: None)
+    for name in ("RANK", "LOCAL_RANK", "DS_ACCELERATOR", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
 
     def queues(*flags, given=None, capability=(9, 0), device="cuda"):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        gpus(4, capability)
         monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given or "")
         if given is None:
             monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")

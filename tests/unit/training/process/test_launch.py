@@ -118,14 +118,14 @@ def test_of_ranks_with_the_same_error_one_speaks() -> None:
 
 
 def test_a_stranger_who_holds_the_name_of_a_message_does_not_silence_it(monkeypatch):
-    first = launch._claim("out of data")
+    first = launch.claim_message("out of data")
     assert first
-    assert launch._claim("out of data") is None
+    assert launch.claim_message("out of data") is None
     with monkeypatch.context() as stranger:
         stranger.setattr(os, "getuid", lambda: -1)
-        assert launch._claim("out of data")
+        assert launch.claim_message("out of data")
     first.close()
-    assert launch._claim("out of data")
+    assert launch.claim_message("out of data")
 
 
 def test_a_rank_whose_peer_has_told_why_it_left_waits_for_it():

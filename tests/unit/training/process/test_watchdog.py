@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -174,34 +173,27 @@ def test_a_rank_that_cannot_answer_is_named(tmp_path, monkeypatch):
     assert any(line.startswith("1 rank (1) gave no answer") for line in groups)
 
 
-def test_a_rank_of_a_larger_world_polls_the_disk_less_often(tmp_path, monkeypatch):
-    polls, usual = Counter(), os.path.exists
-
-    def exists(path):
-        polls[Path(path).name] += 1
-        return usual(path)
-
-    monkeypatch.setattr(os.path, "exists", exists)
+def test_a_rank_of_a_larger_world_polls_the_disk_less_often(tmp_path, os_calls):
+    polls = os_calls("stat")
     with ExitStack() as stack:
         for size in (64, 16384):
             watchdog = Watchdog(FailureFile(""), rank=1)
             watchdog.arm(Hangs(600.0, tmp_path / str(size), size))
             stack.enter_context(watchdog.watching())
         give_up_at = time.monotonic() + WAIT_S
-        while polls["64"] < 4 and time.monotonic() < give_up_at:
+        while polls.count(f"{tmp_path}/64") < 4 and time.monotonic() < give_up_at:
             time.sleep(0.1)
     # Once in 164 s, so that all of them together poll it 100 times a second.
-    assert polls["64"] >= 4 and polls["16384"] <= 1
+    assert polls.count(f"{tmp_path}/64") >= 4 and polls.count(f"{tmp_path}/16384") <= 1
 
 
-def allowance(watchdog, passed_s):
-    watchdog._moved_at -= passed_s
-    stuck = watchdog._is_stuck(watchdog._hangs)
-    watchdog.record_progress()
-    return "stuck" if stuck else "waits"
+def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path, clock):
+    def allowance(watchdog, passed_s):
+        clock.pass_time(passed_s)
+        stuck = watchdog.is_stuck()
+        watchdog.record_progress()
+        return "stuck" if stuck else "waits"
 
-
-def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path):
     watchdog = Watchdog(FailureFile(""), rank=0)
     watchdog.arm(Hangs(10.0, tmp_path / "hang", 1))
     seen = []

@@ -5,14 +5,13 @@ import torch
 from tiny import tiny_plan
 
 from megatron.planner.memory import memory_of_stages
-from megatron.training.telemetry import forecast
 from megatron.training.telemetry.forecast import memory_warning
 
 CPU = torch.device("cpu")
 
 
-def test_a_batch_that_cannot_fit_names_what_it_needs_and_what_there_is(monkeypatch):
-    monkeypatch.setattr(forecast, "available_bytes", lambda: 24 * 2**30)
+def test_a_batch_that_cannot_fit_names_what_it_needs_and_what_there_is(free_memory):
+    free_memory(24 * 2**30)
     flags = ("--micro-batch-size", "10000000", "--global-batch-size", "10000000")
     plan = tiny_plan(*flags)
     needed = memory_of_stages(plan, device="cpu")[0].total / 2**30
@@ -23,8 +22,8 @@ def test_a_batch_that_cannot_fit_names_what_it_needs_and_what_there_is(monkeypat
 
 
 @pytest.mark.parametrize(("processes", "warns"), [(1, False), (3, True)])
-def test_the_processes_of_a_machine_share_its_memory(monkeypatch, processes, warns):
+def test_the_processes_of_a_machine_share_its_memory(free_memory, processes, warns):
     plan = tiny_plan()
     needed = memory_of_stages(plan, device="cpu")[0].total
-    monkeypatch.setattr(forecast, "available_bytes", lambda: 2 * needed)
+    free_memory(2 * needed)
     assert bool(memory_warning(plan, CPU, processes=processes)) is warns

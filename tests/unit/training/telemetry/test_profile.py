@@ -1,7 +1,6 @@
 """Traces of some iterations, and the file of flags."""
 
 import json
-import logging
 from dataclasses import asdict
 
 import pytest
@@ -47,16 +46,14 @@ def test_the_iterations_asked_for_are_recorded(tmp_path, iterations, begin, name
     assert sum(event.get("name") == "aten::mm" for event in trace["traceEvents"]) == products
 
 
-def test_a_run_elsewhere_records_nothing_and_says_so(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("megatron"), "propagate", True)
+def test_a_run_elsewhere_records_nothing_and_says_so(tmp_path, messages):
     assert run(tmp_path / "new", 4, begin=10) == []
-    assert "took none of the iterations 3 to 4" in caplog.text
+    assert "took none of the iterations 3 to 4" in messages[-1]
 
 
-def test_a_run_that_recorded_complains_of_nothing(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("megatron"), "propagate", True)
+def test_a_run_that_recorded_complains_of_nothing(tmp_path, messages):
     run(tmp_path / "new", 8)
-    assert "took none" not in caplog.text
+    assert not [text for text in messages if "took none" in text]
 
 
 def test_all_flags_are_written_sorted_and_dotted(tmp_path):

@@ -1,14 +1,13 @@
 """Log lines and the journal's records of a run."""
 
+import io
 import json
 import math
 import re
-import time
+from contextlib import redirect_stdout
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 from tiny import tiny_plan
 
 from megatron.checkpointing.train_state import TrainState
@@ -56,17 +55,14 @@ def report_of(steps, tmp_path, plan=PLAN, **words):
         ("compact", False, True),
     ],
 )
-def test_the_log_line_is_compact_on_a_terminal(
-    tmp_path, monkeypatch, wanted, is_terminal, is_compact
-):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
-    log = SimpleNamespace(lines=[])
-    log.info = lambda text: log.lines.append(text)
-    monkeypatch.setattr("megatron.training.telemetry.report.log", log)
+def test_the_log_line_is_compact_on_a_terminal(tmp_path, messages, wanted, is_terminal, is_compact):
+    stdout = io.StringIO()
+    stdout.isatty = lambda: is_terminal
     plan = replace(PLAN, logging=replace(PLAN.logging, format=wanted))
-    report_of([step(1.0)] * 3, tmp_path, plan)
-    assert log.lines[0].startswith("3/30 | loss 1.0000") == is_compact
-    assert ("consumed samples:" in log.lines[0]) != is_compact
+    with redirect_stdout(stdout):
+        report_of([step(1.0)] * 3, tmp_path, plan)
+    assert messages[0].startswith("3/30 | loss 1.0000") == is_compact
+    assert ("consumed samples:" in messages[0]) != is_compact
 
 
 def test_nothing_is_told_before_the_interval_is_full(tmp_path):
@@ -166,12 +162,9 @@ def test_utilisation_is_told_where_the_peak_of_a_device_is_known(tmp_path, messa
         assert "mfu" not in record and "hfu" not in record
 
 
-def test_the_peak_is_that_said_or_of_the_data_sheet_and_else_unknown(monkeypatch):
+def test_the_peak_is_that_said_or_of_the_data_sheet_and_else_unknown(gpus):
     assert peak_flops_of(tiny_plan("--device-peak-tflops", "0.5")) == 0.5e12
     assert peak_flops_of(PLAN) == 0.0
-    for name in ("is_available", "is_initialized"):
-        monkeypatch.setattr(torch.cuda, name, lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     plan = tiny_plan("--bf16")
     for name, peak in (
         ("NVIDIA A100-SXM4-80GB", 312e12),
@@ -179,17 +172,15 @@ def test_the_peak_is_that_said_or_of_the_data_sheet_and_else_unknown(monkeypatch
         ("NVIDIA H100 PCIe", 0.0),
         ("NVIDIA GB200", 0.0),
     ):
-        board = SimpleNamespace(name=name, total_memory=80 * 2**30)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, board=board: board)
+        gpus(1, name=name, total_memory=80 * 2**30)
         assert peak_flops_of(plan) == peak
 
 
-def test_what_is_left_takes_as_long_as_what_was_done_evaluations_included(tmp_path, monkeypatch):
-    clock = iter([100.0, 160.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+def test_what_is_left_takes_as_long_as_what_was_done_evaluations_included(tmp_path, clock):
     report, state = Report(PLAN, Journal(tmp_path)), TrainState(samples=8)
     report.before_step(state)
     state.samples, state.iteration = 20, 3
+    clock.pass_time(60)
     report.after_step(state, step(1.0))
     (record,) = read_journal(tmp_path)
     # 12 samples in 60 seconds, of which the step took 2; 100 are left.

@@ -1,8 +1,7 @@
 """Where scalars go."""
 
-import sys
 from dataclasses import asdict
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from tiny import tiny_config, tiny_plan
@@ -15,10 +14,9 @@ from megatron.training.telemetry.writers import build_writer, writer_problems
 
 
 @pytest.fixture
-def wandb(monkeypatch, tmp_path):
+def wandb(modules, tmp_path):
     """A stand-in for the package wandb."""
-    module = ModuleType("wandb")
-    module.Error, module.ended = RuntimeError, False
+    module = modules("wandb", Error=RuntimeError, ended=False)
 
     def init(**arguments):
         module.arguments = arguments
@@ -28,7 +26,6 @@ def wandb(monkeypatch, tmp_path):
         module.ended = True
 
     module.init, module.finish = init, finish
-    monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
 
@@ -62,17 +59,13 @@ def test_weights_and_biases_follows_the_event_files_of_its_run(wandb, tmp_path):
         assert tag in events.read_bytes()
 
 
-def test_weights_and_biases_starts_before_the_writer_that_it_follows(wandb, tmp_path, monkeypatch):
-    from torch.utils import tensorboard
-
-    started = []
-    monkeypatch.setattr(wandb, "init", lambda **arguments: started.append("wandb"))
-    monkeypatch.setattr(
-        tensorboard, "SummaryWriter", lambda log_dir, max_queue: started.append(log_dir)
-    )
+def test_weights_and_biases_starts_before_the_writer_that_it_follows(wandb, tmp_path):
+    seen = []
+    wandb.init = lambda **arguments: seen.append((tmp_path / "tb").exists())
     flags = ["--wandb-project", "p", "--tensorboard-dir", str(tmp_path / "tb")]
-    build_writer(tiny_plan(*flags).logging, {})
-    assert started == ["wandb", str(tmp_path / "tb")]
+    build_writer(tiny_plan(*flags).logging, {}).close()
+    assert seen == [False]
+    assert (tmp_path / "tb").exists()
 
 
 def test_a_refusal_of_wandb_is_told(wandb):
@@ -88,8 +81,9 @@ def test_without_their_flags_no_writer_is_made():
     assert build_writer(tiny_plan().logging, {}) is None
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_a_package_that_is_missing_is_named(modules):
+    for package in ("wandb", "tensorboard", "codecarbon"):
+        modules(package)
     flags = ["--wandb-project", "p", "--tensorboard-dir", "t", "--codecarbon-dir", "c"]
     problems = [*writer_problems(tiny_config(*flags).logging)]
     assert [problem.split(":")[0] for problem in problems] == [
