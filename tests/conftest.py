@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -149,9 +151,9 @@ def modules(monkeypatch):
         if not attributes:
             monkeypatch.setitem(sys.modules, name, None)
             return None
-        parent = name.rpartition(".")[0]
-        if parent and sys.modules.get(parent) is None:
-            put(parent, __path__=[])
+        for above in accumulate(name.split(".")[:-1], "{}.{}".format):
+            if find_spec(above) is None:
+                put(above, __path__=[])
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)
         vars(module).update(attributes)
@@ -191,12 +193,15 @@ def clock(monkeypatch):
 
     def pass_time(seconds):
         now.s += seconds
+
+    def sleep(seconds):
+        pass_time(seconds)
         now.pauses.append(seconds)
 
     now.pass_time = pass_time
     for name in ("monotonic", "perf_counter"):
         monkeypatch.setattr(time, name, lambda: now.s)
-    monkeypatch.setattr(time, "sleep", pass_time)
+    monkeypatch.setattr(time, "sleep", sleep)
     return now
 
 

@@ -57,5 +57,11 @@ def run_script(script, *words, folder="."):
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
+def forget_plugin(module, registry, part):
+    """Forget a plugin's module, and the part that it has registered."""
+    sys.modules.pop(module, None)
+    registry._entries.pop(part, None)
+
+
 PROGRAMS = tool_at("tools/make_flags_page.py").PROGRAMS
 """Programs with the sections of flags that they take."""

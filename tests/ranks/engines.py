@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 from collections.abc import Iterator
+from typing import Any
 
 import deepspeed
 import torch
@@ -22,6 +23,11 @@ from megatron.training.setup import build_engine, build_process_groups, choose
 
 DOCUMENTS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
 EOD = 3
+
+
+def deepspeed_of(engine: Any) -> Any:
+    """Return DeepSpeed's engine, whose state nothing else shows."""
+    return engine._engine
 
 
 def engine_of(

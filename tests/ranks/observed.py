@@ -26,6 +26,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.utils import logger as deepspeed_logger
+from engines import deepspeed_of
 from stood_in import stood_in
 from torch import Tensor
 from training_here import train_here
@@ -265,8 +266,8 @@ def _as_lists(tree: Any) -> Any:
 
 
 def _state_of(engine: Any) -> Any:
-    wrapped = engine._engine.optimizer
-    basic = engine._engine.basic_optimizer
+    wrapped = deepspeed_of(engine).optimizer
+    basic = deepspeed_of(engine).basic_optimizer
     tensors = [
         (name, list(value.shape), str(value.dtype), value.is_pinned())
         for state in basic.state.values()

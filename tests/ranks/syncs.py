@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from deepspeed.accelerator import get_accelerator
+from engines import deepspeed_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,7 +46,7 @@ class Syncs:
 
 def host_state(engine: Any) -> Iterator[Tensor]:
     """Yield the counts of steps of torch's optimizers, which are in host memory on GPUs too."""
-    for state in engine._engine.basic_optimizer.state.values():
+    for state in deepspeed_of(engine).basic_optimizer.state.values():
         if torch.is_tensor(state.get("step")):
             yield state["step"]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from communication import hidden_share, record_communication
-from engines import DOCUMENTS, batches_of, engine_of, trained
+from engines import DOCUMENTS, batches_of, deepspeed_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from test_reshape_on_ranks import numbers, require_equal, saved, shared_folder, two_steps
 from torch.testing import assert_close
@@ -169,7 +169,7 @@ def weight_passes_run_as_scheduled_and_complete_the_gradients_that_are_reduced(r
 
         return run
 
-    wrap_instructions(engine._engine, watch)
+    wrap_instructions(deepspeed_of(engine), watch)
     with record_communication() as record:
         engine.train_batch(batches)
     assert passes == [each.direction for each in grid.passes(groups.stage)]

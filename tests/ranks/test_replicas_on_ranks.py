@@ -7,7 +7,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import pytest
 import torch
-from engines import batches_of, engine_of
+from engines import batches_of, deepspeed_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
 from megatron.checkpointing.train_state import TrainState
@@ -61,7 +61,7 @@ def compares_replicas_and_tensor_ranks(rank):
     if rank == ODD:
         torch.rand(1)
     require_named(rank, check, "the ordinary random stream", r"2 \| 3")
-    steps = next(iter(engine._engine.basic_optimizer.state.values()))["step"]
+    steps = next(iter(deepspeed_of(engine).basic_optimizer.state.values()))["step"]
     steps += int(rank == ODD)
     require_named(rank, check, "steps of the optimizer", r"0, 1, 2 \| 3")
     steps -= int(rank == ODD)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from ended_groups import end_groups
-from engines import batches_of, engine_of
+from engines import batches_of, deepspeed_of, engine_of
 from ranks import outcomes_on_ranks, require_passed, run_on_ranks
 from torch.testing import assert_close
 
@@ -95,7 +95,7 @@ def numbers(whole):
 def in_memory(engine):
     """Return the same of an engine in which nothing is divided."""
     names = {p: name for name, p in engine.module.named_parameters()}
-    states = engine._engine.basic_optimizer.state
+    states = deepspeed_of(engine).basic_optimizer.state
     return {
         **{(name, "fp32"): p.detach().clone() for p, name in names.items()},
         **{(n, "fp32"): b.clone() for n, b in engine.module.named_buffers() if is_buffer(n)},
@@ -188,7 +188,7 @@ def a_dynamic_loss_scale_passes_through_layouts(rank):
 
 def scaler_of(engine):
     """Return the numbers of the loss scaler: scale, steps, and the last overflow."""
-    numbers = vars(engine._engine.optimizer.loss_scaler)
+    numbers = vars(deepspeed_of(engine).optimizer.loss_scaler)
     return {name: n for name, n in numbers.items() if isinstance(n, int | float)}
 
 

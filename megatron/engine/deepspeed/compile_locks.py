@@ -47,7 +47,7 @@ def _watch(extensions: Path, ended: threading.Event, period_s: float) -> None:
     while True:
         now: dict[Path, int] = {}
         for lock in (*extensions.glob("*/lock"), *extensions.glob("*/*/lock")):
-            with suppress(OSError), _lease_abandoned(lock) as inode:
+            with suppress(OSError), lease_abandoned(lock) as inode:
                 # An owner that ends closes the file before it removes it: hence twice. No other
                 # process can open the file here, so none removes a newer one under this name.
                 if inode and before.get(lock) == inode == lock.stat().st_ino:
@@ -69,7 +69,7 @@ def _watch(extensions: Path, ended: threading.Event, period_s: float) -> None:
 
 
 @contextmanager
-def _lease_abandoned(lock: Path) -> Iterator[int | None]:
+def lease_abandoned(lock: Path) -> Iterator[int | None]:
     """Hold a lease on a lock that no process has open, and give its inode; None if one may.
 
     Raises:

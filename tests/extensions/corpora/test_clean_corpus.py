@@ -271,8 +271,6 @@ def test_the_tool_prints_counts_and_refuses_wrong_flags(write, tmp_path, monkeyp
     (tmp_path / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     write("raw.jsonl", records())
-    # The handler would outlive the captured output that it writes to.
-    monkeypatch.setattr("megatron.common.logging.configure", lambda **_: None)
     clean = load_tool(TOOLS / "corpora" / "clean.py")
     words = "--input raw.jsonl --output-prefix out --tokenizer-type GPT2BPETokenizer "
     words += "--vocab-file vocab.json --merge-file merges.txt --append-eod --tasks 2 "

@@ -1,7 +1,6 @@
 """Decontamination: every planted n-gram goes, and nothing else does."""
 
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -162,9 +161,9 @@ def test_every_evaluation_reads_a_file(task, write):
         list(evaluation_texts(task, write("task.jsonl", [{"other": 1}])))
 
 
-def test_an_evaluation_without_a_source_is_named(monkeypatch):
+def test_an_evaluation_without_a_source_is_named(modules):
     with pytest.raises(ConfigError, match="--tasks lambada needs --lambada-path"):
         list(evaluation_texts("lambada", None))
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    modules("datasets")
     with pytest.raises(ConfigError, match="--task-files squad FILE"):
         list(evaluation_texts("squad", None))

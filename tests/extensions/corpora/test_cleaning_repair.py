@@ -1,7 +1,6 @@
 """What is done to one text, and in which order."""
 
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -134,7 +133,7 @@ def test_pieces_are_a_lower_bound_of_tokens(tmp_path):
     assert piece_counter()("it's here, 2 of 3") == 7
 
 
-def test_a_package_of_cleaning_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ftfy", None)
+def test_a_package_of_cleaning_that_is_missing_is_named(modules):
+    modules("ftfy")
     with pytest.raises(ConfigError, match="encodings needs .* not installed: pip install ftfy"):
         fix_text("text")

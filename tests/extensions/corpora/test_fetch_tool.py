@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -50,7 +49,7 @@ class Site(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
+def site(tmp_path, monkeypatch, modules):
     """A site on the loopback address; trafilatura is replaced by a function."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -59,8 +58,7 @@ def site(tmp_path, monkeypatch):
         text = page.decode().removeprefix("<p>").removesuffix("</p>")
         return SimpleNamespace(title=None, date="2026-01-01", text=text)
 
-    module = SimpleNamespace(bare_extraction=extract)
-    monkeypatch.setitem(sys.modules, "trafilatura", module)
+    modules("trafilatura", bare_extraction=extract)
     handler = type("Handler", (Site,), {"pages": dict(PAGES), "requests": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -139,8 +137,8 @@ def test_wrong_flags_are_reported(site):
         fetch("--threads", "0")
 
 
-def test_a_missing_extractor_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "trafilatura", None)
+def test_a_missing_extractor_is_named(modules):
+    modules("trafilatura")
     with pytest.raises(ConfigError, match='pip install "trafilatura>=2"'):
         build_extractor()
 

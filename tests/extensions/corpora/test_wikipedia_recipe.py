@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -94,9 +92,10 @@ class Markup:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, modules):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "mwparserfromhell", SimpleNamespace(parse=Markup))
+    modules("mwparserfromhell", parse=Markup)
+    Markup.fails_at = None
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n.\nit\nthe\n")
     write_dump(tmp_path)
     return tmp_path
@@ -170,7 +169,7 @@ def test_sentences_for_bert(folder):
 def test_a_killed_extraction_continues(folder, monkeypatch):
     convert(prefix="calm")
     monkeypatch.setattr(wikipedia, "_BATCH_CHARACTERS", 40)
-    monkeypatch.setattr(Markup, "fails_at", "Article 16 ")
+    Markup.fails_at = "Article 16 "
     child = os.fork()
     if not child:
         try:
@@ -182,7 +181,7 @@ def test_a_killed_extraction_continues(folder, monkeypatch):
     assert 5 < len(partial.read_text().splitlines()) - 1 < NUM_ARTICLES
     with partial.open("a") as file:
         file.write('{"id": "1')
-    monkeypatch.setattr(Markup, "fails_at", "Article 8 ")  # which is not parsed again
+    Markup.fails_at = "Article 8 "  # which is not parsed again
     convert()
     assert (folder / "wiki.articles.jsonl").read_bytes() == (
         folder / "calm.articles.jsonl"
@@ -234,8 +233,8 @@ def test_what_is_no_dump_is_reported(folder):
         convert("--input", "x")
 
 
-def test_a_missing_parser_is_named(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mwparserfromhell", None)
+def test_a_missing_parser_is_named(folder, modules):
+    modules("mwparserfromhell")
     with pytest.raises(ConfigError, match="pip install mwparserfromhell"):
         convert()
 

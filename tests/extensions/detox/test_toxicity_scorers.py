@@ -1,8 +1,5 @@
 """Toxicity scorers but for the Perspective API."""
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
@@ -68,13 +65,12 @@ def test_a_missing_module_or_file_is_reported(tmp_path):
         scorer(f"{tmp_path}/none.py:f")
 
 
-def test_profanity_check_scores_or_names_its_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "profanity_check", None)
+def test_profanity_check_scores_or_names_its_package(modules):
+    modules("profanity_check")
     with pytest.raises(ConfigError, match="pip install alt-profanity-check"):
         scorer("profanity-check")
-    package = ModuleType("profanity_check")
-    package.predict_prob = lambda texts: torch.tensor([len(text) / 10 for text in texts]).numpy()
-    monkeypatch.setitem(sys.modules, "profanity_check", package)
+    tenths = lambda texts: torch.tensor([len(text) / 10 for text in texts]).numpy()  # noqa: E731
+    modules("profanity_check", predict_prob=tenths)
     (scores,) = scorer("profanity-check")(["abcde"])
     assert scores == {"toxicity": 0.5}
 

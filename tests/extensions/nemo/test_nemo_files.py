@@ -2,9 +2,7 @@
 
 import io
 import json
-import sys
 import tarfile
-import types
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from megatron.config.config import parse_conversion
 from megatron.config.network.model_spec import flat
 from megatron.config.plan.plan import plan
 from megatron.config.tools.checkpoint_tools import ConversionConfig
-from megatron.extensions.nemo import checkpoints as nemo
 from megatron.extensions.nemo.checkpoints import find, tokenizer_in
 from megatron.extensions.tasks.flags import objective_of
 from megatron.tokenizer.build import build_tokenizer
@@ -197,17 +194,16 @@ def node_of(value, kind=_Node):
     return kind(_val=value)
 
 
-def test_names_in_a_configuration_of_omegaconfs_are_read(tmp_path, monkeypatch):
+def test_names_in_a_configuration_of_omegaconfs_are_read(tmp_path, modules):
     job, weights = job_of(tmp_path, "token-classification")
     export(job, tmp_path / "nemo", "nemo-autoresume")
     file = tmp_path / "nemo" / "mp_rank_00" / "mp_autoresume-last.ckpt"
     content = torch.load(file)
-    module = types.ModuleType("omegaconf")
-    module.DictConfig = type("DictConfig", (_Node,), {"__module__": "omegaconf"})
-    monkeypatch.setitem(sys.modules, "omegaconf", module)
+    kind = type("DictConfig", (_Node,), {"__module__": "omegaconf"})
+    module = modules("omegaconf", DictConfig=kind)
     config = node_of(content["hyper_parameters"]["cfg"], module.DictConfig)
     torch.save(content | {"hyper_parameters": {"cfg": config}}, file)
-    monkeypatch.delitem(sys.modules, "omegaconf")
+    modules("omegaconf")
     _, model, own = read(tmp_path / "nemo")
     require_equal(own, weights)
     assert list(model["labels"]) == [*LABELS]
@@ -285,9 +281,9 @@ def test_the_file_of_labels_is_a_name_and_no_pattern(tmp_path, name):
     assert find(archive, task="token-classification").values["labels"] == ["0", "1", "2"]
 
 
-def test_an_archive_that_does_not_fit_is_not_unpacked(tmp_path, monkeypatch):
+def test_an_archive_that_does_not_fit_is_not_unpacked(tmp_path, disk, monkeypatch):
     archive, _ = written(tmp_path, "token-classification")
-    monkeypatch.setattr(nemo.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    disk(free=1000, block=1)
     monkeypatch.setattr(
         tarfile.TarFile, "extractall", lambda *args, **kwargs: pytest.fail("writes")
     )

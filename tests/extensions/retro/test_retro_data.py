@@ -250,11 +250,8 @@ def test_blocks_of_different_widths_are_refused(tmp_path):
         BlockedRows(tmp_path / "q", "neighbors").rows(5, 15)
 
 
-def test_without_h5py_the_message_names_the_package(tmp_path, monkeypatch):
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(hdf5_files, "import_module", missing)
+def test_without_h5py_the_message_names_the_package(tmp_path, modules):
+    modules("h5py")
     with pytest.raises(ConfigError, match="pip install h5py"):
         hdf5_files.read_array(tmp_path / "file.hdf5", "chunks")
 

@@ -391,7 +391,7 @@ def test_a_search_that_finds_fewer_ends_with_minus_one():
     assert index.search(np.eye(4, dtype=np.float32)[:1], 3)[1].tolist() == [[0, 1, -1]]
 
 
-def test_what_faiss_refuses_is_one_message(tmp_path, monkeypatch):
+def test_what_faiss_refuses_is_one_message(tmp_path, modules):
     with pytest.raises(ConfigError, match="--retro-index-str Unknown7 is no index of faiss"):
         new_index("Unknown7", 32, num_threads=1)
     with pytest.raises(DataError, match="IVF64,Flat cannot be trained with 10 chunks"):
@@ -404,10 +404,7 @@ def test_what_faiss_refuses_is_one_message(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="index cannot be read"):
         read_index(tmp_path / "index", "Flat", num_threads=1)
 
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(vector_index, "import_module", missing)
+    modules("faiss")
     with pytest.raises(ConfigError, match="pip install faiss-cpu"):
         new_index("Flat", 2, num_threads=1)
 

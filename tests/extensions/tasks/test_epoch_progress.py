@@ -2,6 +2,7 @@
 
 import io
 import logging
+from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 from megatron.checkpointing.train_state import TrainState
@@ -24,38 +25,28 @@ def take_steps(progress, first, last):
         progress.after_step(state, SimpleNamespace(loss=0.5))
 
 
-def test_a_bar_counts_the_steps_of_each_epoch(monkeypatch):
-    stderr = Terminal()
-    monkeypatch.setattr("sys.stderr", stderr)
-    progress = EpochProgress(3)
-    take_steps(progress, 2, 4)
-    progress.close()
+def test_a_bar_counts_the_steps_of_each_epoch():
+    with redirect_stderr(Terminal()) as stderr:
+        progress = EpochProgress(3)
+        take_steps(progress, 2, 4)
+        progress.close()
     shown = stderr.getvalue()
     assert "epoch 0:  67%" in shown and "2/3" in shown
     assert "epoch 1:   0%" in shown
     assert shown.endswith("\r")
 
 
-def test_no_bar_is_written_to_a_file(monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    take_steps(EpochProgress(3), 0, 4)
+def test_no_bar_is_written_to_a_file():
+    with redirect_stderr(io.StringIO()) as stream:
+        take_steps(EpochProgress(3), 0, 4)
     assert not stream.getvalue()
 
 
-def test_log_lines_do_not_go_on_in_the_line_of_a_bar(monkeypatch):
-    stderr = Terminal()
-    monkeypatch.setattr("sys.stderr", stderr)
-    monkeypatch.setattr("sys.stdout", stderr)
-    logger = logging.getLogger("megatron")
-    before = logger.handlers[:], logger.propagate, logger.level
-    log.configure(0)
-    try:
+def test_log_lines_do_not_go_on_in_the_line_of_a_bar():
+    with redirect_stderr(Terminal()) as stderr, redirect_stdout(stderr):
+        log.configure(0)
         progress = EpochProgress(3)
         progress.before_step(TrainState())
         logging.getLogger("megatron.test").info("a message")
         progress.close()
-    finally:
-        logger.handlers[:], logger.propagate = before[:2]
-        logger.setLevel(before[2])
     assert "\ra message\n" in stderr.getvalue()

@@ -1,6 +1,7 @@
 """Whether a checkpoint fits on its disk."""
 
 import pytest
+from problems import problem
 from tiny import tiny_plan
 
 from megatron.checkpointing.disk_space import Size, expected_size, is_full_disk, require_space
@@ -14,13 +15,13 @@ SAVE = ("--save", "runs", "--save-interval", "5")
 def test_too_few_bytes_are_refused_with_both_numbers(disk, tmp_path):
     disk()
     require_space(tmp_path, Size(4_096_000, 5))
-    with pytest.raises(CheckpointError, match="needs 4,096,001 bytes and 4,096,000 are free"):
+    with problem("4,096,001 bytes … 4,096,000", CheckpointError):
         require_space(tmp_path, Size(4_096_001, 5))
 
 
 def test_too_few_inodes_are_refused(disk, tmp_path):
     disk()
-    with pytest.raises(CheckpointError, match=r"needs 6 files \(inodes\) and 5 are free"):
+    with problem("6 files (inodes) … 5", CheckpointError):
         require_space(tmp_path, Size(1, 6))
 
 

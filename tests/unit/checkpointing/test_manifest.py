@@ -2,10 +2,9 @@
 
 import errno
 import hashlib
+import io
 import json
-import os
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import xxhash
@@ -256,26 +255,18 @@ def test_a_hash_of_another_kind_is_refused(tmp_path, manifest):
         read_manifest(tmp_path)
 
 
-def test_a_file_that_the_disk_does_not_give_back_is_damaged(tmp_path, manifest, monkeypatch):
-    def lost(*words):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("megatron.checkpointing.manifest.hash_of", lost)
+def test_a_file_that_the_disk_does_not_give_back_is_damaged(tmp_path, manifest, os_calls):
+    os_calls("open", errno.EIO, on=".pt", module=io)
     problems = damage(tmp_path, manifest.files)
     assert problems == [
         f"{tmp_path / name} cannot be read: Input/output error" for name in ("a.pt", "b.pt")
     ]
 
 
-def test_the_names_in_all_folders_of_a_checkpoint_are_flushed(tmp_path, manifest, monkeypatch):
+def test_the_names_in_all_folders_of_a_checkpoint_are_flushed(tmp_path, manifest, os_calls):
     (tmp_path / "zero" / "weight").mkdir(parents=True)
-    flushed, usual = [], os.fsync
-
-    def fsync(descriptor):
-        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        usual(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    flushed = os_calls("fsync")
     write_manifest(tmp_path, manifest)
-    assert flushed[0] == tmp_path / MANIFEST
-    assert {*flushed[1:]} == {tmp_path, tmp_path / "zero", tmp_path / "zero" / "weight"}
+    assert flushed[0] == str(tmp_path / MANIFEST)
+    folders = (tmp_path, tmp_path / "zero", tmp_path / "zero" / "weight")
+    assert {*flushed[1:]} == {*map(str, folders)}

@@ -1,5 +1,6 @@
 """A directory of checkpoints with things in it that no run writes: named or removed, never awaited."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from problems import problem
 
 from megatron.checkpointing.lock import hold_lock
 from megatron.checkpointing.manifest import LATEST, LOCK, MANIFEST, published_tags, read_manifest
@@ -86,17 +88,17 @@ def test_a_folder_named_like_the_failure_file_is_reported(tmp_path):
     assert (tmp_path / FAILURE).is_dir()
 
 
-def test_a_failure_file_that_cannot_be_renamed_is_reported(tmp_path, monkeypatch):
+def test_a_failure_file_that_cannot_be_renamed_is_reported(tmp_path, os_calls):
     (tmp_path / FAILURE).write_text("{}")
     file = FailureFile(str(tmp_path))
-    monkeypatch.setattr(os, "rename", refused)
-    with pytest.raises(WrongCheckpointError, match="Operation not permitted.*: move it away"):
+    os_calls("rename", errno.EPERM)
+    with problem("Operation not permitted … move it away", WrongCheckpointError):
         file.put_stale_away()
 
 
-def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch, caplog):
+def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path, os_calls, caplog):
     with hold_lock(tmp_path):
-        monkeypatch.setattr(Path, "unlink", refused)
+        os_calls("unlink", errno.EPERM)
     assert "the lock of this run cannot be removed: " in caplog.text
 
 

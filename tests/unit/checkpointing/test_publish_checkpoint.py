@@ -111,15 +111,12 @@ def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
         clear_staging(tmp_path / "file" / "runs", 5)
 
 
-def test_a_run_killed_while_replacing_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+def test_a_run_killed_while_replacing_leaves_a_whole_checkpoint(tmp_path, os_calls):
     stage(tmp_path, 5, "old")
     publish(tmp_path, 5)
     stage(tmp_path, 5, "new")
 
-    def killed(*paths):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.rename", killed)
+    os_calls("rename", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         publish(tmp_path, 5)
     assert published_tags(tmp_path) == ["global_step5"]

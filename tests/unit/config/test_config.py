@@ -69,9 +69,7 @@ def test_what_cannot_be_honoured_is_refused(flags, message):
         tiny_config(*flags)
 
 
-def test_a_tool_takes_the_rest_from_the_checkpoint(monkeypatch):
-    output = []
-    monkeypatch.setattr(config_module.log, "warning", output.append)
+def test_a_tool_takes_the_rest_from_the_checkpoint(caplog):
     saved = asdict(tiny_config("--bf16", "--no-log-loss-scale-to-tensorboard", "--seed", "5"))
     config, own = parse_config_for_checkpoint(
         ["--load", "runs", "--seed", "6", "--top_k", "3", "--use-deepspeed"],
@@ -82,7 +80,7 @@ def test_a_tool_takes_the_rest_from_the_checkpoint(monkeypatch):
     expected["checkpoint"] = saved["checkpoint"] | {"load": "runs"}
     assert asdict(config) == expected
     assert own["generation"] == GenerationConfig(top_k=3)
-    assert [notice.partition(":")[0] for notice in output] == ["--use-deepspeed"]
+    assert [notice.partition(":")[0] for notice in caplog.messages] == ["--use-deepspeed"]
 
 
 def test_a_config_of_values_equals_that_of_their_flags():

@@ -225,8 +225,8 @@ def test_what_cannot_be_done_ends_with_what_to_write(flags, instead):
     assert instead in problem
 
 
-def test_the_optimizer_of_bitsandbytes_comes_with_a_norm_of_the_embedding(tmp_path, monkeypatch):
-    monkeypatch.setattr("megatron.config.optimization.optimizer.find_spec", lambda module: module)
+def test_the_optimizer_of_bitsandbytes_comes_with_a_norm_of_the_embedding(tmp_path, modules):
+    modules("bitsandbytes.optim", AdamW8bit=None)
     decisions, _ = decided(f"{CODEPARROT} --use-bnb-optimizer", {}, 8, tmp_path)
     assert decisions.optimizer.impl == "bitsandbytes"
     assert decisions.model.norm.embed_layernorm

@@ -2,6 +2,7 @@ import sys
 
 import pytest
 from problems import problem
+from scripts import forget_plugin
 
 from megatron.common import registry
 from megatron.common.errors import ConfigError
@@ -52,8 +53,7 @@ def stairs(tmp_path, monkeypatch):
     (tmp_path / "stairs_plugin.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield "stairs_plugin"
-    sys.modules.pop("stairs_plugin", None)
-    registry.SCHEDULES._entries.pop("stairs", None)
+    forget_plugin("stairs_plugin", registry.SCHEDULES, "stairs")
 
 
 def parse(*words):
@@ -248,7 +248,6 @@ def test_a_folder_of_that_name_is_no_module(tmp_path, monkeypatch):
     file.parent.mkdir()
     file.write_text("VALUE = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "shadowed_plugin", raising=False)
     plugins.load_plugins([str(file)])
     assert sys.modules["shadowed_plugin"].VALUE == 1
     del sys.modules["shadowed_plugin"]

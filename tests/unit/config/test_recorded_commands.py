@@ -31,10 +31,10 @@ OBJECTIVES = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, modules):
     """The working directory, on a machine with the package of 8-bit optimizers."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("megatron.config.optimization.optimizer.find_spec", lambda module: module)
+    modules("bitsandbytes.optim", AdamW8bit=None)
     return tmp_path
 
 

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from deepspeed.accelerator import get_accelerator
 from networks import gpt_steps
 from tiny import tiny_plan, tiny_spec
 
@@ -36,6 +37,12 @@ def imported():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def fp16(monkeypatch):
+    """DeepSpeed takes the CPU for a device of 16-bit floats."""
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
 
 
 @pytest.fixture

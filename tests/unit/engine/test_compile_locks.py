@@ -52,8 +52,8 @@ def test_a_lock_that_is_judged_is_not_taken_by_a_second_process(lock):
     lock.touch()
     other = (
         "import sys; from pathlib import Path; "
-        "from megatron.engine.deepspeed.compile_locks import _lease_abandoned\n"
-        "with _lease_abandoned(Path(sys.argv[1])) as inode: print(inode)"
+        "from megatron.engine.deepspeed.compile_locks import lease_abandoned\n"
+        "with lease_abandoned(Path(sys.argv[1])) as inode: print(inode)"
     )
 
     def judged_elsewhere():
@@ -61,7 +61,7 @@ def test_a_lock_that_is_judged_is_not_taken_by_a_second_process(lock):
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
     inode = lock.stat().st_ino
-    with compile_locks._lease_abandoned(lock) as ours:
+    with compile_locks.lease_abandoned(lock) as ours:
         assert ours == inode
         assert judged_elsewhere() == "None"
     assert judged_elsewhere() == str(inode)

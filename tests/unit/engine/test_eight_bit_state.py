@@ -1,13 +1,12 @@
 """Adam's 8-bit state is saved and gone on from, bit for bit."""
 
-import sys
 from itertools import repeat
-from types import SimpleNamespace
 
 import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 from eight_bits import AdamW8bit
+from engines import deepspeed_of
 
 from megatron.checkpointing.resharding.unpickle import read_state
 
@@ -15,11 +14,9 @@ LAYOUTS = {"zero0": [], "zero1": ["--zero-stage", "1"], "zero3": ["--bf16", "--z
 
 
 @pytest.fixture
-def build_8bit(build, monkeypatch):
+def build_8bit(build, modules):
     """Return a function from flags to an engine whose optimizer is the stand-in."""
-    stand_in = SimpleNamespace(__spec__=object(), AdamW8bit=AdamW8bit)
-    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__spec__=object()))
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", stand_in)
+    modules("bitsandbytes.optim", AdamW8bit=AdamW8bit)
     return lambda *flags: build("--optimizer", "adam8bit", *flags, device="cuda")
 
 
@@ -38,7 +35,7 @@ def weights(engine):
 def test_a_run_with_8_bit_states_goes_on_as_it_would_have(build_8bit, micro_batch, tmp_path, flags):
     first = build_8bit(*flags)
     losses(first, micro_batch, range(3))
-    states = first._engine.basic_optimizer.state.values()
+    states = deepspeed_of(first).basic_optimizer.state.values()
     assert any(kept["state1"].dtype == torch.uint8 and kept["state1"].any() for kept in states)
     first.save(tmp_path, "tag", {})
     second = build_8bit(*flags)
@@ -61,5 +58,5 @@ def test_its_states_can_begin_anew(build_8bit, micro_batch, tmp_path, flags):
     # A table of zeros would keep every state at zero, and the weights where they are.
     moved = max((weight - before[name]).abs().max() for name, weight in weights(second).items())
     assert moved == pytest.approx(0.01, abs=0.008)
-    states = second._engine.basic_optimizer.state.values()
+    states = deepspeed_of(second).basic_optimizer.state.values()
     assert all(kept["qmap1"].any() for kept in states if "qmap1" in kept)

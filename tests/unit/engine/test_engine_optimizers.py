@@ -9,6 +9,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import pytest
 import torch
+from engines import deepspeed_of
 from tiny import tiny_plan
 from torch import nn
 
@@ -60,5 +61,5 @@ def test_the_embedding_alone_takes_its_learning_rate(build):
     engine = build("--decoupled-lr", "0.5")
     engine.set_lr(0.1)
     engine.set_embedding_lr(0.3)
-    rates = {bool(g.get("embedding")): g["lr"] for g in engine._engine.optimizer.param_groups}
+    rates = {bool(g.get("embedding")): g["lr"] for g in deepspeed_of(engine).optimizer.param_groups}
     assert rates == {False: 0.1, True: 0.3}

@@ -6,7 +6,6 @@ DeepSpeed refuses fp16 on CPUs, though torch computes it there; so its check is 
 import json
 
 import pytest
-from deepspeed.accelerator import get_accelerator
 from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, record_file
@@ -20,9 +19,8 @@ SGD = ["--optimizer", "sgd", "--weight-decay", "0"]
 
 
 @pytest.fixture
-def build_fp16(build, monkeypatch, tmp_path):
+def build_fp16(build, fp16, tmp_path):
     """Return a function from a power of two, the first loss scale, to an engine."""
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
 
     def build_from(power, *flags):
         file = tmp_path / f"{power}.json"

@@ -5,6 +5,7 @@ from itertools import repeat
 import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+from engines import deepspeed_of
 from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, record_file
@@ -29,7 +30,7 @@ def weights(engine):
 
 
 def moments(engine):
-    states = engine._engine.basic_optimizer.state.values()
+    states = deepspeed_of(engine).basic_optimizer.state.values()
     return [v.clone() for state in states for v in state.values() if torch.is_tensor(v)]
 
 
@@ -68,7 +69,7 @@ def test_the_learning_rate_of_the_last_step_comes_back(build, micro_batch, tmp_p
     engine.save(tmp_path, "tag", {})
     engine.set_lr(0.5)
     engine.load(tmp_path, "tag", read=read_state)
-    rates = [group["lr"] for group in engine._engine.optimizer.param_groups]
+    rates = [group["lr"] for group in deepspeed_of(engine).optimizer.param_groups]
     assert rates == [0.01] * len(rates)
 
 
@@ -154,7 +155,7 @@ def test_reshaped_states_have_the_order_of_the_first_step(build, micro_batch, tm
 
 def order_of_states(engine):
     """Return the numbers of the parameters, and the keys of each state, as they follow each other."""
-    optimizer = engine._engine.basic_optimizer
+    optimizer = deepspeed_of(engine).basic_optimizer
     owners = [owner for group in optimizer.param_groups for owner in group["params"]]
     numbers = {owner: number for number, owner in enumerate(owners)}
     return [(numbers[owner], [*states]) for owner, states in optimizer.state.items()]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from syncs import counted_syncs, host_state
+from torch.overrides import TorchFunctionMode
 
 from megatron.engine import engine as engine_module
 from megatron.engine.deepspeed.grad_stats import HostScalars
@@ -46,8 +47,7 @@ def test_a_step_waits_once(build, micro_batch, dtype, stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_in_fp16_waits_twice(build, micro_batch, monkeypatch, stage):
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+def test_a_step_in_fp16_waits_twice(build, micro_batch, fp16, stage):
     flags = ("--fp16", "--loss-scale", "128", "--zero-stage", stage, "--global-batch-size", "8")
     inside, lines = waits_of_a_step(build(*flags, device="cuda"), micro_batch)
     assert (inside, sum(lines.values())) == (0, 2), lines
@@ -62,20 +62,23 @@ class OnGpu(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
+class SameDevice(TorchFunctionMode):
+    """Tensors are joined on one device."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.cat:
+            assert len({tensor.device for tensor in args[0]}) == 1
+        return function(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize(
     "norm", [torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0]).as_subclass(OnGpu)]
 )
-def test_scalars_of_a_step_come_together_from_wherever_they_are(monkeypatch, norm):
-    joined = torch.cat
-
-    def cat(tensors):
-        assert len({tensor.device for tensor in tensors}) == 1
-        return joined(tensors)
-
-    monkeypatch.setattr(torch, "cat", cat)
+def test_scalars_of_a_step_come_together_from_wherever_they_are(norm):
     scalars = HostScalars()
     scalars.expect(torch.tensor(0.1).as_subclass(OnGpu), torch.tensor([2.0]).as_subclass(OnGpu))
-    assert scalars.to_host(norm).tolist() == [3.0, 4.0]
+    with SameDevice():
+        assert scalars.to_host(norm).tolist() == [3.0, 4.0]
     loss, auxiliary = scalars.take()
     assert (loss, auxiliary.tolist()) == (torch.tensor(0.1), [2.0])
     assert {loss.device.type, auxiliary.device.type} == {"cpu"}

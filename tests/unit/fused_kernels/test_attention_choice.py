@@ -25,8 +25,14 @@ NEED_DENSE_MASKS = {
 
 
 @pytest.fixture(autouse=True)
-def a_gpu_with_triton(monkeypatch):
-    monkeypatch.setattr(registry, "_obstacle", lambda *_: None)
+def triton_cannot(monkeypatch):
+    """Return a function that gives a reason why Triton does not run; at first it does."""
+
+    def have(obstacle):
+        monkeypatch.setattr(registry, "_obstacle", lambda *_: obstacle)
+
+    have(None)
+    return have
 
 
 def attention(*flags, device="cuda", objective: ObjectiveName = "gpt"):
@@ -76,8 +82,8 @@ def test_a_deterministic_run_keeps_relative_positions_from_flex_attention():
         torch.use_deterministic_algorithms(False)
 
 
-def test_flex_attention_without_triton_is_refused(monkeypatch):
-    monkeypatch.setattr(registry, "_obstacle", lambda *_: "no C compiler")
+def test_flex_attention_without_triton_is_refused(triton_cannot):
+    triton_cannot("no C compiler")
     with pytest.raises(ConfigError, match="--attention-impl flex: no C compiler"):
         attention(*WIDE, "--attention-impl", "flex")
     flags = ("--attention-impl", "flex", "--kernels", "reference")
@@ -85,7 +91,7 @@ def test_flex_attention_without_triton_is_refused(monkeypatch):
 
 
 @pytest.fixture
-def compiles_nothing(monkeypatch):
+def compiles_nothing(monkeypatch, gpus):
     """A GPU whose PyTorch cannot compile FlexAttention."""
 
     def compile_function(*_, **__):
@@ -94,9 +100,9 @@ def compiles_nothing(monkeypatch):
     def obstacle(head_dim, dtype, device):
         return compile_obstacle(head_dim, dtype, torch.device("cpu"))
 
+    gpus(1)
     monkeypatch.setattr(flex_attention, "compile_function", compile_function)
     monkeypatch.setattr(flex_attention, "compile_obstacle", obstacle)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(attention_choice, "sdpa_backend", lambda work: "memory-efficient")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 from megatron.fused_kernels.wide_products import add_product, has_wide_products
@@ -11,6 +12,21 @@ class OnGPU(torch.Tensor):
     """A tensor of a CPU that takes the paths of GPUs."""
 
     is_cuda = property(lambda self: True)
+
+
+class Torch(TorchFunctionMode):
+    """A PyTorch with these products."""
+
+    def __init__(self, **products):
+        super().__init__()
+        self.products = products
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return self.products.get(function.__name__, function)(*args, **(kwargs or {}))
+
+
+def bmm(x, y, out_dtype):
+    return (x @ y).to(out_dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -38,33 +54,30 @@ def test_products_without_a_kernel_are_added_with_one_warning(caplog):
 
 
 @pytest.mark.parametrize("error", [TypeError("out_dtype"), RuntimeError("")], ids=repr)
-def test_a_torch_without_the_argument_has_no_such_products(monkeypatch, caplog, error):
+def test_a_torch_without_the_argument_has_no_such_products(caplog, error):
     def addmm(*inputs, **options):
         raise error
 
-    monkeypatch.setattr(torch, "bmm", lambda *inputs, out_dtype: torch.zeros(1, 16, 16))
-    monkeypatch.setattr(torch, "addmm", addmm)
-    assert not has_wide_products(torch.device("cpu"), torch.bfloat16)
+    with Torch(bmm=bmm, addmm=addmm):
+        assert not has_wide_products(torch.device("cpu"), torch.bfloat16)
     assert (str(error) or "RuntimeError") in caplog.text
 
 
-def test_full_memory_is_no_missing_kernel(monkeypatch):
+def test_full_memory_is_no_missing_kernel():
     def bmm(*inputs, **options):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(torch, "bmm", bmm)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError), Torch(bmm=bmm):
         has_wide_products(torch.device("cpu"), torch.bfloat16)
 
 
-def test_where_the_kernel_exists_it_adds_in_place(monkeypatch):
+def test_where_the_kernel_exists_it_adds_in_place():
     total, a, b = matrices()
     expected = total + a.float() @ b.float()
 
     def addmm(given, x, y, *, out_dtype, out):
         return out.addmm_(x.to(out_dtype), y.to(out_dtype))
 
-    monkeypatch.setattr(torch, "bmm", lambda x, y, out_dtype: (x @ y).to(out_dtype))
-    monkeypatch.setattr(torch, "addmm", addmm)
-    add_product(total.as_subclass(OnGPU), a, b)
+    with Torch(bmm=bmm, addmm=addmm):
+        add_product(total.as_subclass(OnGPU), a, b)
     assert_close(total, expected)

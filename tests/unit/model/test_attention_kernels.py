@@ -1,9 +1,7 @@
 """Every implementation of attention against the sum written out in float64."""
 
-import sys
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,9 +47,8 @@ def flash_attn_func(
 
 
 @pytest.fixture(autouse=True)
-def flash_package(monkeypatch):
-    package = SimpleNamespace(flash_attn_func=flash_attn_func)
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
+def flash_package(modules):
+    modules("flash_attn", flash_attn_func=flash_attn_func)
 
 
 def attend(name, *inputs, **keywords):
@@ -179,7 +176,7 @@ def test_dropout_scales_what_it_leaves(name):
     assert_close(mixed.mean(), torch.tensor(1.0), atol=0.02, rtol=0)
 
 
-def test_deterministic_mode_reaches_the_flash_attn_package(monkeypatch):
+def test_deterministic_mode_reaches_the_flash_attn_package(modules):
     """PyTorch's switch does not: the package has an argument of its own."""
     given = []
 
@@ -187,7 +184,7 @@ def test_deterministic_mode_reaches_the_flash_attn_package(monkeypatch):
         given.append(deterministic)
         return flash_attn_func(*inputs, **keywords)
 
-    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_func=attend_and_note))
+    modules("flash_attn", flash_attn_func=attend_and_note)
     inputs = torch.randn(3, 1, 2, 3, 4)
     attend("flash", *inputs, mask=Mask())
     torch.use_deterministic_algorithms(True)

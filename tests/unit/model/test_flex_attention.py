@@ -29,7 +29,7 @@ FLEX = replace(REFERENCE, attention="flex")
 def backward_on_cpus(monkeypatch):
     """Let FlexAttention take tensors with a gradient on CPUs: uncompiled it can, but refuses."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Which optimizer, which parameters it decays, and its steps against loops in 64 bits."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from networks import gpt_steps
@@ -196,23 +193,21 @@ def test_a_muon_step_is_nearly_orthogonal(shape):
 
 
 @pytest.mark.parametrize(
-    ("flags", "package", "module", "kind"),
+    ("flags", "module", "kind"),
     [
-        ("--optimizer-impl apex", "apex", "apex.optimizers", "FusedAdam"),
-        ("--use-bnb-optimizer", "bitsandbytes", "bitsandbytes.optim", "AdamW8bit"),
-        ("--optimizer adam8bit", "bitsandbytes", "bitsandbytes.optim", "AdamW8bit"),
+        ("--optimizer-impl apex", "apex.optimizers", "FusedAdam"),
+        ("--use-bnb-optimizer", "bitsandbytes.optim", "AdamW8bit"),
+        ("--optimizer adam8bit", "bitsandbytes.optim", "AdamW8bit"),
     ],
 )
 def test_optimizers_of_other_packages_are_taken_when_they_are_there(
-    flags, package, module, kind, group, monkeypatch
+    flags, module, kind, group, modules
 ):
     class Theirs(torch.optim.AdamW):
         def __init__(self, groups, lr, betas, eps, adam_w_mode=True):
             super().__init__(groups, lr=lr, betas=betas, eps=eps)
 
-    stand_in = SimpleNamespace(__spec__=object(), **{kind: Theirs})
-    monkeypatch.setitem(sys.modules, package, SimpleNamespace(__spec__=object()))
-    monkeypatch.setitem(sys.modules, module, stand_in)
+    modules(module, **{kind: Theirs})
     plan = tiny_plan(*flags.split(), "--adam-beta2", "0.7", device="cuda").optimizer
     optimizer = build_optimizer(nn.Linear(3, 2), plan, 0.3, tensor_group=group)
     assert type(optimizer) is Theirs
@@ -224,10 +219,8 @@ def test_optimizers_of_other_packages_are_taken_when_they_are_there(
     [("--optimizer-impl apex", "apex.optimizers"), ("--use-bnb-optimizer", "bitsandbytes.optim")],
 )
 @pytest.mark.parametrize("is_another_package", [True, False])
-def test_a_module_that_is_not_there_is_told(flags, module, is_another_package, monkeypatch):
-    package = SimpleNamespace(__spec__=object(), __path__=[]) if is_another_package else None
-    monkeypatch.setitem(sys.modules, module.partition(".")[0], package)
-    monkeypatch.delitem(sys.modules, module, raising=False)
+def test_a_module_that_is_not_there_is_told(flags, module, is_another_package, modules):
+    modules(module.partition(".")[0], **({"__path__": []} if is_another_package else {}))
     with pytest.raises(ConfigError, match=f"needs the module {module}, which is not installed"):
         tiny_plan(*flags.split(), device="cuda")
 

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts import forget_plugin
 from tiny import tiny_plan
 
 from megatron.common import registry
@@ -153,10 +154,12 @@ def test_the_examples_in_docstrings_hold(module):
 
 
 @pytest.mark.parametrize("name", ["exponential", "minus_sqrt"])
-def test_the_style_of_a_plugin_may_have_the_name_of_an_annealing(monkeypatch, name):
-    monkeypatch.setattr(registry.SCHEDULES, "_entries", {})
+def test_the_style_of_a_plugin_may_have_the_name_of_an_annealing(name):
     registry.SCHEDULES.register(name)(lr_decay(lambda progress: 0.25))
-    assert learning_rate(path(name, floor=0.0), samples=600, tokens=0) == 0.25
+    try:
+        assert learning_rate(path(name, floor=0.0), samples=600, tokens=0) == 0.25
+    finally:
+        forget_plugin("", registry.SCHEDULES, name)
 
 
 def test_the_embedding_has_the_same_path_between_its_own_ends():

@@ -1,8 +1,6 @@
 """tools/generate_samples_gpt.py, in this process, on an untrained network."""
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,9 +98,7 @@ def test_a_prompt_goes_to_the_terminal(generate, trained, capsys):
 
 
 @pytest.mark.parametrize("more", [[], ["--beam-width", "2"]], ids=["sampled", "beams"])
-def test_a_text_that_ends_at_the_last_position_is_warned_of(
-    tool, trained, capsys, monkeypatch, more
-):
+def test_a_text_that_ends_at_the_last_position_is_warned_of(tool, trained, capsys, stdin, more):
     load = ["--load", str(trained[0]), *(more or ["--greedy"])]
     prompt = "1 2 3 4 5 6 7 8 9 1 2 3 4 5"
     tool([*load, "--out-seq-length", "2", "--prompt", prompt])
@@ -111,7 +107,7 @@ def test_a_text_that_ends_at_the_last_position_is_warned_of(
     reported = "1 of 1 texts end before --out-seq-length 9 tokens"
     shown = capsys.readouterr().out
     assert reported in shown and "the 16 positions of a sequence" in shown
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{prompt}\n"))
+    stdin(f"{prompt}\n")
     tool([*load, "--out-seq-length", "9"])
     assert reported in capsys.readouterr().out
 
@@ -129,9 +125,9 @@ def test_samples_follow_from_the_seed(generate, tmp_path):
     assert len(set(texts[0])) > 1
 
 
-def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkeypatch):
+def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, stdin):
     typed = ["1 2", "", " ".join("1" * 16), "3", "stop", "4"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    stdin("\n".join(typed))
     generate("--greedy")
     one, again, long, two, end = capsys.readouterr().out.split(
         "\nContext prompt (stop to exit) >>> "
@@ -140,7 +136,7 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
     assert (again, end) == ("", "\n")
     assert "a prompt has 16 tokens; it needs at least 1 and at most 15" in long
     assert two == expected_text(trained, "3")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("3"))  # no end of line, then nothing
+    stdin("3")  # no end of line, then nothing
     generate("--greedy")
     assert expected_text(trained, "3") in capsys.readouterr().out
 

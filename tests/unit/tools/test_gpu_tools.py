@@ -52,13 +52,23 @@ def rehearsal(tmp_path_factory):
     return folder / "results.json"
 
 
-def test_every_check_is_printed_when_it_ends(tmp_path, monkeypatch, capfd):
+@pytest.fixture
+def python_runs(tmp_path, monkeypatch):
+    """Return a function that replaces Python by a script of the shell."""
+
+    def replace_by(script):
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/bash\n{script}")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    return replace_by
+
+
+def test_every_check_is_printed_when_it_ends(python_runs, capfd):
     line = "tests/gpu/none.py::test_first PASSED [ 50%]"
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/bash\necho collecting\necho '{line}'\nsleep 1000\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    python_runs(f"echo collecting\necho '{line}'\nsleep 1000\n")
     assert prove.run_checks(["none.py"], 3, {})[1] == "not finished within 3 seconds"
     assert capfd.readouterr().out.splitlines() == [
         "running the checks of none.py (at most 3 s)",
@@ -92,12 +102,8 @@ def test_a_torch_that_cannot_use_the_gpu_is_no_rehearsal(tmp_path):
         prove.has_gpu(tmp_path)
 
 
-def test_a_part_over_its_budget_leaves_no_process_on_the_gpu(tmp_path, monkeypatch):
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/bash\nsleep 1000 &\necho $! > {tmp_path}/pid\nwait\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_a_part_over_its_budget_leaves_no_process_on_the_gpu(tmp_path, python_runs):
+    python_runs(f"sleep 1000 &\necho $! > {tmp_path}/pid\nwait\n")
     assert prove.run_checks(["none.py"], 3, {}) == ([], "not finished within 3 seconds")
     child = int((tmp_path / "pid").read_text())
     gone = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}

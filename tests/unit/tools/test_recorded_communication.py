@@ -1,6 +1,5 @@
 """The recorder of collectives, in a process group of one rank."""
 
-import communication
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,21 +33,13 @@ def test_nothing_is_recorded_outside_of_the_block():
     assert len(record.collectives) == 1
 
 
-def test_collectives_of_a_group_pass_its_network_one_after_the_other(monkeypatch):
-    clock, slept = [10.0], []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        clock[0] += seconds
-
-    monkeypatch.setattr(communication.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(communication.time, "sleep", sleep)
+def test_collectives_of_a_group_pass_its_network_one_after_the_other(clock):
     group, x = lone_group(), torch.ones(25)
     with record_communication(seconds_per_byte=0.01) as record:
         first = dist.broadcast(x, dist.get_rank(), group=group, async_op=True)
         second = dist.broadcast(x, dist.get_rank(), group=group, async_op=True)
-        clock[0] += 0.75
+        clock.pass_time(0.75)
         second.wait()
         first.wait()
-    assert slept == pytest.approx([1.25, 0.0])
+    assert clock.pauses == pytest.approx([1.25, 0.0])
     assert len(record.collectives) == 2

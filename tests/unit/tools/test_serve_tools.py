@@ -1,7 +1,5 @@
 """The tools of the server: what they refuse, and a prompt loop against a real one."""
 
-import io
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,9 +93,10 @@ def test_all_addresses_without_a_key_are_warned_of(
     assert ("set --api-key-file" in caplog.text) is warns
 
 
-def test_missing_packages_are_reported(server_tool, monkeypatch):
+def test_missing_packages_are_reported(server_tool, monkeypatch, modules):
     let_ask(server_tool, monkeypatch)
-    monkeypatch.setattr(server_tool, "find_spec", lambda name: name == "uvicorn" or None)
+    for package in ("fastapi", "prometheus_client"):
+        modules(package)
     with pytest.raises(ConfigError, match="fastapi, prometheus_client, which are not installed"):
         server_tool.main([])
 
@@ -115,23 +114,22 @@ def test_the_key_is_read_from_its_file(server_tool, tmp_path):
     assert server_tool.read_api_key(ServingConfig(api_key="x")) == "x"
 
 
-def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, capsys):
+def test_what_is_typed_is_continued(group, client_tool, tmp_path, stdin, capsys):
     key = tmp_path / "key"
     key.write_text("sésame €\n", encoding="utf-8")
     with serving(group, api_key="sésame €") as running:
         address = f"127.0.0.1:{running.port}"
-        typed = "The cat\n5\n\n1\nThe\nmany\nThe\n999\n"
-        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        stdin("The cat\n5\n\n1\nThe\nmany\nThe\n999\n")
         client_tool.main([address, "--api-key-file", str(key)])
         reported = capsys.readouterr().out
         assert "Megatron Response:\nThe cat" in reported and "Megatron Response:\n<eod>" in reported
         assert "'many' is not a number of tokens" in reported
         assert "Error 400: 999 new tokens are more than 48" in reported
-        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
+        stdin("a\n1\n")
         client_tool.main([address])
         assert "Error 401: this server needs" in capsys.readouterr().out
     for wrong in (address, "127.0.0.1:port", "[", f"http://{address}"):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
+        stdin("a\n1\n")
         with pytest.raises(MegatronError, match="no answer from http"):
             client_tool.main([wrong])
         assert capsys.readouterr().out == "", "no prompt is printed"

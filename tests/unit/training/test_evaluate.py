@@ -48,7 +48,7 @@ def evaluation(losses=(2.0, 4.0), names=("valid",), flags=(), **where):
         return iter(losses)
 
     made = Evaluation(
-        FakeEngine(where.get("terms")),
+        where.get("engine") or FakeEngine(where.get("terms")),
         dict.fromkeys(names, valid),
         tiny_plan(*FLAGS, *flags),
         journal=where.get("journal"),
@@ -58,17 +58,19 @@ def evaluation(losses=(2.0, 4.0), names=("valid",), flags=(), **where):
 
 
 def test_the_loss_is_the_mean_over_global_batches():
-    made, _ = evaluation()
+    engine = FakeEngine()
+    made, _ = evaluation(engine=engine)
     assert made.validate(TrainState(), "now") == {"valid": 3.0}
-    assert made._engine.micro_batches == [4, 4]
+    assert engine.micro_batches == [4, 4]
 
 
 def test_evaluation_takes_batches_of_its_own_sizes():
     flags = ("--eval-global-batch-size", "18", "--eval-micro-batch-size", "3")
-    made, starts = evaluation(flags=flags)
+    engine = FakeEngine()
+    made, starts = evaluation(flags=flags, engine=engine)
     state = TrainState(iteration=5)
     made.after_step(state, step=None)
-    assert (made._engine.micro_batches, made._engine.micro_batch_size) == ([6, 6], 3)
+    assert (engine.micro_batches, engine.micro_batch_size) == ([6, 6], 3)
     assert (starts, state.valid_samples) == ([0], 36)
 
 
@@ -102,18 +104,19 @@ def test_metrics_of_an_objective_are_logged_and_recorded(messages, tmp_path):
 
 
 def test_a_run_that_is_to_end_waits_for_no_further_batch(messages):
-    made, starts = evaluation(losses=(2.0, 4.0, 6.0, 8.0))
+    engine = FakeEngine()
+    made, starts = evaluation(losses=(2.0, 4.0, 6.0, 8.0), engine=engine)
     requested = iter([False, True, False, False])
     made.stop_when(lambda: next(requested))
     state = TrainState(iteration=5)
     made.after_step(state, step=None)
-    assert made._engine.micro_batches == [4]
+    assert engine.micro_batches == [4]
     assert messages == ["the evaluation at iteration 5 is interrupted: the run is to end"]
     # Its samples count as seen: the next evaluation is that of an uninterrupted run.
     assert state.valid_samples == 16
     state.iteration = 10
     made.after_step(state, step=None)
-    assert (starts, len(made._engine.micro_batches)) == ([0, 16], 3)
+    assert (starts, len(engine.micro_batches)) == ([0, 16], 3)
 
 
 def test_evaluation_is_due_at_multiples_of_the_interval():
@@ -190,6 +193,7 @@ def test_a_loss_that_is_no_number_has_no_perplexity(tmp_path):
 
 
 def test_evaluation_is_on_whole_samples():
-    made, _ = evaluation()
+    engine = FakeEngine()
+    made, _ = evaluation(engine=engine)
     made.validate(TrainState(), "now")
-    assert made._engine.lengths == {6}
+    assert engine.lengths == {6}

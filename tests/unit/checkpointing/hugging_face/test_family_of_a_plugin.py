@@ -1,12 +1,12 @@
 """An architecture of transformers that a plugin registers is written and read like those of the package."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from architectures import SIZES, tool
+from scripts import forget_plugin
 from tiny import tiny_plan
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
@@ -22,8 +22,7 @@ FLAGS = "--position-embedding-type rotary --gelu tanh --group-query-attention --
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    FAMILIES._entries.pop("starcoder2", None)
-    sys.modules.pop("starcoder2", None)
+    forget_plugin("starcoder2", FAMILIES, "starcoder2")
 
 
 def test_without_the_plugin_no_architecture_expresses_the_network():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from problems import problem
+from scripts import forget_plugin
 from tiny import tiny_plan, with_changes
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
@@ -90,7 +91,7 @@ def wide():
             return gpt_layers(spec, parts)
 
     yield "wide"
-    NETWORKS._entries.pop("wide")
+    forget_plugin("", NETWORKS, "wide")
 
 
 def test_a_plugins_network_is_trained_in_place_of_that_of_the_objective(wide, group):
@@ -113,33 +114,33 @@ class Renamed:
     hidden_size: int = 1
 
 
-def test_a_plugins_network_is_its_own_with_or_without_its_part(wide, monkeypatch):
-    network = network_named(wide)
+def test_a_plugins_network_is_its_own_with_or_without_its_part(wide):
+    network = NETWORKS.get_class(wide)
     own = Scale(scale_of_stream=0.5)
-    monkeypatch.setattr(network, "spec", lambda self, plain, config: replace(plain, own=own))
+    network.spec = lambda self, plain, config: replace(plain, own=own)
     with problem("Scale … `own` … `part`"):
         tiny_plan("--network", wide)
-    monkeypatch.setattr(network, "part", Scale, raising=False)
+    network.part = Scale
     spec = tiny_plan("--network", wide).model
     assert (spec.architecture, spec.own) == (wide, own)
     assert spec_of(flat(spec)) == spec
 
 
-def test_a_plugins_network_that_contradicts_itself_is_refused(wide, monkeypatch):
-    network = network_named(wide)
+def test_a_plugins_network_that_contradicts_itself_is_refused(wide):
+    network = NETWORKS.get_class(wide)
     own = Renamed(hidden_size=3)
-    monkeypatch.setattr(network, "spec", lambda self, plain, config: replace(plain, own=own))
-    monkeypatch.setattr(network, "part", Renamed, raising=False)
+    network.spec = lambda self, plain, config: replace(plain, own=own)
+    network.part = Renamed
     with problem("hidden_size"):
         tiny_plan("--network", wide)
-    monkeypatch.setattr(network, "name", "")
+    network.name = ""
     with problem("write name = 'wide'"):
         tiny_plan("--network", wide)
     with problem("define layers"):
         Network().layers(spec=None, parts=None)
 
 
-def test_a_plugins_network_says_what_its_layers_keep(wide, monkeypatch):
+def test_a_plugins_network_says_what_its_layers_keep(wide):
     plan = tiny_plan("--network", wide)
     (before,) = memory_of_stages(plan)
 
@@ -147,7 +148,7 @@ def test_a_plugins_network_says_what_its_layers_keep(wide, monkeypatch):
         more = sizes.tokens * 1000 if entry.kind == "block" else 0
         return Network.kept_bytes(self, entry, sizes) + more
 
-    monkeypatch.setattr(network_named(wide), "kept_bytes", kept_bytes, raising=False)
+    NETWORKS.get_class(wide).kept_bytes = kept_bytes
     (after,) = memory_of_stages(plan)
     tokens = plan.batch.micro_batch_size * plan.model.seq_length
     assert after.activations - before.activations == plan.model.num_layers * tokens * 1000

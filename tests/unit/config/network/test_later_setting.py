@@ -43,12 +43,14 @@ class LaterVocabulary(VocabularySpec):
 def declared(monkeypatch):
     """Put both classes in place of those that they extend, as if the fields were added there."""
     monkeypatch.setitem(SECTIONS, "model", LaterConfig)
-    for module in (network_contract, model_resolution):
-        monkeypatch.setattr(module, "ModelConfig", LaterConfig)
-    monkeypatch.setattr(model_resolution, "VocabularySpec", LaterVocabulary)
     monkeypatch.setitem(model_spec._PARTS, "vocabulary", LaterVocabulary)
-    options = every_field() - {"relative_buckets", "relative_max_distance"}
-    monkeypatch.setattr(Architecture, "options", options)
+    for owner, name, later in (
+        (network_contract, "ModelConfig", LaterConfig),
+        (model_resolution, "ModelConfig", LaterConfig),
+        (model_resolution, "VocabularySpec", LaterVocabulary),
+        (Architecture, "options", every_field() - {"relative_buckets", "relative_max_distance"}),
+    ):
+        monkeypatch.setattr(owner, name, later)
 
 
 def saved(*flags):

@@ -160,10 +160,9 @@ def test_the_report_lists_odd_documents(tmp_path, how):
 
 @pytest.mark.parametrize(("one_in", "expected"), [(1, 300), (7, None), (10**9, 100)])
 def test_the_first_documents_and_some_of_the_others_are_decoded_once(
-    tmp_path, monkeypatch, one_in, expected
+    tmp_path, sample_one_in, one_in, expected
 ):
-    for module in ("block_encoder", "report"):
-        monkeypatch.setattr(f"megatron.data.preprocessing.{module}.SAMPLE_ONE_IN", one_in)
+    sample_one_in(one_in)
     texts = [f"text {i}" for i in range(300)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     tokens = np.frombuffer("".join(texts).encode(), "u1").astype("<u2")
@@ -180,9 +179,8 @@ def test_the_first_documents_and_some_of_the_others_are_decoded_once(
     assert expected in (None, content["decoded_again"])
 
 
-def test_a_long_document_is_not_decoded_again(tmp_path, monkeypatch):
-    for module in ("block_encoder", "report"):
-        monkeypatch.setattr(f"megatron.data.preprocessing.{module}.SAMPLE_ONE_IN", 1)
+def test_a_long_document_is_not_decoded_again(tmp_path, sample_one_in, monkeypatch):
+    sample_one_in(1)
     monkeypatch.setattr("megatron.data.preprocessing.block_encoder.MOST_CHARS", 5)
     lines = [json.dumps({"text": text}) + "\n" for text in ("abc", "abcde", "abcdef", "x" * 99)]
     (tmp_path / "a.jsonl").write_text("".join(lines))

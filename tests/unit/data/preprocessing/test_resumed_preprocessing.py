@@ -91,7 +91,7 @@ class Fails(BytesTokenizer):
 
 @pytest.mark.parametrize("kind", ["gzip", "pipe"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_packed_input_is_resumed_shard_by_shard(directory, monkeypatch, kind, workers):
+def test_a_packed_input_is_resumed_shard_by_shard(directory, stdin, kind, workers):
     path = directory / "a.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     lines[150] = '{"a": "kill", "b": "b"}\n'
@@ -103,9 +103,8 @@ def test_a_packed_input_is_resumed_shard_by_shard(directory, monkeypatch, kind, 
         spec = replace(spec, inputs=("-",))
 
     def run(spec):
-        with path.open() as stdin:
-            monkeypatch.setattr("sys.stdin", stdin)
-            preprocess(spec)
+        stdin(path)
+        preprocess(spec)
 
     with pytest.raises(DataError, match="line 151: the text that kills"):
         run(replace(spec, make_encoder=Fails, workers=workers))

@@ -93,10 +93,9 @@ def test_white_space_stays_with_the_flag(tmp_path):
 
 @pytest.mark.parametrize("keep_newlines", [False, True])
 def test_white_space_between_sentences_is_not_missed_when_decoded_again(
-    tmp_path, monkeypatch, keep_newlines
+    tmp_path, sample_one_in, keep_newlines
 ):
-    monkeypatch.setattr("megatron.data.preprocessing.block_encoder.SAMPLE_ONE_IN", 1)
-    monkeypatch.setattr("megatron.data.preprocessing.report.SAMPLE_ONE_IN", 1)
+    sample_one_in(1)
     run(tmp_path, keep_newlines=keep_newlines)
     report = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
     assert (report["decoded_again"], report["changed_by_decoding"]) == (3, 0)
@@ -109,18 +108,14 @@ def test_long_texts_are_cut_first():
     assert splitter(text)[0] == "One is here. "
 
 
-def test_installed_data_are_used_for_the_given_language(monkeypatch):
+def test_installed_data_are_used_for_the_given_language(nltk_data):
     languages = []
-
-    def tokenizer(lang):
-        languages.append(lang)
-
-    monkeypatch.setattr(punkt, "PunktTokenizer", tokenizer)
+    nltk_data(languages.append)
     assert build_splitter("german", False, iter(())).parameters is None
     assert languages == ["german"]
 
 
-def test_each_splitter_of_a_process_is_of_its_own_language(monkeypatch):
+def test_each_splitter_of_a_process_is_of_its_own_language(nltk_data):
     class Lines:
         """Cuts behind the mark of a language."""
 
@@ -131,7 +126,7 @@ def test_each_splitter_of_a_process_is_of_its_own_language(monkeypatch):
             end = text.index(self._mark) + 1
             yield from ((0, end), (end, len(text)))
 
-    monkeypatch.setattr(punkt, "PunktTokenizer", Lines)
+    nltk_data(Lines)
     for lang, parts in {"english": ["a;b.", "c"], "german": ["a;", "b.c"]}.items():
         splitter = SentenceSplitter(lang, False)
         assert splitter("a;b.c") == parts
@@ -143,8 +138,8 @@ def test_without_data_and_texts_the_error_names_what_to_install():
         build_splitter("german", False, iter(()))
 
 
-def test_a_language_that_has_no_data_is_refused(monkeypatch):
+def test_a_language_that_has_no_data_is_refused(nltk_data):
     with pytest.raises(DataError, match="--lang klingon: NLTK has no such data, but .* czech, "):
         build_splitter("klingon", False, iter(["One. Two."]))
-    monkeypatch.setattr(punkt, "PunktTokenizer", lambda lang: None)
+    nltk_data(lambda lang: None)
     assert build_splitter("klingon", False, iter(())).lang == "klingon"

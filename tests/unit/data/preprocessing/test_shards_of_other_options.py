@@ -100,7 +100,7 @@ def test_shards_of_the_same_file_on_another_machine_are_merged(directory):
     assert merge_shards(conversion(directory))[0].documents == 290
 
 
-def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
+def test_sentences_of_two_models_are_not_mixed(directory, nltk_data):
     """NLTK's data were installed after the first shard, or on one node alone."""
     punkt = pytest.importorskip("nltk.tokenize.punkt")
 
@@ -113,17 +113,17 @@ def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
         raise LookupError
 
     spec = conversion(directory, split_sentences=True)
-    monkeypatch.setattr(punkt, "PunktTokenizer", missing)
+    nltk_data(missing)
     convert_share(spec, 0, 2)
     convert_share(spec, 1, 2)
-    monkeypatch.setattr(punkt, "PunktTokenizer", Installed)
+    nltk_data(Installed)
     change = "the model that splits sentences was 'trained on the input, .*' and is 'NLTK data for english, "
     with pytest.raises(DataError, match=f"of another conversion: {change}"):
         convert_share(spec, 1, 2)
     convert_share(replace(spec, resume=False), 1, 2)
     with pytest.raises(DataError, match=f"of another conversion: {change}"):
         merge_shards(spec)
-    monkeypatch.setattr(punkt, "PunktTokenizer", missing)
+    nltk_data(missing)
     with pytest.raises(
         DataError, match="of another conversion: the model that splits sentences was 'N"
     ):

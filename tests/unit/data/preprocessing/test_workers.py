@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import count
 from multiprocessing import active_children, resource_tracker, util
 from pathlib import Path
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
+from scripts import forget_plugin
 
 from megatron.common.process_pool import map_in_processes
 from megatron.common.registry import TOKENIZERS
@@ -70,7 +70,7 @@ def at_start(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_worker_starts_waits_until_it_has(monkeypatch, capfd, at_start, number):
+def test_a_signal_while_a_worker_starts_waits_until_it_has(capfd, at_start, number):
     def leave(*_):
         raise KeyboardInterrupt
 
@@ -111,29 +111,25 @@ def test_a_trial_of_worker_counts_has_shards_for_every_worker(tmp_path, monkeypa
     assert min(num_shards) >= 4 * 8
 
 
-def test_progress_beside_stdin_names_no_share_of_an_unknown_length(tmp_path, monkeypatch, caplog):
+def test_progress_beside_stdin_names_no_share_of_an_unknown_length(tmp_path, stdin, caplog):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "stdin").write_text(4 * '{"text": "a"}\n')
+    stdin(4 * '{"text": "a"}\n')
     spec = PreprocessSpec(
         inputs=("-", str(tmp_path / "in.jsonl")),
         output_prefix=str(tmp_path / "out"),
         make_encoder=BytesTokenizer,
         log_interval=1,
     )
-    with (tmp_path / "stdin").open() as stdin, caplog.at_level(logging.INFO, "megatron"):
-        monkeypatch.setattr("sys.stdin", stdin)
+    with caplog.at_level(logging.INFO, "megatron"):
         preprocess(spec)
     assert "documents: 5 |" in caplog.text
     assert "input:" not in caplog.text
 
 
-def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_added(monkeypatch, caplog):
-    seconds = count()
-    monkeypatch.setattr(
-        "megatron.data.preprocessing.progress.time.monotonic", lambda: 10 * next(seconds)
-    )
+def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_added(clock, caplog):
     progress = Progress(0, log_interval=100)
     progress.add_earlier(documents=1000, tokens=0, num_bytes=0)
+    clock.pass_time(10)
     progress.add(documents=50, tokens=0, num_bytes=0)
     progress.add_earlier(documents=1000, tokens=0, num_bytes=0)
     with caplog.at_level(logging.INFO, "megatron"):
@@ -165,8 +161,7 @@ def test_workers_have_the_tokenizer_of_a_plugin(tmp_path):
         command = read_flags([*map(str, words)], description="")
         (written,) = preprocess(replace(command.spec, shard_bytes=20))
     finally:
-        TOKENIZERS._entries.pop("letters", None)
-        sys.modules.pop("letters_plugin", None)
+        forget_plugin("letters_plugin", TOKENIZERS, "letters")
     assert IndexedDataset(written.prefix)[3].tolist() == [0, 1, 2]
 
 

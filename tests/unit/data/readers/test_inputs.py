@@ -2,10 +2,9 @@
 
 import bz2
 import gzip
-import io
 import json
 import lzma
-import sys
+from pathlib import Path
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -131,13 +130,12 @@ def test_every_kind_of_file_gives_the_same_documents(tmp_path, kind, how):
 
 
 @pytest.mark.parametrize("report", UNREADABLE)
-def test_a_file_of_another_format_is_named(tmp_path, report, monkeypatch):
+def test_a_file_of_another_format_is_named(tmp_path, report, stdin):
     path = tmp_path / "data"
     path.write_bytes(UNREADABLE[report])
     with pytest.raises(DataError, match=f"^--input {path} is {report}"):
         run(tmp_path, str(path))
-    content = io.BufferedReader(io.FileIO(path))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+    stdin(path)
     with pytest.raises(DataError, match=f"^--input - is {report}"):
         run(tmp_path, "-")
 
@@ -340,9 +338,8 @@ def test_globs_are_sorted_and_a_name_that_exists_is_taken_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
-def test_standard_input_may_be_packed(tmp_path, kind, monkeypatch):
-    content = io.BufferedReader(io.FileIO(write_as(tmp_path / "data", kind)))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+def test_standard_input_may_be_packed(tmp_path, kind, stdin):
+    stdin(Path(write_as(tmp_path / "data", kind)))
     (written,) = run(tmp_path, "-")
     assert read_texts(written.prefix) == TEXTS
 
@@ -361,9 +358,9 @@ def test_standard_input_has_no_parts(tmp_path):
 @pytest.mark.parametrize(
     ("library", "kind"), [("zstandard", "zstd"), ("pyarrow", "parquet"), ("pyarrow", "arrow file")]
 )
-def test_a_missing_library_is_named(tmp_path, library, kind, monkeypatch):
+def test_a_missing_library_is_named(tmp_path, library, kind, modules):
     path = write_as(tmp_path / "data", kind)
     for name in (library, f"{library}.parquet"):
-        monkeypatch.setitem(sys.modules, name, None)
+        modules(name)
     with pytest.raises(ConfigError, match=f"pip install {library}"):
         run(tmp_path, path)

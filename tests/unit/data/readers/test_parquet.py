@@ -131,12 +131,11 @@ def test_a_table_without_a_column_is_reported_once_and_not_row_by_row(tmp_path, 
         ]
 
 
-def test_a_table_in_a_pipe_is_named(tmp_path, monkeypatch):
+def test_a_table_in_a_pipe_is_named(tmp_path, stdin):
     write(tmp_path / "t", {"text": ["a"]})
     with gzip.open(tmp_path / "t.gz", "wb") as file:
         file.write((tmp_path / "t").read_bytes())
-    with (tmp_path / "t").open() as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        for name in ("-", str(tmp_path / "t.gz")):
-            with pytest.raises(DataError, match=f"--input {name} is Parquet in a pipe or in a com"):
-                list(read_blocks(find_sources([name]), Limits(1 << 20, 1 << 26)))
+    stdin(tmp_path / "t")
+    for name in ("-", str(tmp_path / "t.gz")):
+        with pytest.raises(DataError, match=f"--input {name} is Parquet in a pipe or in a com"):
+            list(read_blocks(find_sources([name]), Limits(1 << 20, 1 << 26)))

@@ -2,10 +2,8 @@
 
 import bz2
 import gzip
-import io
 import json
 import re
-import sys
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -117,14 +115,14 @@ def test_a_bad_array_is_an_error(tmp_path, text, reason):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_arrays_are_converted_as_lines_are(tmp_path, monkeypatch, pack):
+def test_arrays_are_converted_as_lines_are(tmp_path, stdin, pack):
     texts = [f"text {i} é" * i for i in range(1, 60)]
     packed = pack(json.dumps([{"text": text} for text in texts], indent=2).encode())
     (tmp_path / "corpus.json").write_bytes(packed)
     name = str(tmp_path / "corpus.json")
     for cut in ({}, {"chunk_size": 3}, {"shard_bytes": 30}):
         assert run(tmp_path, name, **cut) == texts
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed))))
+    stdin(packed)
     assert run(tmp_path, "-") == texts
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def builds(monkeypatch):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A home directory of the test's own."""
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
@@ -290,7 +289,7 @@ def test_a_write_that_fails_leaves_no_file(tmp_path, home, monkeypatch):
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
 
 
-def test_sizes_are_read_again_when_the_file_changes(tmp_path, monkeypatch):
+def test_sizes_are_read_again_when_the_file_changes(tmp_path):
     dataset = corpus(tmp_path / "c")
     first = cached_sizes(dataset, range(1, 6))
     assert first.num_tokens == sum(SIZES[1:])

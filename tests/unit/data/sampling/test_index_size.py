@@ -8,7 +8,6 @@ import pytest
 from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.datasets.packed_dataset import MTFDataset, pack
-from megatron.data.sampling import index_cache
 from megatron.data.sampling import index_size as room
 from megatron.data.sampling.blending import BlendedDataset, blend_order
 from megatron.data.sampling.index_size import blend_room, packing_room, sample_index_room
@@ -26,19 +25,12 @@ def corpus(tmp_path):
     return IndexedDataset(tmp_path / "c")
 
 
-@pytest.fixture
-def memory(monkeypatch):
-    """Return a function that sets how much memory is left."""
-    return lambda left: monkeypatch.setattr(room, "available_bytes", lambda: left)
-
-
 def dataset(corpus, num_samples, **more):
     return GPTDataset(corpus, range(100), num_samples=num_samples, seq_length=128, seed=1, **more)
 
 
-def test_more_iterations_than_any_memory_holds_are_refused_at_once(corpus, memory, monkeypatch):
-    memory(64 * GB)
-    monkeypatch.setattr(index_cache, "build_sample_index", None)
+def test_more_iterations_than_any_memory_holds_are_refused_at_once(corpus, free_memory):
+    free_memory(64 * GB)
     message = (
         r"the index maps of 17179869374 samples from 54975582 epochs of the 100 documents of .*/c "
         r"need 43\d\.\d GB of memory while they are built, and 64\.0 GB are left here; train for "
@@ -49,8 +41,8 @@ def test_more_iterations_than_any_memory_holds_are_refused_at_once(corpus, memor
     assert not list(corpus.bin_path.parent.glob("c-index-cache/*.npy"))
 
 
-def test_a_blend_and_a_packing_that_no_memory_holds_are_refused(corpus, memory):
-    memory(64 * GB)
+def test_a_blend_and_a_packing_that_no_memory_holds_are_refused(corpus, free_memory):
+    free_memory(64 * GB)
     message = r"17179869184 samples of a blend of 2 need 171\.8 GB"
     with pytest.raises(DataError, match=message):
         BlendedDataset(
@@ -64,31 +56,27 @@ def test_a_blend_and_a_packing_that_no_memory_holds_are_refused(corpus, memory):
         MTFDataset(corpus, corpus, range(100), num_samples=2**34, seq_length=800, seed=1)
 
 
-def test_maps_that_are_there_are_read_whatever_memory_is_left(corpus, memory):
+def test_maps_that_are_there_are_read_whatever_memory_is_left(corpus, free_memory):
     built = dataset(corpus, 300)
-    memory(1)
+    free_memory(1)
     again = dataset(IndexedDataset(corpus.prefix), 300)
     assert again.index.sample_order[:].tolist() == built.index.sample_order[:].tolist()
     with pytest.raises(DataError, match="of memory while they are built"):
         dataset(corpus, 3000)
 
 
-def test_a_cache_without_room_is_refused_before_anything_is_built(corpus, tmp_path, monkeypatch):
-    class Usage:
-        free = 10
-        total = 20
-
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda position: Usage)
-    build = index_cache.build_sample_index
-    monkeypatch.setattr(index_cache, "build_sample_index", None)
+def test_a_cache_without_room_is_refused_before_anything_is_built(corpus, tmp_path, disk):
+    disk(free=10, block=1)
     chosen = tmp_path / "not" / "there"
     with pytest.raises(DataError, match=rf"--data-cache-path: {chosen} has 0\.0 GB free, and the"):
         dataset(corpus, 300, cache_directory=chosen)
-    monkeypatch.setattr(index_cache, "build_sample_index", build)
-    Usage.total = 0  # of a file system that has no size, it is writing that says what is wrong
+    assert not chosen.exists()
+    disk(
+        free=10, total=0, block=1
+    )  # of a file system that has no size, it is writing that says what is wrong
     assert room.lack_of_disk(room.MapRoom(10**9, 10**9, "c"), chosen) == ""
-    Usage.total = 20
-    assert len(dataset(corpus, 300)) >= 300  # in memory, and a line says so
+    disk(free=10, block=1)
+    assert len(dataset(corpus, 300)) >= 300  # in free_memory, and a line says so
     assert not list(tmp_path.glob("c-index-cache/*.npy"))
 
 

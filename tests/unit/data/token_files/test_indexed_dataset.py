@@ -1,18 +1,18 @@
 """The .bin/.idx format, against a second implementation that packs it field by field."""
 
 import errno
+import io
 import os
 import resource
 import signal
 import struct
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import problem
 
 from megatron.common.errors import DataError
-from megatron.data.token_files import index_files
 from megatron.data.token_files.indexed_dataset import (
     IndexedDataset,
     IndexedDatasetWriter,
@@ -62,8 +62,7 @@ def test_written_bytes_are_those_of_the_description(tmp_path, dtype, code, lette
     assert (tmp_path / "c.idx").read_bytes() == idx_bytes
 
 
-def test_documents_appended_together_give_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(index_files, "CHUNK", 3)
+def test_documents_appended_together_give_the_same_bytes(tmp_path, small_chunks):
     flat = [token for document in DOCUMENTS * 5 for token in document]
     with IndexedDatasetWriter(tmp_path / "c", "u2") as writer:
         writer.append(flat, [len(document) for document in DOCUMENTS * 5])
@@ -183,8 +182,7 @@ def test_another_format_is_refused(tmp_path, offset, value, message):
         IndexedDataset(prefix)
 
 
-def test_verify_finds_a_damaged_pointer(tmp_path, monkeypatch):
-    monkeypatch.setattr(index_files, "CHUNK", 2)
+def test_verify_finds_a_damaged_pointer(tmp_path, small_chunks):
     prefix = write(tmp_path / "c", DOCUMENTS)
     with prefix.with_suffix(".idx").open("r+b") as file:
         file.seek(34 + 4 * 4 + 8 * 2)
@@ -280,16 +278,9 @@ def test_best_dtype_is_two_bytes_below_65500():
     assert best_dtype(65500) == np.int32
 
 
-def test_files_that_the_disk_does_not_give_back_are_named(tmp_path, monkeypatch):
+def test_files_that_the_disk_does_not_give_back_are_named(tmp_path, os_calls):
     with IndexedDatasetWriter(tmp_path / "c", "u2") as writer:
         writer.append([1, 2])
-    usual = Path.open
-
-    def refused(path, *words, **named):
-        if path.suffix == ".idx":
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return usual(path, *words, **named)
-
-    monkeypatch.setattr(Path, "open", refused)
-    with pytest.raises(DataError, match=r"cannot read .*c.idx: Input/output error"):
+    os_calls("open", errno.EIO, on=".idx", module=io)
+    with problem("c.idx: Input/output error", DataError):
         open_token_files(tmp_path / "c")

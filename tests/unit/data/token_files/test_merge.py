@@ -1,5 +1,6 @@
 """Merging: the bytes of a single conversion, past 32 bits too, or nothing at all."""
 
+import errno
 import os
 import signal
 import struct
@@ -14,7 +15,6 @@ from megatron.common import atomic_files
 from megatron.common.atomic_files import temporary_beside
 from megatron.common.errors import DataError
 from megatron.common.process_identity import start_of
-from megatron.data.token_files import copying, index_files
 from megatron.data.token_files import merge as merge_module
 from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
@@ -57,8 +57,7 @@ def pair(prefix):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_merge_equals_one_conversion(tmp_path, workers, monkeypatch):
-    monkeypatch.setattr(index_files, "CHUNK", 3)
+def test_a_merge_equals_one_conversion(tmp_path, workers, small_chunks):
     parts = [DOCUMENTS, [[9]], [], DOCUMENTS * 3]
     prefixes = [write(tmp_path / f"p{i}", documents) for i, documents in enumerate(parts)]
     complete = write(tmp_path / "whole", [document for part in parts for document in part])
@@ -250,8 +249,7 @@ def test_tokens_past_two_to_the_31_and_bytes_past_two_to_the_32(tmp_path, worker
     assert (tmp_path / "out.bin").stat().st_blocks * 512 < 2**27
 
 
-def test_an_index_does_not_enter_memory_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(index_files, "CHUNK", 2)
+def test_an_index_does_not_enter_memory_at_once(tmp_path, small_chunks):
     dataset = IndexedDataset(write(tmp_path / "a", DOCUMENTS))
     content = merged_content([dataset, dataset])
     assert max(len(piece) for piece in content.sizes()) == 2
@@ -270,11 +268,8 @@ def test_pieces_copied_by_threads_make_the_full_file(tmp_path_factory, sizes, wo
     assert (folder / "out").read_bytes() == b"".join(s.read_bytes() for s in sources)
 
 
-def test_a_copy_without_help_of_the_kernel_is_the_same(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(38, "not implemented")
-
-    monkeypatch.setattr(copying.os, "copy_file_range", refuse)
+def test_a_copy_without_help_of_the_kernel_is_the_same(tmp_path, os_calls):
+    os_calls("copy_file_range", errno.ENOSYS)
     (tmp_path / "a").write_bytes(bytes(range(100)))
     copy_extents([Extent(tmp_path / "a", 10, 5, 80)], tmp_path / "out", buffer_bytes=7)
     assert (tmp_path / "out").read_bytes() == bytes(5) + bytes(range(10, 90))

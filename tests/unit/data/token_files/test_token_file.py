@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
-from megatron.data.token_files import block_digests, disk_file
+from megatron.data.token_files import block_digests
 from megatron.data.token_files.block_digests import BLOCK_BYTES, digests_path
 from megatron.data.token_files.indexed_dataset import (
     IndexedDataset,
@@ -76,19 +77,13 @@ def test_a_damaged_block_is_an_error_when_it_is_first_read(prefix):
         list(samples_of(prefix))
 
 
-def test_each_block_is_compared_once(prefix, monkeypatch):
-    reads = []
-
-    def pread(descriptor, count, offset):
-        reads.append(count)
-        return original(descriptor, count, offset)
-
-    original = os.pread
+def test_each_block_is_compared_once(prefix, os_calls):
     tokens = IndexedDataset(prefix).tokens
-    monkeypatch.setattr(os, "pread", pread)
+    reads = os_calls("pread")
     for _ in range(3):
         tokens[10:20]
-    assert sorted(reads) == [20, 20, 20, 4 * 8, BLOCK_BYTES]  # digests, tokens, and the block once
+    # Tokens thrice, the block that they are in once, and its digest.
+    assert sorted(reads) == [f"{prefix}.bin"] * 4 + [f"{prefix}.bin.xxh3"]
 
 
 def test_files_without_digests_are_read_as_they_are(prefix):
@@ -126,21 +121,9 @@ def test_digests_of_another_file_are_refused_with_a_remedy(prefix, offset, conte
         IndexedDataset(prefix)
 
 
-def test_digests_are_opened_once_and_read_by_pages(prefix, monkeypatch):
+def test_digests_are_opened_once_and_read_by_pages(prefix, os_calls):
     """Of a corpus read at random, every block is new for a long time."""
-    opened, read = [], []
-    open_file, pread = os.open, os.pread
-
-    def record_open(path, *args):
-        opened.append(str(path))
-        return open_file(path, *args)
-
-    def record_read(descriptor, *args):
-        read.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        return pread(descriptor, *args)
-
-    monkeypatch.setattr(os, "open", record_open)
-    monkeypatch.setattr(os, "pread", record_read)
+    opened, read = os_calls("open"), os_calls("pread")
     IndexedDataset(prefix).tokens.verify()
     assert opened.count(f"{prefix}.bin.xxh3") == 1
     assert read.count(f"{prefix}.bin.xxh3") == 2  # the header, and one page for four blocks
@@ -191,20 +174,12 @@ def test_an_index_that_is_cut_under_the_reader_is_an_error(prefix, replaced):
         samples[1]
 
 
-def test_a_disk_that_fails_is_an_error_that_names_the_file(prefix, monkeypatch):
+@pytest.mark.parametrize("name", ["sample_order.npy", "sample_starts.npy", "c.bin"])
+def test_a_disk_that_fails_is_an_error_that_names_the_file(prefix, os_calls, name):
     samples = samples_of(prefix)
-    name = "sample_order.npy"
-
-    def fails(descriptor, *args):
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(name):
-            raise OSError(errno.EIO, "Input/output error")
-        return pread(descriptor, *args)
-
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", fails)
-    for name in ("sample_order.npy", "sample_starts.npy", "c.bin"):
-        with pytest.raises(DataError, match=rf"bytes .*{name}: Input/output error; see whether"):
-            samples[0]
+    os_calls("pread", errno.EIO, on=name)
+    with problem(f"bytes … {name}: Input/output error", DataError):
+        samples[0]
 
 
 def test_a_long_read_goes_on_where_the_system_ends_it(prefix, monkeypatch):
@@ -228,21 +203,15 @@ def test_a_blend_may_have_more_corpora_than_files_that_shells_allow(prefix):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
-def test_too_many_open_files_are_reported_with_the_limit_to_raise(prefix, monkeypatch):
-    def fails(*args):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(disk_file.os, "open", fails)
-    with pytest.raises(DataError, match=r"c\.bin: Too many open files; .* ulimit -n"):
+def test_too_many_open_files_are_reported_with_the_limit_to_raise(prefix, os_calls):
+    os_calls("open", errno.EMFILE)
+    with problem("c.bin: Too many open files … ulimit -n", DataError):
         TokenFile(Path(f"{prefix}.bin"), np.dtype("<u2"))
 
 
-def test_an_index_that_does_not_open_is_reported(prefix, monkeypatch):
-    def fails(*args, **words):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(mmap, "mmap", fails)
-    with pytest.raises(DataError, match=r"cannot read .*c\.idx: Too many open files; .* ulimit -n"):
+def test_an_index_that_does_not_open_is_reported(prefix, os_calls):
+    os_calls("mmap", errno.EMFILE, module=mmap)
+    with problem("c.idx: Too many open files … ulimit -n", DataError):
         open_token_files(prefix)
 
 

@@ -242,8 +242,8 @@ def test_a_misspelt_flag_of_the_doctor_needs_no_flags_of_a_run():
     assert refused.value.problems == ("unknown flag --npoc; did you mean --nproc?",)
 
 
-def test_compilers_are_needed_by_what_compiles(monkeypatch):
-    monkeypatch.setattr(run, "find_spec", lambda name: name)
+def test_compilers_are_needed_by_what_compiles(modules):
+    modules("triton", is_stand_in=True)
     plain, compiled = tiny_config(), tiny_config("--optimizer-impl", "deepspeed")
     assert run.compilers_needed(plain, CPU) == {}
     assert set(run.compilers_needed(plain, GPU)) == {"gcc or clang"}

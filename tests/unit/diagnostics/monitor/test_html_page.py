@@ -3,7 +3,6 @@
 import errno
 import json
 import math
-import os
 import re
 from datetime import datetime, timezone
 from xml.etree import ElementTree
@@ -93,11 +92,8 @@ def drawn(ys, *, xs=None, **options):
     return parsed(chart("t", [Line("a", xs, ys)], iterations=(xs[0], xs[-1]), **options))
 
 
-def test_unreadable_checkpoints_are_reported_and_the_rest_stays(history, tmp_path, monkeypatch):
-    def refused(place):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "listdir", refused)
+def test_unreadable_checkpoints_are_reported_and_the_rest_stays(history, tmp_path, os_calls):
+    os_calls("listdir", errno.EACCES)
     text = page([ReportedRun(tmp_path, history)], NOW)
     assert f"{tmp_path} cannot be read: Permission denied" in text
     assert figures(parsed(text))

@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 from recorded_graph import record
+from scripts import forget_plugin
 from source import REPOSITORY
 from stages import plainly_continued, whole_weights
 from test_kv_cache import states_of
@@ -97,7 +98,7 @@ def recurrent():
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
     yield plugin
-    NETWORKS._entries.pop("recurrent")
+    forget_plugin("recurrent_network", NETWORKS, "recurrent")
 
 
 @pytest.fixture

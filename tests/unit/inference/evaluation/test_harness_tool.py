@@ -44,7 +44,7 @@ def tool(module):
 
 
 @pytest.fixture
-def tasks(tmp_path, monkeypatch):
+def tasks(tmp_path):
     """A directory of tasks and their questions."""
     words = WRITTEN.split()
     lines = [
@@ -155,8 +155,8 @@ def test_conversations_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_
         tool(*words, "--apply_chat_template")
 
 
-def test_a_missing_package_is_reported(module, tool, theirs, monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+def test_a_missing_package_is_reported(tool, theirs, modules):
+    modules("lm_eval")
     with pytest.raises(ConfigError, match=r"needs the package lm_eval, .* requirements-eval\.txt"):
         tool("--load", str(theirs[0]), "--task_list", "own_text", "--num-layers", "-1")
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from problems import problem
 from steps import step
 from tiny import tiny_config, tiny_plan
 
@@ -52,7 +53,7 @@ def test_the_newest_checkpoint_is_verified_before_the_run_ends(job):
 def test_a_file_that_cannot_be_opened_is_not_called_damaged(job, os_calls):
     job.save(5)
     os_calls("posix_fadvise", errno.EMFILE)
-    with pytest.raises(CheckpointError, match="cannot be verified.*Too many open") as found:
+    with problem("Too many open", CheckpointError) as found:
         job.checkpoints.verify()
     assert "differs" not in str(found.value)
     assert "older checkpoint" not in str(found.value)
@@ -169,7 +170,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(job, disk):
     job.save(5)
     disk(free=10, block=1)
     job.engine.saved = None
-    with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes and 10 are free"):
+    with problem("bytes … 10 … free", CheckpointError):
         job.save(10)
     assert job.engine.saved is None
     assert not list(job.directory.glob("staging-*"))
@@ -184,10 +185,7 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoints(job):
         raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
 
     job.engine.save = fill
-    messages = (
-        "iteration 10 cannot be written .*file write failed.*removes .* in staging-global_step10"
-    )
-    with pytest.raises(CheckpointError, match=messages):
+    with problem("10 … file write failed … in staging-global_step10", CheckpointError):
         job.save(10)
     assert (job.directory / "staging-global_step10" / "weights.pt").exists()
     assert job.resume().iteration == 5
@@ -204,8 +202,7 @@ def test_a_second_writer_is_refused(job):
 def test_a_failed_write_of_the_manifest_removes_the_staging_folder(job, os_calls):
     job.save(5)
     os_calls("fsync", errno.ENOSPC, on=MANIFEST)
-    messages = "of iteration 10 cannot be written .*No space left.* and nothing is left of it"
-    with pytest.raises(CheckpointError, match=messages):
+    with problem("iteration 10 … No space left … nothing is left", CheckpointError):
         job.save(10)
     # The room is given back.
     assert not list(job.directory.glob("staging-*"))

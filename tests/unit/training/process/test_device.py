@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from problems import problem
 from tiny import tiny_config
 from training_here import train_here
 
@@ -58,7 +59,7 @@ def test_gpus_that_pytorch_cannot_use_are_no_reason_to_train_on_cpus(
 
 def test_a_gpu_that_is_not_there_is_told(gpus):
     gpus(0)
-    with pytest.raises(ConfigError, match="--device cuda: no GPU is visible .* --device cpu"):
+    with problem("--device cuda: … --device cpu"):
         choose_device("cuda", place(0))
 
 
@@ -66,7 +67,7 @@ def test_a_gpu_that_is_not_there_is_told(gpus):
 def test_too_few_gpus_are_told(gpus, requested):
     gpus(2)
     assert choose_device(requested, place(1)) == torch.device("cuda", 1)
-    with pytest.raises(ConfigError, match="4 processes were started .* it has 2 visible GPUs"):
+    with problem("4 processes … 2 visible GPUs"):
         choose_device(requested, place(2))
 
 
@@ -80,7 +81,7 @@ def test_a_single_gpu_is_one_process_s(gpus, group):
     gpus(1, uuid="GPU-1")
     require_own_device(torch.device("cuda", 0), Launch(0, 1, 0, 1))
     require_own_device(torch.device("cuda", 0), place(0))
-    with pytest.raises(ConfigError, match="4 processes .* sees 1 GPU, and two of them the same"):
+    with problem("4 processes … 1 GPU … the same"):
         require_own_device(torch.device("cuda", 0), place(1))
 
 
@@ -93,7 +94,7 @@ def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
         monkeypatch.setenv(name, value)
     output = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     device = torch.device("cuda", 0)
-    with pytest.raises(ConfigError, match="4 processes .* two of them the same"):
+    with problem("4 processes … the same"):
         start_processes(tiny_config(), place(1), device)
     output = "connection refused"
     with pytest.raises(RuntimeError, match="connection refused"):
@@ -157,5 +158,5 @@ def test_gpus_that_share_layers_or_samples_have_one_queue(gpus, monkeypatch, fla
     assert queues(flag, "2") == "1"
     assert queues(flag, "2", given="1") == "1"
     assert queues(flag, "2", given="32", capability=(10, 0)) == "32"
-    with pytest.raises(ConfigError, match=f"CUDA_DEVICE_MAX_CONNECTIONS=32 with {flag} 2: set it"):
+    with problem(f"CUDA_DEVICE_MAX_CONNECTIONS=32 … {flag} 2"):
         queues(flag, "2", given="32")
