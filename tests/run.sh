@@ -15,6 +15,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/venv.sh
 read -ra requirements <<< "${REQUIREMENTS:-requirements.lock}"
 use_python "${requirements[@]}"
+# Hundreds of processes import the same modules, and compile them each time where this is set.
+unset PYTHONDONTWRITEBYTECODE
 
 quick=(
     tests/architecture

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from shutil import which
 
 import torch
-from torch.utils.cpp_extension import get_cxx_compiler
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import ACTIVATIONS, import_dotted
@@ -211,6 +210,9 @@ def _is_compiled(operation: str, plan: KernelsPlan, device: torch.device) -> boo
 def _require_compiler(device: torch.device, launch: Callable[[torch.device], None]) -> None:
     """Refuse --compile where what it generates cannot be compiled."""
     if device.type == "cpu":
+        # Imports setuptools, which takes a tenth of the start of a run.
+        from torch.utils.cpp_extension import get_cxx_compiler
+
         if not any(map(which, ("g++", get_cxx_compiler()))):
             raise ConfigError(
                 "--compile: torch.compile generates C++ on CPUs and there is no C++ compiler on "

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from jobs import (
     PRETRAIN,
-    REPOSITORY,
     Corpus,
     clean_environment,
     journal,
     losses,
     start,
+    start_ranks,
     tool,
 )
 from ports import free_port
@@ -89,13 +89,10 @@ def test_the_deepspeed_command_with_pipeline_zero_and_ramp(corpus: Corpus, tmp_p
     } <= tensorboard_tags(board)
 
 
-def test_generation_continues_prompts_from_a_run_of_torch_distributed(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_generation_continues_prompts(corpus: Corpus, tmp_path: Path) -> None:
     save = tmp_path / "save"
-    start(
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--standalone", PRETRAIN),
+    start_ranks(
+        2,
         *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2"),
         *("--seq-length", "32", "--max-position-embeddings", "48", "--micro-batch-size", "2"),
         *("--global-batch-size", "8", "--lr", "3e-3", "--train-iters", "10"),
@@ -105,7 +102,7 @@ def test_generation_continues_prompts_from_a_run_of_torch_distributed(
     program, load = "tools/generate_samples_gpt.py", ["--load", str(save)]
 
     words = ["--prompt", "def main(", "--out-seq-length", "5", "--greedy"]
-    output = start(sys.executable, str(REPOSITORY / program), *load, *words).succeeded()
+    output = tool(program, *load, *words).succeeded()
     assert "Context:\ndef main(\n\nMegatron-LM:\n" in output.outputs[0]
 
     prompts = tmp_path / "prompts.txt"

@@ -11,6 +11,7 @@ import pytest
 from forked import steps
 from jobs import PRETRAIN, Corpus, clean_environment, start_ranks
 from ports import free_port
+from quick_python import write_launchers
 
 from megatron.training.loop.journal import starts_of
 
@@ -44,8 +45,12 @@ def test_a_run_continues_on_the_nodes_that_are_left_and_on_those_that_return(
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     environment = clean_environment() | variables | {"GLOO_SOCKET_IFNAME": "lo"}
 
+    # Ranks are forks, which end with the programs that the launcher starts and kills.
+    program = str(write_launchers(tmp_path / "launchers", port=str(free_port())) / "python")
+
     def node() -> subprocess.Popen[bytes]:
-        command = [sys.executable, *words, "--rdzv_conf", conf, PRETRAIN, *flags]
+        command = [sys.executable, *words, "--rdzv_conf", conf, "--no-python", program]
+        command += [PRETRAIN, *flags]
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def begun() -> int:

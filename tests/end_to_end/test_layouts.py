@@ -54,13 +54,10 @@ def test_evaluation_in_other_batches_reads_the_same_samples(
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [
-        (2, "--tensor-model-parallel-size 2"),
-        (2, "--pipeline-model-parallel-size 2"),
         (2, ""),
         (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
         (2, "--tensor-model-parallel-size 2 --sequence-parallel --recompute-activations"),
         (2, "--ds-sequence-parallel-size 2"),
-        (2, "--zero-stage 1"),
         (2, "--zero-stage 2"),
         (2, "--zero-stage 3"),
         (2, "--zero-stage 1 --pipeline-model-parallel-size 2 --checkpoint-activations"),

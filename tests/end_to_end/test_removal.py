@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, clean_environment, journal
+from jobs import REPOSITORY, Corpus, clean_environment, journal, start_ranks
 from source import PACKAGE, SCRIPTS, imported_libraries, imported_modules
 
 from megatron.common.extensions import PACKAGE as EXTENSIONS
@@ -208,8 +208,11 @@ print("loaded:", *(name for name in sys.modules if name.startswith("megatron.ext
 def test_a_gpt_is_trained_and_resumed_without_importing_an_extension(
     tmp_path: Path, corpus: Corpus
 ) -> None:
+    """In forks of a process that has imported what runs of a GPT import, and perhaps more."""
+    script = tmp_path / "train_and_print.py"
+    script.write_text(TRAIN_AND_PRINT)
     folder = ("--save", str(tmp_path / "run"), "--load", str(tmp_path / "run"), "--device", "cpu")
     words = (*TRAINING[:-6], *folder, *corpus.flags, "--train-iters", "2", "--log-interval", "1")
     for stop in (("--exit-interval", "1"), ("--use-checkpoint-args",)):
-        printed = run(REPOSITORY, "-c", TRAIN_AND_PRINT, *words, *stop)
+        (printed,) = start_ranks(1, *words, *stop, script=str(script)).succeeded().outputs
         assert printed.splitlines()[-1].strip() == "loaded:"
