@@ -28,7 +28,7 @@ from megatron.engine.experts import register_experts
 from megatron.engine.loss_terms import LossTerms
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
-from megatron.engine.pipeline_module import pipeline_module
+from megatron.engine.pipeline_module import StageModule, pipeline_module
 from megatron.engine.token_counts import TokenCounts
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.compiled_blocks import Compiler
@@ -41,6 +41,7 @@ from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.sequence_attention import RingAttention, UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.optimizer.muon import Muon
+from megatron.optimizer.param_groups import in_buckets
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import is_expert, mark_replicated_gradients
 
@@ -113,13 +114,13 @@ def build_engine(
         # Here DeepSpeed counts the ranks that divide a sample as replicas.
         config = config | {"train_batch_size": config["train_batch_size"] * parallel.sequence}
         with pipeline_engine(ProgramEngine) if parallel.has_own_schedule else nullcontext():
-            engine = _deepspeed(model, None, initialise, build_optimizer, config)
+            engine = _deepspeed(model, None, initialise, build_optimizer, config, parallel)
         return PipelineEngine(engine, groups, terms=terms, **watching)
     divided = _zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext()
     with nan_in_empty_tensors(), divided:
         model = SequentialModel(steps, recomputation=recomputation(recompute))
     _prepare(model, groups, parallel, compiler)
-    engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
+    engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config, parallel)
     return DataParallelEngine(engine, groups, terms, **watching)
 
 
@@ -212,9 +213,15 @@ def _deepspeed(
     initialise: Callable[[nn.Module], None],
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
+    parallel: ParallelPlan,
 ) -> Any:
     initialise(GatheredModel(model))
     optimizer = build_optimizer(model) if build_optimizer else None
+    if optimizer and parallel.bucket_size:
+        alone = model.tied_weights() if isinstance(model, StageModule) else frozenset()
+        optimizer.param_groups[:] = in_buckets(
+            optimizer.param_groups, parallel.bucket_size, alone=alone
+        )
     if optimizer is None:
         # ZeRO is a way to keep an optimizer.
         config = {k: v for k, v in config.items() if k != "zero_optimization"}

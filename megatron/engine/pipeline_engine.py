@@ -22,7 +22,9 @@ class PipelineEngine(Engine):
         super().__init__(engine, groups, timers=timers, **watching)
         self._shape = (0, 0)  # samples and tokens of a micro-batch
         join_backward_passes(engine)
-        wrap_instructions(engine, self._sharing_tied_weights)
+        if not self._reduction or groups.data_and_sequence.size() == 1:
+            # Otherwise each has a bucket to itself.
+            wrap_instructions(engine, self._sharing_tied_weights)
         if timers.is_on:
             wrap_instructions(engine, partial(timed_instruction, timers))
 

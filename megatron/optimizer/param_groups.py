@@ -1,7 +1,7 @@
 """Parameter groups: trained or frozen, with or without weight decay, Muon, experts."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -85,6 +85,38 @@ def param_groups(
         if names
     ]
     return [part for group in groups for part in _experts_apart(group)]
+
+
+def in_buckets(
+    groups: Iterable[dict[str, Any]], size: int, alone: frozenset[nn.Parameter] = frozenset()
+) -> list[dict[str, Any]]:
+    """Cut groups into groups of consecutive parameters, of at most `size` elements.
+
+    A parameter stays whole, and may have more. What is left over is in a group's first part: backward
+    ends with it.
+
+    Args:
+        alone: parameters that get a group of their own.
+    """
+    return [
+        {**group, "params": part}
+        for group in groups
+        for part in _parts(group["params"], size, alone)
+    ]
+
+
+def _parts(
+    parameters: Sequence[nn.Parameter], size: int, alone: frozenset[nn.Parameter]
+) -> list[list[nn.Parameter]]:
+    parts: list[list[nn.Parameter]] = []
+    left = 0
+    for parameter in reversed(parameters):
+        if not parts or parameter in alone or parameter.numel() > left:
+            parts.append([])
+            left = size
+        parts[-1].append(parameter)
+        left = 0 if parameter in alone else left - parameter.numel()
+    return [part[::-1] for part in reversed(parts)]
 
 
 def freeze_all_but(model: nn.Module, trains: Callable[[str], bool]) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import astuple, dataclass
 
 from megatron.config.architecture.counts import table_weights
-from megatron.config.network.experts import MoESpec
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage
@@ -13,8 +12,7 @@ from megatron.planner.stages import stages_of
 
 _BUCKET = 5e8
 _REUSE = 1e9
-"""Elements: DeepSpeed's defaults of reduce_bucket_size and allgather_bucket_size, and of
-stage3_max_reuse_distance."""
+"""Elements: DeepSpeed's defaults of reduce_bucket_size and of stage3_max_reuse_distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +46,8 @@ class Volume:
 class Traffic:
     """Bytes sent by a rank in a step.
 
-    Rings send (n - 1) / n of a tensor per pass; what goes to one rank or comes from one, such as a
-    bucket of gradients to its owner, passes each link once.
+    Rings send (n - 1) / n of a tensor per pass; what goes to one rank, such as a bucket of gradients
+    to its owner, passes each link once.
 
     Args:
         data: gradients overlapped by backward passes, weights by forward passes.
@@ -125,14 +123,17 @@ def _messages(plan: Plan, stage: Stage) -> int:
 def _tied_bytes(plan: Plan, stage: Stage) -> float:
     """Return the bytes of a step for a table that is tied across stages.
 
-    Its gradients are summed over these, and the first one sends its weights to the others.
+    Its gradients are summed over these, and the first one sends its weights to the others. Where each
+    weight of theirs is a bucket, a rank has its part of the sum, and copies stay equal by themselves.
     """
     table = _tied_elements(plan, stage)
     holders = [each.index for each in stages_of(plan) if _tied_elements(plan, each)]
     if not table or len(holders) == 1:
         return 0.0
-    precision = plan.precision
+    precision, parallel = plan.precision, plan.parallel
     gradient = 2 * _ring(len(holders)) * (4 if precision.fp32_gradients else 2)
+    if parallel.bucket_size:
+        return table * gradient / (parallel.data * parallel.sequence)
     weight = BYTES[precision.dtype] if stage.index == holders[0] else 0
     return table * (gradient + weight)
 
@@ -203,18 +204,18 @@ def _copies_volume(plan: Plan, weights: _Copied, number: int, *, held: int) -> V
         again = max(0.0, 1 - near / held)
         every = number * ring
         return Volume(forward=every * weight, backward=every * (gradient + again * weight))
-    if parallel.zero_stage == 0 or (_is_bf16_optimizer(plan) and not _overlaps_bf16(plan)):
+    if parallel.bucket_size:
+        # The bucket of the first layers, which backward completes last and forward needs first.
+        at_end = min(1.0, (parallel.bucket_size + weights.shared) / count)
+        at_start = min(1.0, parallel.bucket_size / count)
+        return Volume(
+            exposed=ring * (at_end * gradient + at_start * weight),
+            forward=ring * (1 - at_start) * weight,
+            backward=ring * (1 - at_end) * gradient,
+        )
+    if parallel.zero_stage == 0 or _is_bf16_optimizer(plan):
         gathered = ring * weight if parallel.zero_stage else 0.0
         return Volume(exposed=2 * ring * gradient + gathered)
-    if _is_bf16_optimizer(plan):
-        late = _last(plan, weights, "reduce_bucket_size", weights.copies) + weights.shared
-        first = _last(plan, weights, "allgather_bucket_size", weights.copies)
-        at_end, at_start = (min(1.0, elements / count) for elements in (late, first))
-        return Volume(
-            exposed=at_end * gradient + at_start * weight,
-            forward=(1 - at_start) * weight,
-            backward=(1 - at_end) * gradient,
-        )
     return _deepspeed_volume(plan, weights, number, weight=weight, gradient=gradient)
 
 
@@ -229,7 +230,8 @@ def _deepspeed_volume(
         once *= 2 * ring
     if parallel.pipeline > 1 or not value_at(zero, "overlap_comm", False):
         return Volume(exposed=ring * weight + once)
-    late = _last(plan, weights, "reduce_bucket_size", 1) + weights.shared
+    # The bucket of the first layers, which backward completes last.
+    late = float(value_at(zero, "reduce_bucket_size", _BUCKET)) + weights.shared
     at_end = min(1.0, late / weights.count)
     # At stage 2 the end of one backward pass is followed by the next forward pass.
     at_end /= number if parallel.zero_stage == 2 and number else 1
@@ -241,18 +243,6 @@ def _is_bf16_optimizer(plan: Plan) -> bool:
     precision = plan.precision
     is_first = precision.dtype == "bf16" and plan.parallel.zero_stage == 1
     return is_first and precision.fp32_gradients and not plan.optimizer.on_cpu
-
-
-def _overlaps_bf16(plan: Plan) -> bool:
-    """Whether gradient reduction of the bf16 optimizer overlaps with the backward pass."""
-    is_mixture = max(plan.model.part(MoESpec).num_experts, default=1) > 1
-    return bool(value_at(plan.deepspeed, "bf16.immediate_grad_update", False)) and not is_mixture
-
-
-def _last(plan: Plan, weights: _Copied, key: str, partitions: int) -> float:
-    """Return the elements of the bucket of the first layers, which backward completes last."""
-    size = float(value_at(plan.deepspeed, f"zero_optimization.{key}", _BUCKET))
-    return min(size, weights.count / partitions)
 
 
 def _tied_elements(plan: Plan, stage: Stage) -> int:

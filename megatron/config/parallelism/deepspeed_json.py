@@ -198,6 +198,21 @@ def _overlap_defaults(zero_stage: int, dtype: str, *, pipeline: int) -> dict[str
     return {f"zero_optimization.{key}": value for key, value in defaults.items()}
 
 
+def bucket_size(merged: Mapping[str, Any]) -> int:
+    """Return the most elements that the bf16 optimizer of several replicas reduces or gathers at a time.
+
+    Args:
+        merged: what DeepSpeed gets.
+
+    Returns:
+        0 if it adds gradients to their sums after the backward pass, so that nothing can overlap.
+    """
+    if not value_at(merged, "bf16.immediate_grad_update", False):
+        return 0
+    zero = merged["zero_optimization"]
+    return max(1, int(min(zero["reduce_bucket_size"], zero["allgather_bucket_size"])))
+
+
 def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> dict[str, Any]:
     """Return values for absent keys whose default in DeepSpeed would do harm."""
     defaults: dict[str, Any] = {

@@ -79,6 +79,7 @@ class ParallelPlan:
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
     splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
     ring: bool = False  # whether ranks that divide a sample exchange keys, not heads (Ulysses)
+    bucket_size: int = 0  # most elements of a parameter group in bf16; 0: of any size
 
     @property
     def has_own_schedule(self) -> bool:

@@ -23,7 +23,7 @@ from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.config.optimization.training import TrainingPlan, size_problems
-from megatron.config.parallelism.deepspeed_json import merge_ds_config
+from megatron.config.parallelism.deepspeed_json import bucket_size, merge_ds_config
 from megatron.config.parallelism.kernels_plan import KernelsPlan
 from megatron.config.parallelism.layout import ParallelPlan, plan_parallel
 from megatron.config.parallelism.precision import PrecisionPlan
@@ -117,6 +117,9 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         num_layers=start.num_layers,
         expert=config.expert_parallel_size,
     )
+    deepspeed = _merge_ds_config(start, parallel)
+    if _has_bf16_optimizer(start, parallel):
+        parallel = replace(parallel, bucket_size=bucket_size(deepspeed))
     evaluation = plan_evaluation(config.evaluation, steps.batch)
     model = plan_model(
         config, vocab_size=vocab_size, tensor=parallel.tensor, objective=start.objective
@@ -155,7 +158,7 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         ),
         kernels=plan_kernels(config.kernels, config.model, config.precision),
         plugins=plan_plugins(config.plugins, config.extensions),
-        deepspeed=_merge_ds_config(start, parallel),
+        deepspeed=deepspeed,
         notices=(
             *plan_notices(start, model.vocabulary.padded_vocab_size, objective),
             *start.storage.notices,
@@ -194,5 +197,18 @@ def _merge_ds_config(start: Start, parallel: ParallelPlan) -> dict[str, Any]:
         activation_checkpointing=start.storage.block,
         divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
         pipeline=parallel.pipeline,
-        overlaps_reduction=parallel.data * parallel.sequence > 1 and not start.zero.offloads,
+        overlaps_reduction=_overlaps_reduction(start, parallel),
+    )
+
+
+def _overlaps_reduction(start: Start, parallel: ParallelPlan) -> bool:
+    return parallel.data * parallel.sequence > 1 and not start.zero.offloads
+
+
+def _has_bf16_optimizer(start: Start, parallel: ParallelPlan) -> bool:
+    """Whether DeepSpeed's bf16 optimizer divides its state over replicas that have the same weights."""
+    return (
+        (start.precision.dtype, start.zero.stage, parallel.expert) == ("bf16", 1, 1)
+        and start.precision.fp32_gradients
+        and _overlaps_reduction(start, parallel)
     )

@@ -1,17 +1,17 @@
 """Overlap of communication with computation in bf16: gradient reduction, and gathering of weights.
 
 The bf16 optimizer (ZeRO 0 and 1) has all fp32 gradients of a parameter group in one flat tensor, of
-which each replica owns a contiguous partition. DeepSpeed all-reduces all of it after the last backward
-pass. Here the hooks of the last micro-batch reduce it in buckets, each to the replica that owns it,
-while backward goes on. Norm and clipping look at the own partition alone.
+which each replica owns an equal part. DeepSpeed all-reduces all of it after the last backward pass.
+Here each bucket is a parameter group of its own (`in_buckets`), and so laid out over all replicas: one
+reduce-scatter, launched by the hooks of the last micro-batch while backward goes on, and one
+all-gather, at any number of replicas. Norm and clipping look at the own parts alone.
 
 All ranks launch the buckets in the same order, that in which backward completes the layers: a bucket
 waits for those before it, even if it is complete.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -29,32 +29,32 @@ from megatron.tensor_parallel.sharding import all_reduce_parts
 
 @dataclass(eq=False)
 class Bucket:
-    """Consecutive elements of a flat tensor that one replica owns.
+    """The flat tensor of a parameter group.
 
     Args:
-        elements: a view of the flat tensor.
-        owner: index of the replica.
-        parameters: those with an element in the bucket.
+        elements: all of it.
+        own: this replica's part, a view of it.
+        parameters: of the group.
         missing: those of them whose gradient is not complete yet.
     """
 
     elements: Tensor
-    owner: int
+    own: Tensor
     parameters: frozenset[nn.Parameter]
     missing: set[nn.Parameter] = field(default_factory=set)
 
 
 class GradientReduction:
-    """Reduce the gradients of the bf16 optimizer to their owners, during the last backward pass of a step.
+    """Reduce the gradients of the bf16 optimizer during the last backward pass of a step.
 
     Args:
         optimizer: DeepSpeed's.
         parameters: of this stage, in the order of the layers.
-        held: shared between pipeline stages, whose sum over the stages comes first.
-        bucket_size: elements of a bucket at most.
+        shared: weights that pipeline stages share, with the group of these stages.
 
-    Communication: one reduction for each bucket, over the ranks with the same shard; one all-reduce
-        of the gradients that tensor-parallel ranks have parts of.
+    Communication: one reduce-scatter for each bucket, over the ranks with the same shard; one
+        all-reduce of the gradients that tensor-parallel ranks have parts of, and one of the own part
+        of each shared weight, over the stages.
     """
 
     def __init__(
@@ -63,31 +63,21 @@ class GradientReduction:
         groups: Groups,
         *,
         parameters: Sequence[nn.Parameter],
-        held: frozenset[nn.Parameter],
-        bucket_size: int,
+        shared: Iterable[tuple[nn.Parameter, dist.ProcessGroup]],
     ):
         self._optimizer, self._groups = optimizer, groups
         self._replicas = groups.data_and_sequence
-        numbers = {parameter: number for number, parameter in enumerate(parameters)}
-        flats = zip(optimizer.fp32_groups_gradients_flat, optimizer.bf16_groups, strict=True)
-        buckets = [
-            bucket
-            for flat, inside in flats
-            for bucket in _buckets(flat, inside, self._replicas.size(), bucket_size, held)
-        ]
-        self._buckets = sorted(
-            buckets, key=lambda bucket: (bool(bucket.parameters & held), -_first(bucket, numbers))
-        )
-        self._of: dict[nn.Parameter, list[Bucket]] = {}
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                self._of.setdefault(parameter, []).append(bucket)
-        self._held = held
+        flats = optimizer.fp32_groups_gradients_flat
+        own = optimizer.fp32_groups_gradient_flat_partition
+        self._buckets = _in_order(flats, own, optimizer.bf16_groups, parameters)[::-1]
+        self._of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._next, self._is_armed = 0, False
         self._works: list[dist.Work] = []
         self._last_passes: frozenset[int] = frozenset()
         self._passes = 0
         self._own = own_gradients(optimizer)
+        pieces = dict(self._own)
+        self._shared = [(pieces[p], stages) for p, stages in shared if p in pieces]
 
     def expect(self, last_passes: Iterable[int]) -> None:
         """Begin a step.
@@ -107,42 +97,46 @@ class GradientReduction:
         self._passes += 1
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """Launch every bucket that the gradient of `parameter` completes.
+        """Launch the bucket that the gradient of `parameter` completes, and those that waited for it.
 
         Raises:
             RuntimeError: it came twice in one backward pass, perhaps after its bucket was launched.
         """
         if not self._is_armed:
             return
-        for bucket in self._of.get(parameter, ()):
-            if parameter not in bucket.missing:
-                raise RuntimeError("a gradient came twice in one backward pass")
-            bucket.missing.remove(parameter)
-        while self._next < len(self._buckets):
-            bucket = self._buckets[self._next]
-            if bucket.missing or bucket.parameters & self._held:
-                break
-            self._launch(bucket)
+        missing = self._of[parameter].missing
+        if parameter not in missing:
+            raise RuntimeError("a gradient came twice in one backward pass")
+        missing.remove(parameter)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._launch()
 
     def finish(self) -> None:
-        """Launch the rest, such as frozen and shared weights; wait, and average the own partition."""
+        """Launch the rest, whose layers may not have run; wait, average, and sum over the stages.
+
+        That sum comes last: all stages with a weight get the same bits.
+        """
         if self._replicas.size() > 1:
             while self._next < len(self._buckets):
-                self._launch(self._buckets[self._next])
+                self._launch()
             self._wait()
-            for partition in self._optimizer.fp32_groups_gradient_flat_partition:
-                partition.mul_(1 / self._replicas.size())
+            for bucket in self._buckets:
+                bucket.own.mul_(1 / self._replicas.size())
         all_reduce_parts(self._own)
+        for piece, stages in self._shared:
+            dist.all_reduce(piece, group=stages)
 
     def norm_gradients(self) -> list[Tensor]:
         """Return the gradients that this rank adds to the norm of the full network."""
         device = self._optimizer.fp32_groups_gradients_flat[0].device
         return counted_gradients(self._own, self._groups, device)
 
-    def _launch(self, bucket: Bucket) -> None:
+    def _launch(self) -> None:
+        bucket = self._buckets[self._next]
         self._next += 1
-        owner = dist.get_global_rank(self._replicas, bucket.owner)
-        work = dist.reduce(bucket.elements, owner, group=self._replicas, async_op=True)
+        work = dist.reduce_scatter_single(
+            bucket.own, bucket.elements, group=self._replicas, async_op=True
+        )
         self._works.append(work)
 
     def _wait(self) -> None:
@@ -154,37 +148,30 @@ class GradientReduction:
 class ParameterGather:
     """Overlap the gathering of the bf16 optimizer's updated weights with the next forward pass, in its order.
 
-    Each replica broadcasts its partition in buckets. A layer waits for its weights before it computes.
+    A layer waits for its weights before it computes.
 
     Args:
         parameters: of this stage, in the order of the layers.
-        bucket_size: elements of a bucket at most.
 
-    Communication: one broadcast for each bucket, over the ranks with the same shard.
+    Communication: one all-gather for each bucket, over the ranks with the same shard.
     """
 
-    def __init__(
-        self, engine: Any, groups: Groups, *, parameters: Sequence[nn.Parameter], bucket_size: int
-    ):
-        self._optimizer, self._replicas = engine.optimizer, groups.data_and_sequence
-        numbers = {parameter: number for number, parameter in enumerate(parameters)}
-        flats = zip(self._optimizer.bf16_groups_flat, self._optimizer.bf16_groups, strict=True)
-        buckets = [
-            bucket
-            for flat, inside in flats
-            for bucket in _buckets(flat, inside, self._replicas.size(), bucket_size)
-        ]
-        self._buckets = sorted(buckets, key=lambda bucket: _first(bucket, numbers))
+    def __init__(self, engine: Any, groups: Groups, *, parameters: Sequence[nn.Parameter]):
+        optimizer, self._replicas = engine.optimizer, groups.data_and_sequence
+        own = [parts[self._replicas.rank()] for parts in optimizer.bf16_partitioned_groups]
+        self._buckets = _in_order(
+            optimizer.bf16_groups_flat, own, optimizer.bf16_groups, parameters
+        )
         self._running: dict[Bucket, dist.Work] = {}
         replace_weight_gather(engine.optimizer, self.start)
         self._start_of_step = self._wait_in_layers(engine.module)
 
     def start(self) -> None:
-        """Broadcast the weights of every partition."""
+        """Begin to gather the weights of every bucket."""
         for bucket in self._buckets:
-            owner = dist.get_global_rank(self._replicas, bucket.owner)
-            work = dist.broadcast(bucket.elements, owner, group=self._replicas, async_op=True)
-            self._running[bucket] = work
+            self._running[bucket] = dist.all_gather_single(
+                bucket.elements, bucket.own, group=self._replicas, async_op=True
+            )
 
     def begin_forward(self) -> None:
         """Wait for weights that functions outside of their own layer read."""
@@ -227,8 +214,7 @@ def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | N
         engine.optimizer,
         groups,
         parameters=[*module.parameters()],
-        held=frozenset(weight for weight, _ in shared),
-        bucket_size=engine.zero_reduce_bucket_size(),
+        shared=shared,
     )
     replace_bf16_reduction(
         engine,
@@ -248,39 +234,25 @@ def gather_beside_forward(engine: Any, groups: Groups) -> ParameterGather | None
     """
     if not reduces_in_fp32_at_once(engine) or groups.data_and_sequence.size() == 1:
         return None
-    return ParameterGather(
-        engine,
-        groups,
-        parameters=[*engine.module.parameters()],
-        bucket_size=engine.zero_allgather_bucket_size(),
-    )
+    return ParameterGather(engine, groups, parameters=[*engine.module.parameters()])
 
 
-def _buckets(
-    flat: Tensor,
+def _in_order(
+    flats: Sequence[Tensor],
+    own: Sequence[Tensor],
+    groups: Sequence[Sequence[nn.Parameter]],
     parameters: Sequence[nn.Parameter],
-    replicas: int,
-    bucket_size: int,
-    held: frozenset[nn.Parameter] = frozenset(),
-) -> Iterator[Bucket]:
-    """Cut the flat tensor of a group at the borders of partitions and held parameters, and by size."""
-    spans, start = [], 0
-    for parameter in parameters:
-        spans.append((start, start + parameter.numel(), parameter))
-        start += parameter.numel()
-    partition = flat.numel() // replicas
-    borders = {*range(0, flat.numel() + 1, partition)}
-    borders |= {edge for begin, end, p in spans if p in held for edge in (begin, end)}
-    for first, last in pairwise(sorted(borders)):
-        for begin in range(first, last, bucket_size):
-            end = min(begin + bucket_size, last)
-            inside = frozenset(p for a, b, p in spans if a < end and begin < b)
-            yield Bucket(flat[begin:end], begin // partition, inside)
+) -> list[Bucket]:
+    """Return a bucket for each group, in the order in which forward needs them.
 
-
-def _first(bucket: Bucket, numbers: dict[nn.Parameter, int]) -> int:
-    """Return the number of the first layer's parameter in `bucket`: forward needs it, backward ends there."""
-    return min((numbers[p] for p in bucket.parameters), default=0)
+    Backward ends with the first parameter of a bucket, and completes them in the opposite order.
+    """
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    buckets = [
+        Bucket(flat, part, frozenset(group))
+        for flat, part, group in zip(flats, own, groups, strict=True)
+    ]
+    return sorted(buckets, key=lambda bucket: min(numbers[p] for p in bucket.parameters))
 
 
 def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:

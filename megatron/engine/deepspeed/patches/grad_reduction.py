@@ -106,6 +106,8 @@ def replace_bf16_reduction(
 ) -> None:
     """Reduce the gradients of the bf16 optimizer in another way (`accumulate_hp_grads_and_remove_lp`).
 
+    DeepSpeed sums those of weights that pipeline stages share no more (`_INSTRUCTION_MAP`).
+
     Args:
         ready: called with each parameter whose gradient has been added to its sum.
         finish: called where DeepSpeed would reduce all of them (`buffered_allreduce_fallback`).
@@ -120,7 +122,9 @@ def replace_bf16_reduction(
         accumulate(parameter, group, index)
         ready(parameter)
 
-    def count(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def replace(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        if name == "ReduceTiedGrads":
+            return lambda *args, **kwargs: None
         if name not in ("BackwardPass", "WeightPass"):
             return call
 
@@ -134,7 +138,7 @@ def replace_bf16_reduction(
     engine.buffered_allreduce_fallback = lambda grads=None, elements_per_buffer=0: finish()
     replace_bf16_norm(optimizer, norm_gradients)
     if hasattr(engine, "_INSTRUCTION_MAP"):
-        wrap_instructions(engine, count)
+        wrap_instructions(engine, replace)
 
 
 def replace_weight_gather(optimizer: Any, gather: Callable[[], None]) -> None:
