@@ -37,7 +37,7 @@ def reduced_after_backward() -> tuple[str, str]:
 
 
 def fill_what_is_not_owned(engine):
-    """Write NaN to all gradients that another replica owns, which gloo leaves as they were."""
+    """Write NaN to all gradients that another replica owns, which a reduction leaves as they were."""
     inner = engine._engine
     reduce, zero = inner.buffered_allreduce_fallback, inner.optimizer
 
@@ -85,7 +85,7 @@ def divided_sequences_are_as_near_to_fp32_as_deepspeeds(rank):
 def gradients_and_weights_travel_hidden(rank):
     for samples in ("4", "16"):
         found = recorded(*SGD, "--bf16", *WIDE, "--global-batch-size", samples).tensors
-        for kind in ("reduce", "broadcast"):
+        for kind in ("reduce-scatter", "all-gather"):
             assert hidden_share([each for each in found if each.kind == kind]) >= 0.9
 
 
@@ -93,7 +93,7 @@ def all_ranks_issue_the_same(rank):
     own = [
         (each.kind, each.num_bytes)
         for each in recorded(*SGD, "--bf16", *SEQUENCE).collectives
-        if each.kind in ("reduce", "broadcast")
+        if each.kind in ("reduce-scatter", "all-gather")
     ]
     everyones: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, own)

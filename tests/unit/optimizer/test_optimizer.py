@@ -10,7 +10,7 @@ from megatron.common.errors import ConfigError
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import orthogonalize
-from megatron.optimizer.param_groups import param_groups
+from megatron.optimizer.param_groups import in_buckets, param_groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import mark_transposed
 
@@ -253,3 +253,22 @@ def test_the_norms_of_queries_and_keys_decay_where_asked(group):
     assert len(more) == sum(
         "_layernorm." in n and ("q_" in n or "k_" in n) for n in name_of.values()
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "alone", "expected"),
+    [
+        (100, (), [[0, 1, 2, 3], [4]]),
+        (5, (), [[0], [1, 2], [3], [4]]),
+        (1, (), [[0], [1], [2], [3], [4]]),
+        (100, (1,), [[0], [1], [2, 3], [4]]),
+        (100, (0, 3), [[0], [1, 2], [3], [4]]),
+    ],
+)
+def test_buckets_are_consecutive_whole_parameters_from_the_end(size, alone, expected):
+    weights = [nn.Parameter(torch.empty(n)) for n in (4, 2, 3, 7, 1)]
+    groups = [{"params": weights[:4], "wd_mult": 1.0}, {"params": weights[4:], "wd_mult": 0.0}]
+    buckets = in_buckets(groups, size, frozenset(weights[n] for n in alone))
+    numbers = {weight: number for number, weight in enumerate(weights)}
+    assert [[numbers[p] for p in bucket["params"]] for bucket in buckets] == expected
+    assert [bucket["wd_mult"] for bucket in buckets] == [1.0] * (len(expected) - 1) + [0.0]
