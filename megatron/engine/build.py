@@ -20,6 +20,7 @@ from megatron.engine.data_parallel_engine import DataParallelEngine
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.patches.experts import with_experts
 from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
+from megatron.engine.deepspeed.patches.runtime import without_memory_reports
 from megatron.engine.deepspeed.pipeline_program import ProgramEngine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
@@ -230,7 +231,7 @@ def _deepspeed(
     # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
     divides_experts = any(map(is_expert, model.parameters()))
     own = with_experts(MixtureOfExperts if divides_experts else None)
-    with contextlib.redirect_stdout(io.StringIO()), own:
+    with contextlib.redirect_stdout(io.StringIO()), own, without_memory_reports():
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,

@@ -23,6 +23,7 @@ NETWORK = (
 )
 FP16 = "--fp16", "--loss-scale", "64"
 RING = "--context-parallel-size"
+SMALL = "--zero-reduce-bucket-size", "100", "--enable-zbh1-pipeline"
 EXPERTS = "--num-experts", "2", "--disable-moe-token-dropping"
 
 
@@ -55,6 +56,7 @@ CHECKS += [
     (6, SameBits("--zero-stage", "1", "--global-batch-size", "2", RING, "3", "--bf16")),
     (8, SameBits("--zero-stage", "0", "--global-batch-size", "4", RING, "2")),
     (8, SameBits("--zero-stage", "1", "--global-batch-size", "4", RING, "2")),
+    (6, SameBits("--zero-stage", "1", "--global-batch-size", "6", "--bf16", *SMALL)),
     (6, SameBits("--zero-stage", "1", "--global-batch-size", "6", *EXPERTS)),
     (6, SameBits("--zero-stage", "0", "--global-batch-size", "6", *EXPERTS, "--bf16")),
 ]

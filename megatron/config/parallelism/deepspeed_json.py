@@ -181,15 +181,15 @@ def merge_ds_config(
     return merged
 
 
-_BUCKET = 50_000_000
+BUCKET = 50_000_000
 """Elements of a bucket. DeepSpeed's 5e8 are more than most models have: nothing would overlap."""
 
 
 def _overlap_defaults(zero_stage: int, dtype: str, *, pipeline: int) -> dict[str, Any]:
     """Return values for absent keys that overlap gradient reduction, to owners, with the backward pass."""
-    defaults: dict[str, Any] = {"reduce_bucket_size": _BUCKET} if zero_stage else {}
+    defaults: dict[str, Any] = {"reduce_bucket_size": BUCKET} if zero_stage else {}
     if zero_stage == 1 and dtype == "bf16":
-        defaults["allgather_bucket_size"] = _BUCKET
+        defaults["allgather_bucket_size"] = BUCKET
     elif zero_stage in (1, 2):
         # Otherwise a bucket with gradients of several owners is all-reduced.
         defaults |= {"contiguous_gradients": True, "use_multi_rank_bucket_allreduce": False}

@@ -28,6 +28,7 @@ NAMES = {
         *("bf16_groups", "fp32_groups_gradients", "real_dp_process_group"),
         *("get_global_norm_of_tensors", "_update_hp_grad", "clear_hp_grads", "update_hp_grads"),
         *("fp32_groups_has_gradients", "fp32_groups_gradient_flat_partition"),
+        *("bf16_partitioned_groups", "bf16_groups_flat", "see_memory_usage"),
     ),
     "deepspeed.runtime.engine": (
         *("_global_grad_norm", "_copy_recovery_script", "_get_all_ckpt_names"),
@@ -40,7 +41,7 @@ NAMES = {
     "deepspeed.runtime.pipe.engine": (
         *("_INSTRUCTION_MAP", "_hp_grad", "pipeline_enable_backward_allreduce"),
         *("reset_activation_shape", "_exec_forward_pass", "_exec_backward_pass"),
-        "_running_engine_backward",
+        *("_running_engine_backward", "ReduceTiedGrads"),
         *("_train_schedule", "_inference_schedule", "pipe_buffers", "grad_layer"),
     ),
     "deepspeed": ("PipelineEngine",),
