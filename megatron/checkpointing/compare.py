@@ -8,7 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declarations_in
 from megatron.config.architecture.architecture import Architecture, network_named
-from megatron.config.flag_names import flag_and_value, is_in_weights
+from megatron.config.flag_names import flag_and_value, flag_of, is_in_weights
 from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of
 from megatron.config.parallelism.layout import ParallelPlan
@@ -287,9 +287,13 @@ def require_reshapable(
     """
     reasons = []
     if with_optimizer and then["optimizer"]["name"] == "adam8bit":
-        reasons.append(
-            "Adam's 8-bit state is scaled in blocks of its layout: write --no-load-optim"
-        )
+        way = "write --no-load-optim"
+        if [each.name for each in changes] == [flag_of("parallel.bucket_size")]:
+            way += (
+                ", or the bucket size of the checkpoint; without one, "
+                '"bf16": {"immediate_grad_update": false} in the JSON of --deepspeed_config'
+            )
+        reasons.append(f"Adam's 8-bit state is scaled in blocks of its layout: {way}")
     if changes and reasons:
         raise WrongCheckpointError(
             f"{folder} was saved in another layout, and cannot be reshaped ({'; '.join(reasons)}):\n"

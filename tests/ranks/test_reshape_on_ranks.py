@@ -15,6 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from ended_groups import end_groups
 from engines import batches_of, deepspeed_of, engine_of
 from ranks import outcomes_on_ranks, require_passed, run_on_ranks
+from step_traffic import json_file
 from torch.testing import assert_close
 
 from megatron.checkpointing.manifest import Manifest, record_file
@@ -34,6 +35,10 @@ NETWORK = (
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 EXPERT, ULYSSES = "--moe-expert-parallel-size", "--ds-sequence-parallel-size 2"
 RING = "--context-parallel-size"
+BUCKETS = "--zero-reduce-bucket-size 300"
+LATE = {"bf16": {"enabled": True, "immediate_grad_update": False}}
+WHOLE = f"--deepspeed_config {json_file(LATE)}"
+"""Parameter groups are not cut into buckets, as in bf16 before there were any."""
 PATHS = {
     "fp32": [
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", f"{TENSOR} --zero-stage 2"),
@@ -43,7 +48,8 @@ PATHS = {
     ],
     "bf16 untied": [
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", PIPELINE, "--zero-stage 2", TENSOR),
-        *(f"{TENSOR} --zero-stage 3", f"{TENSOR} --zero-stage 2", ""),
+        *(f"{TENSOR} --zero-stage 3", f"{TENSOR} --zero-stage 2", "", WHOLE, BUCKETS),
+        *(f"{PIPELINE} {BUCKETS}", f"{TENSOR} {WHOLE}", f"{TENSOR} {BUCKETS}", WHOLE),
     ],
     "fp32 experts": [
         *(f"{EXPERT} 2 {PIPELINE}", f"{EXPERT} 2 {TENSOR} --zero-stage 1", "--zero-stage 3"),
