@@ -19,8 +19,8 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import DataParallelEngine
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.patches.experts import with_experts
+from megatron.engine.deepspeed.patches.grad_reduction import without_memory_reports
 from megatron.engine.deepspeed.patches.pipeline import pipeline_engine
-from megatron.engine.deepspeed.patches.runtime import without_memory_reports
 from megatron.engine.deepspeed.pipeline_program import ProgramEngine
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers

@@ -1,10 +1,12 @@
 """Patches for gradient reduction over the replicas, and the gathering of stepped weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor, nn
@@ -12,6 +14,20 @@ from torch import Tensor, nn
 from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm
 from megatron.engine.deepspeed.patches.master_weights import master_gradient, master_weight
 from megatron.engine.deepspeed.patches.pipeline import wrap_instructions
+
+
+@contextmanager
+def without_memory_reports() -> Iterator[None]:
+    """Build the bf16 optimizer without its reports of memory (`see_memory_usage`).
+
+    It has two for each parameter group, and for each of them Python collects garbage.
+    """
+    usual = bf16_optimizer.see_memory_usage
+    bf16_optimizer.see_memory_usage = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        bf16_optimizer.see_memory_usage = usual
 
 
 def skip_allreduce(engine: Any) -> None:

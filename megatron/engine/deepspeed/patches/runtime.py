@@ -14,7 +14,6 @@ import deepspeed
 import deepspeed.ops
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import bf16_optimizer
 
 
 def skip_operator_lookup() -> None:
@@ -36,20 +35,6 @@ def any_dtype() -> Iterator[None]:
         yield
     finally:
         accelerator.is_fp16_supported = usual
-
-
-@contextmanager
-def without_memory_reports() -> Iterator[None]:
-    """Build the bf16 optimizer without its reports of memory (`see_memory_usage`).
-
-    It has two for each parameter group, and for each of them Python collects garbage.
-    """
-    usual = bf16_optimizer.see_memory_usage
-    bf16_optimizer.see_memory_usage = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        bf16_optimizer.see_memory_usage = usual
 
 
 def set_collective_timeout(timeout: timedelta) -> None:
