@@ -27,7 +27,7 @@ from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.engine import Engine
 from megatron.engine.experts import register_experts
 from megatron.engine.loss_terms import LossTerms
-from megatron.engine.optimizers import lay_out_matrices
+from megatron.engine.optimizers import cut_into_buckets, lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import StageModule, pipeline_module
 from megatron.engine.token_counts import TokenCounts
@@ -42,7 +42,6 @@ from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.sequence_attention import RingAttention, UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.optimizer.muon import Muon
-from megatron.optimizer.param_groups import in_buckets
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import is_expert, mark_replicated_gradients
 
@@ -220,9 +219,7 @@ def _deepspeed(
     optimizer = build_optimizer(model) if build_optimizer else None
     if optimizer and parallel.bucket_size:
         alone = model.tied_weights() if isinstance(model, StageModule) else frozenset()
-        optimizer.param_groups[:] = in_buckets(
-            optimizer.param_groups, parallel.bucket_size, alone=alone
-        )
+        cut_into_buckets(optimizer, parallel.bucket_size, alone=alone)
     if optimizer is None:
         # ZeRO is a way to keep an optimizer.
         config = {k: v for k, v in config.items() if k != "zero_optimization"}

@@ -17,7 +17,7 @@ from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.engine.deepspeed.patches.master_weights import mark_without_gradient
 from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import FlatLayout, MatrixSlice, Muon
-from megatron.optimizer.param_groups import plan_groups
+from megatron.optimizer.param_groups import in_buckets, plan_groups
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,13 @@ def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> tor
             f"DeepSpeed's {plan.name} cannot be built here ({error}); write --optimizer-impl "
             "torch, or --cpu_torch_adam with --cpu-optimizer"
         ) from error
+
+
+def cut_into_buckets(
+    optimizer: torch.optim.Optimizer, size: int, *, alone: frozenset[nn.Parameter]
+) -> None:
+    """Make a parameter group of each bucket that the bf16 optimizer reduces and gathers; see in_buckets."""
+    optimizer.param_groups[:] = in_buckets(optimizer.param_groups, size, alone)
 
 
 def constants_of(optimizer: Any) -> list[dict[str, Any]]:
