@@ -208,7 +208,7 @@ def _overlaps_reduction(start: Start, parallel: ParallelPlan) -> bool:
 def _has_bf16_optimizer(start: Start, parallel: ParallelPlan) -> bool:
     """Whether DeepSpeed's bf16 optimizer divides its state over replicas that have the same weights."""
     return (
-        (start.precision.dtype, start.zero.stage, parallel.expert) == ("bf16", 1, 1)
+        (start.precision.dtype, start.zero.stage) == ("bf16", 1)
         and start.precision.fp32_gradients
         and _overlaps_reduction(start, parallel)
     )

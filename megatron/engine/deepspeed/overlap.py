@@ -22,6 +22,8 @@ from megatron.engine.deepspeed.patches.grad_reduction import (
     reduces_in_fp32_at_once,
     replace_bf16_reduction,
     replace_weight_gather,
+    replica_groups,
+    weight_partitions,
 )
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import all_reduce_parts
@@ -33,13 +35,15 @@ class Bucket:
 
     Args:
         elements: all of it.
-        own: this replica's part, a view of it.
+        own: this rank's part, a view of it.
+        group: the ranks that have the same weights.
         parameters: of the group.
         missing: those of them whose gradient is not complete yet.
     """
 
     elements: Tensor
     own: Tensor
+    group: dist.ProcessGroup
     parameters: frozenset[nn.Parameter]
     missing: set[nn.Parameter] = field(default_factory=set)
 
@@ -52,7 +56,7 @@ class GradientReduction:
         parameters: of this stage, in the order of the layers.
         shared: weights that pipeline stages share, with the group of these stages.
 
-    Communication: one reduce-scatter for each bucket, over the ranks with the same shard; one
+    Communication: one reduce-scatter for each bucket, over the ranks with the same weights; one
         all-reduce of the gradients that tensor-parallel ranks have parts of, and one of the own part
         of each shared weight, over the stages.
     """
@@ -67,9 +71,10 @@ class GradientReduction:
     ):
         self._optimizer, self._groups = optimizer, groups
         self._replicas = groups.data_and_sequence
-        flats = optimizer.fp32_groups_gradients_flat
         own = optimizer.fp32_groups_gradient_flat_partition
-        self._buckets = _in_order(flats, own, optimizer.bf16_groups, parameters)[::-1]
+        self._buckets = _in_order(optimizer, optimizer.fp32_groups_gradients_flat, own, parameters)[
+            ::-1
+        ]
         self._of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._next, self._is_armed = 0, False
         self._works: list[dist.Work] = []
@@ -135,7 +140,7 @@ class GradientReduction:
         bucket = self._buckets[self._next]
         self._next += 1
         work = dist.reduce_scatter_single(
-            bucket.own, bucket.elements, group=self._replicas, async_op=True
+            bucket.own, bucket.elements, group=bucket.group, async_op=True
         )
         self._works.append(work)
 
@@ -153,14 +158,13 @@ class ParameterGather:
     Args:
         parameters: of this stage, in the order of the layers.
 
-    Communication: one all-gather for each bucket, over the ranks with the same shard.
+    Communication: one all-gather for each bucket, over the ranks with the same weights.
     """
 
-    def __init__(self, engine: Any, groups: Groups, *, parameters: Sequence[nn.Parameter]):
-        optimizer, self._replicas = engine.optimizer, groups.data_and_sequence
-        own = [parts[self._replicas.rank()] for parts in optimizer.bf16_partitioned_groups]
+    def __init__(self, engine: Any, *, parameters: Sequence[nn.Parameter]):
+        optimizer = engine.optimizer
         self._buckets = _in_order(
-            optimizer.bf16_groups_flat, own, optimizer.bf16_groups, parameters
+            optimizer, optimizer.bf16_groups_flat, weight_partitions(optimizer), parameters
         )
         self._running: dict[Bucket, dist.Work] = {}
         replace_weight_gather(engine.optimizer, self.start)
@@ -170,7 +174,7 @@ class ParameterGather:
         """Begin to gather the weights of every bucket."""
         for bucket in self._buckets:
             self._running[bucket] = dist.all_gather_single(
-                bucket.elements, bucket.own, group=self._replicas, async_op=True
+                bucket.elements, bucket.own, group=bucket.group, async_op=True
             )
 
     def begin_forward(self) -> None:
@@ -203,8 +207,7 @@ def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | N
     """Let the bf16 optimizer of DeepSpeed's `engine` reduce its gradients during backward.
 
     Returns:
-        None for another optimizer, with experts, and where DeepSpeed's JSON wants sums that this
-        does not compute.
+        None for another optimizer, and where DeepSpeed's JSON wants sums that this does not compute.
     """
     if not reduces_in_fp32_at_once(engine):
         return None
@@ -230,27 +233,29 @@ def gather_beside_forward(engine: Any, groups: Groups) -> ParameterGather | None
     """Let the bf16 optimizer of DeepSpeed's `engine` gather its weights during the next forward pass.
 
     Returns:
-        None for another optimizer, with experts, and without other replicas.
+        None for another optimizer, and without other replicas.
     """
     if not reduces_in_fp32_at_once(engine) or groups.data_and_sequence.size() == 1:
         return None
-    return ParameterGather(engine, groups, parameters=[*engine.module.parameters()])
+    return ParameterGather(engine, parameters=[*engine.module.parameters()])
 
 
 def _in_order(
+    optimizer: Any,
     flats: Sequence[Tensor],
     own: Sequence[Tensor],
-    groups: Sequence[Sequence[nn.Parameter]],
     parameters: Sequence[nn.Parameter],
 ) -> list[Bucket]:
-    """Return a bucket for each group, in the order in which forward needs them.
+    """Return a bucket for each parameter group, in the order in which forward needs them.
 
     Backward ends with the first parameter of a bucket, and completes them in the opposite order.
     """
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
     buckets = [
-        Bucket(flat, part, frozenset(group))
-        for flat, part, group in zip(flats, own, groups, strict=True)
+        Bucket(flat, part, group, frozenset(inside))
+        for flat, part, group, inside in zip(
+            flats, own, replica_groups(optimizer), optimizer.bf16_groups, strict=True
+        )
     ]
     return sorted(buckets, key=lambda bucket: min(numbers[p] for p in bucket.parameters))
 

@@ -105,11 +105,25 @@ def reduces_in_fp32_at_once(engine: Any) -> bool:
     return (
         isinstance(optimizer, BF16_Optimizer)
         and optimizer.immediate_grad_update
-        and not optimizer.has_moe_layers
         and engine.communication_data_type == optimizer.grad_acc_dtype
         and engine.gradient_predivide_factor() == 1
         and engine.postscale_gradients()
     )
+
+
+def replica_groups(optimizer: Any) -> list[dist.ProcessGroup]:
+    """Return the ranks over which the bf16 optimizer divides each parameter group.
+
+    Those of divided experts are fewer (`real_dp_process_group`).
+    """
+    groups: list[dist.ProcessGroup] = optimizer.real_dp_process_group
+    return groups
+
+
+def weight_partitions(optimizer: Any) -> list[Tensor]:
+    """Return this rank's part of the weights of each parameter group (`bf16_partitioned_groups`)."""
+    parts = zip(replica_groups(optimizer), optimizer.bf16_partitioned_groups, strict=True)
+    return [partitions[group.rank()] for group, partitions in parts]
 
 
 def replace_bf16_reduction(
@@ -162,11 +176,9 @@ def replace_weight_gather(optimizer: Any, gather: Callable[[], None]) -> None:
 
     @torch.no_grad()
     def copy_and_gather() -> None:
-        owned = zip(
-            optimizer.bf16_partitioned_groups, optimizer.fp32_groups_flat_partition, strict=True
-        )
-        for partitions, own in owned:
-            partitions[optimizer.dp_rank].copy_(own)
+        stepped = optimizer.fp32_groups_flat_partition
+        for weights, master in zip(weight_partitions(optimizer), stepped, strict=True):
+            weights.copy_(master)
         gather()
 
     optimizer.update_lp_params = copy_and_gather
