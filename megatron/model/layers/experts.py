@@ -93,9 +93,9 @@ class MixtureOfExperts(nn.Module):
         auxiliary: takes the balancing losses and the loads; None for inference.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], None).
-    Communication: that of a ParallelMLP over `group`, and one all-reduce of the weights' gradient;
-        over `expert_group` one all-to-all of a number per expert, and two of tokens forward and
-        backward.
+    Communication: without `expert_group` that of a ParallelMLP over `group`, and one all-reduce of the
+        weights' gradient. With it that of a TokenExchange, in which ranks that divide the sequence
+        send the tokens of their part; where they do not, each sends all, and sums as a ParallelMLP.
     Source: arXiv:2211.15841 for grouped products; arXiv:2401.06066 for shared and fine-grained
         experts; arXiv:2201.05596 for the residual form.
     """
@@ -118,6 +118,8 @@ class MixtureOfExperts(nn.Module):
         self.num_experts = spec.experts_of(number)  # also read by DeepSpeed
         self.group, self.sequence_parallel = parts.group, parts.sequence_parallel
         self._expert_group, self._auxiliary = expert_group, auxiliary
+        # Tensor-parallel ranks that divide the sequence: each sends its own tokens to other ranks.
+        self._exchanges_own = parts.sequence_parallel and expert_group is not None
         divided = sequence_group is not None and sequence_group.size() > 1
         self.router = Router(
             spec,
@@ -159,8 +161,10 @@ class MixtureOfExperts(nn.Module):
     def _route_and_mix(self, x_sbh: Tensor) -> Tensor:
         """Return the sum of the chosen experts' outputs."""
         routing = self.router(x_sbh)
+        if self._exchanges_own:
+            return self._mix_experts(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
         if self.sequence_parallel:
-            routing = _gather(routing, x_sbh.shape[:2], self.group)
+            routing = Routing(*(gather_sequence(each, 0, self.group) for each in routing))
             x_sbh = gather_sequence(x_sbh, 0, self.group)
         else:
             # Each rank has a term of the outputs, and so a term of the weights' gradient.
@@ -173,12 +177,13 @@ class MixtureOfExperts(nn.Module):
         return reduce_from_tensor_parallel(y_sbh, self.group)
 
     def _mix_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return this tensor-parallel rank's term for tokens [tokens, h]."""
+        """Return this tensor-parallel rank's term for tokens [tokens, h], or all of it for own tokens."""
         tokens, k = routing.experts.shape
         choices, is_padded = tokens * k, False
         order, counts, weights = self._sort_by_expert(routing)
         if self._expert_group:
-            exchange = TokenExchange(counts, self._expert_group)
+            tensor_group = self.group if self._exchanges_own else None
+            exchange = TokenExchange(counts, self._expert_group, tensor_group)
             order = order[: exchange.num_sent]
             rows = exchange.compute(self.experts, TakeTokens.apply(x, order, k))
         else:
@@ -204,7 +209,8 @@ class MixtureOfExperts(nn.Module):
         if plan is None or not plan.drops_tokens:
             counts = count_choices(experts, self.num_experts)
             return experts.argsort(stable=True), counts, routing.weights
-        capacity = self._capacity(plan, len(routing.experts))
+        tokens = len(routing.experts) * (self.group.size() if self._exchanges_own else 1)
+        capacity = self._capacity(plan, tokens)
         is_kept = self._find_kept(routing, capacity)
         kept = experts.masked_fill(~is_kept, self.num_experts)
         counts, dropped = count_choices(kept, self.num_experts + 1).split([self.num_experts, 1])
@@ -221,14 +227,21 @@ class MixtureOfExperts(nn.Module):
         return order, counts, self._rescale(routing.weights, is_kept)
 
     def _find_kept(self, routing: Routing, capacity: int) -> Tensor:
-        """Return whether an expert has room for a choice: [choices]."""
-        experts = routing.experts.flatten()
+        """Return whether an expert has room for a choice among those of the micro-batch: [choices]."""
+        experts, priority = routing.experts.flatten(), routing.priority.flatten()
+        if self._exchanges_own:
+            experts, priority = (all_gather(each, 0, self.group) for each in (experts, priority))
         counts = count_choices(experts, self.num_experts)
-        by_priority = routing.priority.flatten().argsort(stable=True)
+        by_priority = priority.argsort(stable=True)
         order = by_priority[experts[by_priority].argsort(stable=True)]
         starts = counts.cumsum(0) - counts
         position = torch.arange(len(order), device=order.device) - starts[experts[order]]
-        return torch.empty_like(order, dtype=torch.bool).index_copy(0, order, position < capacity)
+        is_kept = torch.empty_like(order, dtype=torch.bool).index_copy(
+            0, order, position < capacity
+        )
+        if self._exchanges_own:
+            return is_kept.chunk(self.group.size())[self.group.rank()]
+        return is_kept
 
     @property
     def _drops_tokens(self) -> bool:
@@ -237,7 +250,7 @@ class MixtureOfExperts(nn.Module):
     @property
     def _copies(self) -> int:
         """How many ranks add the same number of dropped tokens."""
-        return self.group.size() if self.sequence_parallel else 1
+        return self.group.size() if self.sequence_parallel and not self._exchanges_own else 1
 
     def _capacity(self, plan: ExpertPlan, tokens: int) -> int:
         factor = plan.train_capacity if self.training else plan.eval_capacity
@@ -257,16 +270,6 @@ def build_mlp(spec: ModelSpec, parts: LayerParts, *, number: int) -> nn.Module:
     if spec.experts_of(number) == 1:
         return ParallelMLP(spec, parts)
     return (parts.build_mixture or MixtureOfExperts)(spec, parts, number=number)
-
-
-def _gather(routing: Routing, shape: torch.Size, group: dist.ProcessGroup) -> Routing:
-    """Join the routing of tokens that tensor-parallel ranks divide: [s / t, b] of each."""
-
-    def full(x: Tensor) -> Tensor:
-        return all_gather(x.view(*shape, -1), 0, group).flatten(0, 1)
-
-    weights_sbk = gather_sequence(routing.weights.view(*shape, -1), 0, group)
-    return Routing(full(routing.experts), weights_sbk.flatten(0, 1), full(routing.priority))
 
 
 def _with_bias(mlp: ParallelMLP, x_sbh: Tensor) -> Tensor:

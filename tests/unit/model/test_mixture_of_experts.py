@@ -362,6 +362,34 @@ def test_the_number_of_computed_rows_does_not_depend_on_the_choices(pair, kernel
     assert computed == [(32, 32)] * 2 + [(60, 60)] * 4
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [("--moe-token-drop-policy", "probs", *ALL_BEST[1:]), ALL_BEST],
+    ids=["capacity", "all"],
+)
+def test_tensor_ranks_that_divide_the_sequence_send_their_own_tokens(flags):
+    """Bytes over the expert group: half with two such ranks, an eighth with eight."""
+    spec = tiny_spec(num_experts=(4, 4), experts_per_token=2, router_normalises=True)
+    plan = tiny_plan(*BOTH, *flags, "--topk", "2").experts
+    # Tokens that choose all experts equally often: the first and the one after.
+    first = torch.eye(8)[:4].repeat(16, 1).view(16, 4, 8)
+    x = 2 * first + first.roll(-1, 1)
+    for ranks in (1, 2, 8):
+        tensor, divided = CountedGroup(ranks), CountedGroup(2)
+        core = core_attention_of(spec)
+        parts = LayerParts(group=tensor, core_attention=core, sequence_parallel=ranks > 1)
+        layer = MixtureOfExperts(spec, parts, number=1, plan=plan, expert_group=divided)
+        initialise(layer, seed=3, std=1.0, num_layers=2)
+        with torch.no_grad():
+            layer.router.weight.copy_(torch.eye(8)[:4])
+        with HostSyncs() as syncs:
+            layer(leaf(x[: 16 // ranks]))[0].sum().backward()
+        choices, row = 16 * 4 * 2, 8 * 4
+        # To the experts and back, forward and backward.
+        assert divided.bytes == {"all-to-all": 4 * choices * row // ranks}
+        assert syncs.found.total() == 1
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("factor", ["0.4", "1"])
 def test_padding_of_a_capacity_changes_nothing(pair, monkeypatch, factor, k):
