@@ -158,6 +158,11 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
         beside += 2
     once = number * full * _ring(parallel.tensor)
     exposed = once * rings
+    attention = spec.attention
+    if attention.num_query_groups < parallel.tensor:
+        # Projections are gathered, as a rank has not all features of its query group.
+        features = attention.query_features + 2 * attention.key_features
+        exposed += once * layers * (2 + again) * features / spec.hidden_size
     if divides and parallel.expert > 1:
         # Behind the exchange the rows of experts are gathered, in place of the tokens of an MLP.
         mixtures = sum(spec.experts_of(layer) > 1 for layer in stage.layers)
