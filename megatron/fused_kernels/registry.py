@@ -87,7 +87,7 @@ class Workload:
             device=self.device,
             samples=max(1, self.positions // self.spec.seq_length),
             heads=self.spec.attention.num_attention_heads // self.tensor,
-            groups=self.spec.attention.num_query_groups // self.tensor,
+            groups=max(1, self.spec.attention.num_query_groups // self.tensor),
             has_spans=self.has_spans,
             ring=self.ring,
         )

@@ -195,8 +195,7 @@ class Activations:
 
     def keys_beyond(self, tokens: int) -> int:
         """Return the bytes of keys and values of more tokens than those of self-attention."""
-        spec = self.spec
-        keys = 2 * spec.attention.key_features * self._bytes // self._tensor
+        keys = 2 * self._key_features * self._bytes // self._tensor
         return tokens * keys
 
     def norm(self) -> int:
@@ -215,7 +214,7 @@ class Activations:
         """Return the activations of self-attention, without its norm."""
         spec, width = self.plan.model, self._bytes
         queries = spec.attention.query_features
-        keys = spec.attention.key_features
+        keys = self._key_features
         ring = self.plan.parallel.ring
         if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
@@ -313,6 +312,12 @@ class Activations:
         experts = self.plan.experts
         capacity = min(1.0, experts.train_capacity) if experts.drops_tokens else 1.0
         return self.plan.model.part(MoESpec).experts_per_token * capacity
+
+    @property
+    def _key_features(self) -> int:
+        """Features of keys on all tensor-parallel ranks, of which several may share a query group."""
+        attention = self.spec.attention
+        return max(attention.num_query_groups, self._tensor) * attention.head_dim
 
     @property
     def _heads(self) -> int:

@@ -158,16 +158,37 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
         rings += 1 if divides else 0
         beside += 2
     once = number * full * _ring(parallel.tensor)
-    return Volume(exposed=once * rings, backward=once * beside)
+    exposed = once * rings
+    attention = spec.attention
+    if attention.num_query_groups < parallel.tensor:
+        # Projections are gathered, as a rank has not all features of its query group.
+        features = attention.query_features + 2 * attention.key_features
+        exposed += once * layers * (2 + again) * features / spec.hidden_size
+    if divides and parallel.expert > 1:
+        # Behind the exchange the rows of experts are gathered, in place of the tokens of an MLP.
+        mixtures = sum(spec.experts_of(layer) > 1 for layer in stage.layers)
+        tokens = 2 * (2 + again) * mixtures * full
+        exposed += number * _ring(parallel.tensor) * (_rows_of_experts(plan, stage) - tokens)
+    return Volume(exposed=exposed, backward=once * beside)
 
 
 def _tokens_of_experts(plan: Plan, stage: Stage, number: int) -> Volume:
-    """Return the all-to-alls of tokens: to the experts and back, forward and backward."""
-    spec, parallel, activations = plan.model, plan.parallel, Activations(plan, "cuda")
+    """Return the all-to-alls of tokens: to the experts and back, forward and backward.
+
+    Tensor-parallel ranks that divide the sequence each send their part.
+    """
+    parallel = plan.parallel
+    parts = parallel.tensor if parallel.sequence_parallel else 1
+    return Volume(exposed=number * _rows_of_experts(plan, stage) * _ring(parallel.expert) / parts)
+
+
+def _rows_of_experts(plan: Plan, stage: Stage) -> float:
+    """Return the bytes of tokens to their experts and back, in the passes of a micro-batch."""
+    spec, activations = plan.model, Activations(plan, "cuda")
     mixtures = sum(spec.experts_of(layer) > 1 for layer in stage.layers)
     rows = activations.tokens * activations.choices
-    once = rows * spec.hidden_size * BYTES[plan.precision.dtype] * _ring(parallel.expert)
-    return Volume(exposed=number * mixtures * 2 * (2 + plan.recompute.share) * once)
+    once = rows * spec.hidden_size * BYTES[plan.precision.dtype]
+    return mixtures * 2 * (2 + plan.recompute.share) * once
 
 
 def _data(plan: Plan, stage: Stage, number: int) -> Volume:

@@ -29,35 +29,58 @@ class Segments:
 
     Args:
         counts: rows of each group, on the device.
+        rows: of all groups, and of padding after the last one, which only the kernel takes.
+        known_sizes: the counts, if they are already on the host.
     """
 
     counts: Tensor
+    rows: int
+    known_sizes: list[int] | None = None
 
     @cached_property
     def ends(self) -> Tensor:
-        """Index after the last row of each group."""
-        return self.counts.cumsum(0).to(torch.int32)
+        """Index after the last row of each group; the last group takes the padding."""
+        ends = self.counts.cumsum(0).to(torch.int32)
+        ends[-1:].fill_(self.rows)
+        return ends
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The group of each row."""
+        rows = torch.arange(self.rows, dtype=torch.int32, device=self.counts.device)
+        return torch.searchsorted(self.ends, rows, right=True)
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Rows of each group, on the host, which waits for the device."""
-        sizes: list[int] = self.counts.tolist()
+        """Rows of each group, on the host, which waits for the device if they are not known."""
+        sizes: list[int] = self.known_sizes or self.counts.tolist()
         return sizes
 
+    def without_padding(self) -> "Segments":
+        """Return the groups alone; the host waits for the device."""
+        return Segments(self.counts, sum(self.sizes), self.sizes)
 
-def grouped_product(x: Tensor, weight_gkn: Tensor, segments: Segments) -> Tensor:
+
+def grouped_product(
+    x: Tensor, weight_gkn: Tensor, bias_gn: Tensor | None, segments: Segments
+) -> Tensor:
     """Multiply each group's rows of `x` by its matrix: one kernel on GPUs, a loop elsewhere.
 
-    Shapes: x [rows, k], weight [groups, k, n] -> [rows, n].
+    The loop waits for the device, the kernel does not.
+
+    Shapes: x [rows, k], weight [groups, k, n], bias [groups, n] -> [rows, n].
     """
-    if _has_kernel(x, weight_gkn):
-        return F.grouped_mm(x, weight_gkn, offs=segments.ends)
-    matrices = weight_gkn.unbind(0)
-    parts = [rows @ matrix for rows, matrix in zip(x.split(segments.sizes), matrices, strict=True)]
-    return torch.cat(parts)
+    if has_kernel(x, weight_gkn):
+        y = F.grouped_mm(x, weight_gkn, offs=segments.ends)
+        return y if bias_gn is None else y + bias_gn.index_select(0, segments.numbers)
+    groups, matrices = x.split(segments.sizes), weight_gkn.unbind(0)
+    if bias_gn is None:
+        return torch.cat([*map(torch.mm, groups, matrices)])
+    return torch.cat([*map(torch.addmm, bias_gn.unbind(0), groups, matrices)])
 
 
-def _has_kernel(x: Tensor, weight_gkn: Tensor) -> bool:
+def has_kernel(x: Tensor, weight_gkn: Tensor) -> bool:
+    """Whether one kernel computes the product: on GPUs in bf16."""
     aligned = all(size % _ALIGNMENT == 0 for size in weight_gkn.shape[1:])
     return x.is_cuda and x.dtype == torch.bfloat16 and aligned
 
@@ -116,11 +139,10 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
         """Return the products of the rows of each expert."""
         weight = self.weight if self.narrows else self.weight.mT
-        y = grouped_product(x, weight, segments)
-        if self.bias is None:
-            return y
-        bias = self.bias / self.group.size() if self.narrows else self.bias
-        return y + bias.repeat_interleave(segments.counts, 0, output_size=len(y))
+        bias: Tensor | None = self.bias
+        if bias is not None and self.narrows:
+            bias = bias / self.group.size()
+        return grouped_product(x, weight, bias, segments)
 
     def extra_repr(self) -> str:
         """Return whether there is a bias, and the parallel layout."""

@@ -4,10 +4,10 @@ import pytest
 from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
-    "megatron.model.gpt": 42,
-    "megatron.objectives.gpt": 44,
-    "megatron.engine.build": 82,
-    "pretrain_gpt.py": 268,
+    "megatron.model.gpt": 43,
+    "megatron.objectives.gpt": 45,
+    "megatron.engine.build": 83,
+    "pretrain_gpt.py": 269,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -9,16 +9,20 @@ the activations [s, b, h]. Matrix products and attention are listed, but not par
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
 from golden_files import require_golden
 from networks import gpt_steps
-from tiny import Shards, tiny_spec
+from tiny import Shards, tiny_plan, tiny_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from megatron.model.layers import experts
+from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel import grouped_linear
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 pytest.importorskip("triton")
@@ -45,9 +49,11 @@ NETWORKS = {
         "linear_bias": False,
         "qkv_bias": False,
     },
+    "GPT with 8 experts, 2 for each token": {"experts_per_token": 2, "router_normalises": True},
 }
+ROUTING = tiny_plan("--num-experts", "8", "--topk", "2").experts
 FREE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.detach", "aten._unsafe_view")
-APART = ("aten.mm", "aten.addmm", "attention")
+APART = ("aten.mm", "aten.addmm", "aten.bmm", "aten._grouped_mm", "attention")
 
 
 def tensors(*values):
@@ -107,6 +113,8 @@ def traffic(monkeypatch):
             return tuple(grads)
 
     monkeypatch.setattr(JITFunction, "run", launch)
+    for module in (grouped_linear, experts):
+        monkeypatch.setattr(module, "has_kernel", lambda *_: True)
     monkeypatch.setattr(
         torch.nn.functional,
         "scaled_dot_product_attention",
@@ -119,11 +127,13 @@ def count(traffic, num_layers, **changes):
     """Return bytes and calls of one forward and backward pass."""
     traffic.bytes.clear()
     traffic.calls.clear()
+    if "experts_per_token" in changes:
+        changes["num_experts"] = (8,) * num_layers
     spec = tiny_spec(num_layers=num_layers, **SIZES, **changes)
+    parts = {"group": Shards(0, 1), "rng": OrdinaryStream(), "mixed": True, "kernels": TRITON}
+    parts["build_mixture"] = partial(MixtureOfExperts, plan=ROUTING)
     with torch.device("meta"):
-        steps = gpt_steps(
-            spec, group=Shards(0, 1), rng=OrdinaryStream(), mixed=True, kernels=TRITON
-        )
+        steps = gpt_steps(spec, **parts)
         model = SequentialModel(steps).bfloat16()
         tokens = torch.zeros(SAMPLES, POSITIONS, dtype=torch.int64)
         with traffic:

@@ -72,6 +72,9 @@ def layouts_of_golden_file() -> dict[str, tuple[str, ...]]:
         }
     return found | {
         "fp32, ZeRO 0, sequence parallel": ("--zero-stage", "0", *SEQUENCE, *_PAIRS),
+        "fp32, ZeRO 1, sequence parallel, one query group": (
+            *("--zero-stage", "1", *SEQUENCE, *_PAIRS, "--group-query-attention"),
+        ),
         "fp32, ZeRO 2, sequence parallel": ("--zero-stage", "2", *SEQUENCE, *_PAIRS),
         "bf16, ZeRO 1, sequence parallel, recomputed": (
             *("--bf16", "--zero-stage", "1", "--checkpoint-activations", *SEQUENCE, *_PAIRS),

@@ -223,6 +223,22 @@ def experts_divided_over_replicas_and_tensor_ranks_step_alike(rank):
     require_same_path(rank, *divided, *OF_8, "--zero-stage", "1")
 
 
+def a_capacity_is_that_of_a_micro_batch_where_tensor_ranks_exchange_their_own_tokens(rank):
+    given = [each for each in FLAGS if "--disable-moe-token-dropping" not in each]
+    given += ["--moe-expert-capacity-factor", "0.6", "--moe-min-capacity", "1", *OF_8]
+    for policy in "probs", "position":
+        found = []
+        for layout in (SHARED, [*SHARED, *DIVIDED, "--sequence-parallel"]):
+            engine, plan, groups = engine_of_run(*given, "--moe-token-drop-policy", policy, *layout)
+            batches = batches_of(plan, groups)
+            for _ in range(STEPS):
+                loss = float(engine.train_batch(batches))
+                load = engine.expert_load
+                found.append((loss, engine.grad_norm, load.loss, load.dropped))
+        assert found[STEPS:] == [pytest.approx(each, rel=1e-6) for each in found[:STEPS]]
+        assert all(0.2 < dropped < 0.6 for *_, dropped in found)
+
+
 def experts_divided_over_the_replicas_of_a_pipeline_step_alike(rank):
     for stage in range(2):
         require_same_path(rank, *SHARED, *STAGES, "--zero-stage", str(stage), *OF_8)
@@ -364,6 +380,7 @@ CHECKS = [
 CHECKS_OF_FOUR = [
     replicas_that_divide_experts_in_several_ways_step_alike,
     experts_divided_over_replicas_and_tensor_ranks_step_alike,
+    a_capacity_is_that_of_a_micro_batch_where_tensor_ranks_exchange_their_own_tokens,
     experts_divided_over_the_replicas_of_a_pipeline_step_alike,
     experts_divided_over_the_parts_of_samples_step_alike,
     a_nan_in_the_gradient_of_one_expert_refuses_the_step,

@@ -57,6 +57,10 @@ SPECS = [
     FOUR_HEADS | {"window": 3, "full_attention_layers": (2,)},
     GEMMA_2 | FOUR_HEADS | {"rotary_dim": 4},
     GEMMA_3 | FOUR_HEADS | {"rotary_dim": 4, "tied_embeddings": False, "logit_softcap": 2.0},
+    # Fewer query groups than ranks.
+    LLAMA | {"num_query_groups": 1},
+    LLAMA | {"num_query_groups": 1, "qk_layernorm": True, "qkv_bias": True},
+    FOUR_HEADS | {"num_query_groups": 1, "position_embedding": "alibi"},
     BLOOM | {"activation": "geglu", "residual_after_norm": True},
     FOUR_HEADS | {"position_embedding": "none", "qk_layernorm": True, "activation": "reglu"},
     {

@@ -44,7 +44,9 @@ PATHS = {
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", f"{TENSOR} --zero-stage 2"),
         *(PIPELINE, "--zero-stage 1", f"{TENSOR} --zero-stage 3", f"{PIPELINE} --zero-stage 1"),
         *(f"{RING} 2 --zero-stage 2", f"{RING} 4", f"{RING} 2 {TENSOR} --zero-stage 1"),
-        *("--zero-stage 1", f"{RING} 2 {PIPELINE} --zero-stage 1", f"{RING} 2 --zero-stage 3", ""),
+        *("--zero-stage 1", f"{RING} 2 {PIPELINE} --zero-stage 1", f"{RING} 2 --zero-stage 3"),
+        # More ranks than query groups.
+        *("--tensor-model-parallel-size 4 --zero-stage 1", ""),
     ],
     "bf16 untied": [
         *("", f"{TENSOR} {PIPELINE}", "--zero-stage 3", PIPELINE, "--zero-stage 2", TENSOR),

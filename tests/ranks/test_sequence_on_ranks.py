@@ -41,10 +41,21 @@ def divided_sequences_train_as_whole_ones(rank):
         ("--zero-stage", "2", "--checkpoint-activations"),
         ("--zero-stage", "3", "--recompute-activations"),
         (*GEMMA, "--zero-stage", "1", "--recompute-activations"),
+        ("--group-query-attention", "--zero-stage", "1"),  # of one group
     ):
         require_close(
             trained(*SGD, *BOTH, *flags), trained(*SGD, *TENSOR, *flags), rtol=1e-4, atol=1e-5
         )
+
+
+def ranks_that_share_keys_and_values_train_as_one_does(rank):
+    for flags in ((), ("--position-embedding-type", "rotary", "--qk-layernorm")):
+        grouped = (*SGD, "--group-query-attention", *flags, "--micro-batch-size", "1")
+        expected = trained(*grouped)
+        for layout in (TENSOR, BOTH):
+            found = trained(*grouped, *layout)
+            assert_close(found["losses"], expected["losses"], rtol=3e-7, atol=0)
+            assert_close(found["norms"], expected["norms"], rtol=1e-6, atol=0)
 
 
 def divided_sequences_train_in_16_bits(rank):
@@ -303,6 +314,7 @@ ON_TWO = [
     ring_attention_drops_the_same_weights_again,
     ring_attention_trains_as_whole_sequences,
     divided_sequences_train_as_whole_ones,
+    ranks_that_share_keys_and_values_train_as_one_does,
     divided_sequences_train_in_16_bits,
     exchanged_heads_train_as_whole_sequences,
     evaluation_of_divided_sequences_is_that_of_whole_ones,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.config.network.model_problems import query_group_problems
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig, world_size_problems
 from megatron.config.parallelism.precision import PrecisionConfig
@@ -205,11 +206,12 @@ def layout_problems(
         return
     for name, size in (
         ("--num-attention-heads", spec.attention.num_attention_heads),
-        ("--num-query-groups", spec.attention.num_query_groups),
         ("--ffn-hidden-size", spec.mlp.ffn_hidden_size),
     ):
         if size % tensor:
             yield f"{name} {size} is not a multiple of --tensor-model-parallel-size {tensor}"
+    attention = spec.attention
+    yield from query_group_problems(attention.num_query_groups, attention.head_dim, tensor)
     if pipeline > spec.num_layers:
         yield (
             f"--pipeline-model-parallel-size {pipeline} is more than --num-layers "

@@ -126,11 +126,9 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
             f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}: "
             "every group has as many heads as the others"
         )
-    elif groups % tensor and not heads % tensor:
-        yield (
-            f"{_indivisible('--num-query-groups', groups, tensor)}: every rank needs full groups "
-            f"of heads; take {tensor} groups, or fewer ranks"
-        )
+    elif not heads % tensor:
+        head_dim = model.kv_channels or model.hidden_size // heads
+        yield from query_group_problems(groups, head_dim, tensor)
     try:
         window_of(model.window_size)
     except ValueError:
@@ -258,6 +256,20 @@ def _activation_problems(model: ModelConfig) -> Iterator[str]:
         yield (
             f"{next(iter(forms))} chooses a form of the plain MLP's GELU, which {given[0]} "
             "replaces: leave it out"
+        )
+
+
+def query_group_problems(groups: int, head_dim: int, tensor: int) -> Iterator[str]:
+    """Yield why `tensor` tensor-parallel ranks cannot divide the query groups, or share them."""
+    if groups % tensor and tensor % groups:
+        yield (
+            f"{_indivisible('--num-query-groups', groups, tensor)}, nor a divisor of it: every rank "
+            f"needs full groups of heads, or a part of one; take {tensor} groups, or other ranks"
+        )
+    elif 2 * groups * head_dim % tensor:
+        yield (
+            f"--tensor-model-parallel-size {tensor} does not divide the {2 * groups * head_dim} "
+            f"features of keys and values (--num-query-groups {groups}); take fewer ranks"
         )
 
 

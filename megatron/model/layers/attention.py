@@ -19,6 +19,7 @@ from megatron.model.layers.positions import (
     own_position_embedding,
     rotary_tables,
 )
+from megatron.tensor_parallel.collectives import gather_sequence
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import exact_quotient
 
@@ -33,13 +34,15 @@ class ParallelAttention(nn.Module):
     as heads that is [heads, {q, k, v}, head_dim].
 
     Args:
-        spec: the network; its query groups are a multiple of the group's size.
+        spec: the network; its query groups are a multiple of the group's size, or divide it: then
+            several ranks have the same keys and values, each for queries of its own.
         parts: what its layers are built with.
         number: the layer's, from 1 on.
 
     Shapes: x_sbh [s, b, h], positions_bs [b, s] with rotary positions, spans_bs2 [b, s, 2] or
         [b, 1, 2] or None -> (y_sbh [s, b, h], bias [h] or None).
-    Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
+    Communication: one all-reduce of [s, b, h] over `group` forward, one backward. With fewer query
+        groups than ranks also an all-gather of the projections forward, a reduce-scatter backward.
     Randomness: dropout draws from `rng`: every rank drops weights of its own heads.
     Source: arXiv:1706.03762, section 3.2; arXiv:2305.13245 for groups of queries;
         arXiv:2302.05442, section 2, for norms of queries and keys.
@@ -51,8 +54,11 @@ class ParallelAttention(nn.Module):
         heads, groups = attention.num_attention_heads, attention.num_query_groups
         self.spec, self.parts, self.kernels = spec, parts, parts.kernels
         self.group, self.rng = parts.group, parts.rng
-        self.local_groups = exact_quotient(groups, parts.group.size(), "num_query_groups")
-        self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
+        ranks = parts.group.size()
+        # Ranks with the same keys and values, if there are more ranks than groups.
+        self.ranks_per_group = exact_quotient(max(groups, ranks), groups, "tensor-parallel size")
+        self.local_groups = exact_quotient(max(groups, ranks), ranks, "num_query_groups")
+        self.queries_per_group = exact_quotient(heads, max(groups, ranks), "num_attention_heads")
         self.layer_scaling = float(number) if attention.query_key_layer_scaling else 1.0
         self.window = attention.window_of(number)
         self.positions = spec.positions_of(number)
@@ -145,7 +151,7 @@ class ParallelAttention(nn.Module):
             tables: of rotary positions; None for none.
         """
         queries = self.queries_per_group
-        qkv = self.query_key_value(x_sbh)
+        qkv = self._own_heads(self.query_key_value(x_sbh))
         qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.attention.head_dim))
         if tables and not self.spec.norm.qk_layernorm:
             return self.kernels.split_rotary(qkv, *tables)
@@ -153,6 +159,25 @@ class ParallelAttention(nn.Module):
         if tables:
             query, key = (self.kernels.rotary(x, *tables) for x in (query, key))
         return query, key, value
+
+    def _own_heads(self, features: Tensor) -> Tensor:
+        """Return projections [s, b, {own queries, key, value}] of a rank with fewer features than a group.
+
+        Ranks divide the rows of the fused weight evenly, so those of a group are on several ranks.
+
+        Communication: with more ranks than groups one all-gather of [s, b, features] forward, one
+            reduce-scatter backward.
+        """
+        shared = self.ranks_per_group
+        if shared == 1:
+            return features
+        group, number = divmod(self.group.rank(), shared)
+        full = gather_sequence(features, 2, self.group)
+        of_group = full.chunk(self.group.size() // shared, 2)[group]
+        keys = 2 * self.spec.attention.head_dim
+        queries, key_value = of_group.tensor_split([of_group.size(2) - keys], 2)
+        # In cross-attention there are no queries.
+        return torch.cat([queries.chunk(shared, 2)[number], key_value], 2)
 
     def in_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Transpose projections [s, b, groups, heads of each, d] to [b, heads, s, d]; norm them."""
@@ -270,11 +295,11 @@ class ParallelCrossAttention(ParallelAttention):
     def project_context(self, encoder_tbh: Tensor) -> Tensor:
         """Return keys and values [t, b, 2 * g * d] of an encoder's output; in decode steps kept ones."""
         if self.projected is None:
-            projected: Tensor = self.key_value(encoder_tbh)
-            return projected
+            return self._own_heads(self.key_value(encoder_tbh))
 
         def by_sequence() -> Tensor:
-            return self.key_value(encoder_tbh).transpose(0, 1).unflatten(0, (-1, self.num_contexts))
+            projected = self._own_heads(self.key_value(encoder_tbh))
+            return projected.transpose(0, 1).unflatten(0, (-1, self.num_contexts))
 
         return once_per_sequence(self.projected, by_sequence).flatten(0, 1).transpose(0, 1)
 

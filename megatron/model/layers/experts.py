@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from megatron.config.network.experts import ExpertPlan, MoESpec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.model.layers.activations import activation_of
+from megatron.model.layers.expert_exchange import TakeTokens, TokenExchange
 from megatron.model.layers.mlp import ParallelMLP
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.parts import LayerParts
@@ -18,12 +19,11 @@ from megatron.model.layers.router import Router, Routing, count_choices
 from megatron.tensor_parallel.collectives import (
     all_gather,
     copy_to_tensor_parallel,
-    exchange_rows,
     gather_sequence,
     reduce_from_tensor_parallel,
     scatter_sequence,
 )
-from megatron.tensor_parallel.grouped_linear import GroupedLinear, Segments
+from megatron.tensor_parallel.grouped_linear import GroupedLinear, Segments, has_kernel
 from megatron.tensor_parallel.sharding import ExpertShare, exact_quotient
 
 
@@ -61,12 +61,16 @@ class Experts(nn.Module):
         self.dense_h_to_4h = GroupedLinear(spec.hidden_size, gates * width, narrows=False, **form)
         self.dense_4h_to_h = GroupedLinear(spec.hidden_size, width, narrows=True, **form)
 
-    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Return the outputs of rows that are sorted by expert, `counts` of each."""
-        segments = Segments(counts)
+    def forward(self, x: Tensor, segments: Segments) -> Tensor:
+        """Return the outputs of rows that are sorted by expert."""
         inner = self.activate(self.dense_h_to_4h(x, segments), None)
         y: Tensor = self.dense_4h_to_h(inner, segments)
         return y
+
+    def takes_padding(self, x: Tensor) -> bool:
+        """Whether rows of padding may follow those of the experts."""
+        layers = self.dense_h_to_4h, self.dense_4h_to_h
+        return all(has_kernel(x, layer.weight) for layer in layers)
 
 
 class MixtureOfExperts(nn.Module):
@@ -89,9 +93,9 @@ class MixtureOfExperts(nn.Module):
         auxiliary: takes the balancing losses and the loads; None for inference.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], None).
-    Communication: that of a ParallelMLP over `group`, and one all-reduce of the weights' gradient;
-        over `expert_group` one all-to-all of a number per expert, and two of tokens forward and
-        backward.
+    Communication: without `expert_group` that of a ParallelMLP over `group`, and one all-reduce of the
+        weights' gradient. With it that of a TokenExchange, in which ranks that divide the sequence
+        send the tokens of their part; where they do not, each sends all, and sums as a ParallelMLP.
     Source: arXiv:2211.15841 for grouped products; arXiv:2401.06066 for shared and fine-grained
         experts; arXiv:2201.05596 for the residual form.
     """
@@ -114,6 +118,8 @@ class MixtureOfExperts(nn.Module):
         self.num_experts = spec.experts_of(number)  # also read by DeepSpeed
         self.group, self.sequence_parallel = parts.group, parts.sequence_parallel
         self._expert_group, self._auxiliary = expert_group, auxiliary
+        # Tensor-parallel ranks that divide the sequence: each sends its own tokens to other ranks.
+        self._exchanges_own = parts.sequence_parallel and expert_group is not None
         divided = sequence_group is not None and sequence_group.size() > 1
         self.router = Router(
             spec,
@@ -155,8 +161,10 @@ class MixtureOfExperts(nn.Module):
     def _route_and_mix(self, x_sbh: Tensor) -> Tensor:
         """Return the sum of the chosen experts' outputs."""
         routing = self.router(x_sbh)
+        if self._exchanges_own:
+            return self._mix_experts(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
         if self.sequence_parallel:
-            routing = _gather(routing, x_sbh.shape[:2], self.group)
+            routing = Routing(*(gather_sequence(each, 0, self.group) for each in routing))
             x_sbh = gather_sequence(x_sbh, 0, self.group)
         else:
             # Each rank has a term of the outputs, and so a term of the weights' gradient.
@@ -169,43 +177,80 @@ class MixtureOfExperts(nn.Module):
         return reduce_from_tensor_parallel(y_sbh, self.group)
 
     def _mix_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return this tensor-parallel rank's term for tokens [tokens, h]."""
+        """Return this tensor-parallel rank's term for tokens [tokens, h], or all of it for own tokens."""
         tokens, k = routing.experts.shape
+        choices, is_padded = tokens * k, False
         order, counts, weights = self._sort_by_expert(routing)
-        rows = self._compute(_TakeTokens.apply(x, order, k), counts)
-        # Rows of dropped choices stay zero.
-        outputs = rows.new_zeros(tokens * k, x.size(1)).index_copy(0, order, rows)
+        if self._expert_group:
+            tensor_group = self.group if self._exchanges_own else None
+            exchange = TokenExchange(counts, self._expert_group, tensor_group)
+            order = order[: exchange.num_sent]
+            rows = exchange.compute(self.experts, TakeTokens.apply(x, order, k))
+        else:
+            segments = Segments(counts, len(order))
+            if self._drops_tokens and not (is_padded := self.experts.takes_padding(x)):
+                segments = segments.without_padding()
+                order = order[: segments.rows]
+            rows = self.experts(TakeTokens.apply(x, order, k, is_padded), segments)
+        # Rows of dropped choices stay zero; behind them is one for the padding.
+        outputs = rows.new_zeros(choices + is_padded, x.size(1))
+        outputs = outputs.index_copy(0, order, rows)[:choices]
         mixed = torch.bmm(weights.to(x.dtype)[:, None], outputs.view(tokens, k, -1))
         return mixed.squeeze(1)
 
     def _sort_by_expert(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the choices sorted by expert, how many each expert has, and the weights."""
+        """Return the choices sorted by expert, how many each expert has, and the weights.
+
+        With a capacity the dropped ones, numbered as one choice after the last, are padding: there
+        are as many rows as all experts have room for, which the host knows without waiting for the
+        device.
+        """
         experts, plan = routing.experts.flatten(), self.plan
-        counts = count_choices(experts, self.num_experts)
         if plan is None or not plan.drops_tokens:
+            counts = count_choices(experts, self.num_experts)
             return experts.argsort(stable=True), counts, routing.weights
-        by_priority = routing.priority.flatten().argsort(stable=True)
-        order = by_priority[experts[by_priority].argsort(stable=True)]
-        starts = counts.cumsum(0) - counts
-        position = torch.arange(len(order), device=order.device) - starts[experts[order]]
-        capacity = self._capacity(plan, len(routing.experts))
-        kept = order[position < capacity]
+        tokens = len(routing.experts) * (self.group.size() if self._exchanges_own else 1)
+        capacity = self._capacity(plan, tokens)
+        is_kept = self._find_kept(routing, capacity)
+        kept = experts.masked_fill(~is_kept, self.num_experts)
+        counts, dropped = count_choices(kept, self.num_experts + 1).split([self.num_experts, 1])
         if self._auxiliary and torch.is_grad_enabled():
-            none = routing.weights.new_zeros(())
             self._auxiliary.add(
                 self.number,
                 assigned=torch.zeros_like(counts),
                 # Tensor-parallel ranks that divide the sequence each add their part.
-                dropped=none + (len(order) - len(kept)) / self._copies,
-                loss=none,
+                dropped=dropped[0] / self._copies,
+                loss=routing.weights.new_zeros(()),
             )
-        is_kept = torch.zeros_like(order, dtype=torch.bool).index_fill(0, kept, True)
-        return kept, counts.clamp(max=capacity), self._rescale(routing.weights, is_kept)
+        order = kept.argsort(stable=True)[: capacity * self.num_experts]
+        order = order.where(is_kept[order], len(experts))
+        return order, counts, self._rescale(routing.weights, is_kept)
+
+    def _find_kept(self, routing: Routing, capacity: int) -> Tensor:
+        """Return whether an expert has room for a choice among those of the micro-batch: [choices]."""
+        experts, priority = routing.experts.flatten(), routing.priority.flatten()
+        if self._exchanges_own:
+            experts, priority = (all_gather(each, 0, self.group) for each in (experts, priority))
+        counts = count_choices(experts, self.num_experts)
+        by_priority = priority.argsort(stable=True)
+        order = by_priority[experts[by_priority].argsort(stable=True)]
+        starts = counts.cumsum(0) - counts
+        position = torch.arange(len(order), device=order.device) - starts[experts[order]]
+        is_kept = torch.empty_like(order, dtype=torch.bool).index_copy(
+            0, order, position < capacity
+        )
+        if self._exchanges_own:
+            return is_kept.chunk(self.group.size())[self.group.rank()]
+        return is_kept
+
+    @property
+    def _drops_tokens(self) -> bool:
+        return self.plan is not None and self.plan.drops_tokens
 
     @property
     def _copies(self) -> int:
         """How many ranks add the same number of dropped tokens."""
-        return self.group.size() if self.sequence_parallel else 1
+        return self.group.size() if self.sequence_parallel and not self._exchanges_own else 1
 
     def _capacity(self, plan: ExpertPlan, tokens: int) -> int:
         factor = plan.train_capacity if self.training else plan.eval_capacity
@@ -219,61 +264,12 @@ class MixtureOfExperts(nn.Module):
         left = weights * is_kept.view_as(weights)
         return left / left.sum(-1, keepdim=True).clamp(min=1e-9) * self.moe.router_scale
 
-    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Return the experts' outputs for rows sorted by expert, wherever the experts are."""
-        group = self._expert_group
-        if group is None:
-            y: Tensor = self.experts(rows, counts)
-            return y
-        received_counts = torch.empty_like(counts)
-        dist.all_to_all_single(received_counts, counts, group=group)
-        by_rank = torch.stack([counts, received_counts]).view(2, group.size(), -1)
-        sent, received = by_rank.sum(-1).tolist()
-        arrived = exchange_rows(rows, sent, received, group)
-        # From each rank its rows sorted by expert; here all rows of one expert come together.
-        counts_by_rank = by_rank[1]
-        local = torch.arange(counts_by_rank.size(1), device=rows.device).repeat(group.size())
-        experts = local.repeat_interleave(counts_by_rank.flatten(), output_size=len(arrived))
-        order = experts.argsort(stable=True)
-        outputs = self.experts(_TakeTokens.apply(arrived, order, 1), counts_by_rank.sum(0))
-        back = torch.empty_like(outputs).index_copy(0, order, outputs)
-        return exchange_rows(back, received, sent, group)
-
 
 def build_mlp(spec: ModelSpec, parts: LayerParts, *, number: int) -> nn.Module:
     """Return the MLP of the layer `number`, or its experts."""
     if spec.experts_of(number) == 1:
         return ParallelMLP(spec, parts)
     return (parts.build_mixture or MixtureOfExperts)(spec, parts, number=number)
-
-
-class _TakeTokens(torch.autograd.Function):
-    """Copy the tokens of the choices in `order`; backward adds up the gradients of a token in order."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(order)
-        ctx.k, ctx.tokens = k, len(x)
-        return x.index_select(0, order // k)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (order,) = ctx.saved_tensors
-        (grad,) = grads
-        width = grad.size(1)
-        grad_choices = grad.new_zeros(ctx.tokens * ctx.k, width).index_copy(0, order, grad)
-        # A rank may have got no token at all.
-        return grad_choices.view(ctx.tokens, ctx.k, width).sum(1), None, None
-
-
-def _gather(routing: Routing, shape: torch.Size, group: dist.ProcessGroup) -> Routing:
-    """Join the routing of tokens that tensor-parallel ranks divide: [s / t, b] of each."""
-
-    def full(x: Tensor) -> Tensor:
-        return all_gather(x.view(*shape, -1), 0, group).flatten(0, 1)
-
-    weights_sbk = gather_sequence(routing.weights.view(*shape, -1), 0, group)
-    return Routing(full(routing.experts), weights_sbk.flatten(0, 1), full(routing.priority))
 
 
 def _with_bias(mlp: ParallelMLP, x_sbh: Tensor) -> Tensor:

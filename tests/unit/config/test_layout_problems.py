@@ -28,9 +28,10 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
         ),
         (4, TENSOR.format(4), f"--num-attention-heads 2 … {TENSOR.format(4)}"),
         (
-            2,
-            f"{TENSOR.format(2)} --group-query-attention",
-            f"--num-query-groups 1 … {TENSOR.format(2)} … 2 groups",
+            4,
+            f"{TENSOR.format(4)} --num-attention-heads 12 --kv-channels 4 --group-query-attention "
+            "--num-query-groups 3",
+            f"--num-query-groups 3 … {TENSOR.format(4)} … nor a divisor … 4 groups",
         ),
         (
             2,

@@ -5,16 +5,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from counted_group import CountedGroup
+from host_syncs import HostSyncs
 from plain_mixture import PlainMixture
 from tiny import tiny_plan, tiny_spec
 from torch.testing import assert_close
 
 from megatron.model.initialization import initialise
+from megatron.model.layers import experts
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.router import Router, count_choices
+from megatron.tensor_parallel import grouped_linear
 from megatron.tensor_parallel.grouped_linear import Segments, grouped_product
 
 COEFFICIENT = 0.3
@@ -29,14 +33,16 @@ ALL_BEST = ("--disable-moe-token-dropping", "--disable-moe-top2-2nd-expert-sampl
 def pair(group):
     """Return a function to our layer, the plain one, and the lists of their balance losses."""
 
-    def build(*flags, capacity=float("inf"), **changes):
+    def build(*flags, capacity=float("inf"), expert_group=None, **changes):
         k = changes.get("experts_per_token", 1)
         changes.setdefault("router_normalises", k > 1)
         spec = tiny_spec(num_experts=(4, 4), **changes)
         plan = tiny_plan(*BOTH, *flags, "--topk", str(k)).experts
         auxiliary, terms = AuxiliaryLoss(spec.moe.num_experts), []
         parts = LayerParts(group=group, core_attention=core_attention_of(spec))
-        ours = MixtureOfExperts(spec, parts, number=1, plan=plan, auxiliary=auxiliary)
+        ours = MixtureOfExperts(
+            spec, parts, number=1, plan=plan, expert_group=expert_group, auxiliary=auxiliary
+        )
         plain = PlainMixture(spec, parts, number=1, terms=terms, capacity=capacity)
         for layer in (ours, plain):
             initialise(layer, seed=3, std=1.0, num_layers=2)
@@ -306,11 +312,109 @@ def test_jitter_changes_the_choice_in_training_only():
 
 def test_grouped_products_are_those_of_a_loop():
     x, weight = torch.randn(10, 8).bfloat16(), torch.randn(3, 16, 8).bfloat16()
-    segments = Segments(torch.tensor([3, 0, 7]))
-    ours = grouped_product(x, weight.mT, segments)
+    segments = Segments(torch.tensor([3, 0, 7]), 10)
+    ours = grouped_product(x, weight.mT, None, segments)
     assert_close(ours, torch.cat([x[:3] @ weight[0].T, x[3:] @ weight[2].T]))
     # What GPUs call takes the same arguments.
     assert_close(F.grouped_mm(x, weight.mT, offs=segments.ends), ours, rtol=2e-2, atol=2e-2)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The products of a GPU in bf16."""
+    monkeypatch.setattr(grouped_linear, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(experts, "has_kernel", lambda *_: True)
+
+
+def test_rows_after_the_last_group_do_not_count(kernel):
+    x, weight = torch.randn(10, 8).bfloat16(), torch.randn(3, 8, 16).bfloat16()
+    bias, segments = torch.randn(3, 16).bfloat16(), Segments(torch.tensor([3, 0, 5]), 10)
+    y = grouped_product(x, weight, bias, segments)
+    assert_close(y[:3], x[:3] @ weight[0] + bias[0], rtol=2e-2, atol=5e-2)
+    assert_close(y[3:8], x[3:8] @ weight[2] + bias[2], rtol=2e-2, atol=5e-2)
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("flags", [(), ("--disable-moe-token-dropping",)], ids=["", "all"])
+@pytest.mark.parametrize(("ranks", "waits"), [(1, 0), (2, 1)])
+def test_host_waits_of_a_forward_and_backward_pass(pair, kernel, ranks, waits, flags, k):
+    group = CountedGroup(ranks) if ranks > 1 else None
+    ours, *_ = pair(*flags, expert_group=group, experts_per_token=k)
+    ours.bfloat16()
+    x = leaf(tokens().bfloat16())
+    with HostSyncs() as syncs:
+        ours(x)[0].sum().backward()
+    assert syncs.found.total() == waits, syncs.found
+
+
+def test_the_number_of_computed_rows_does_not_depend_on_the_choices(pair, kernel):
+    computed = []
+    for factor in ("0.5", "1", "4"):
+        flags = ("--moe-expert-capacity-factor", factor, "--moe-min-capacity", "1")
+        ours, *_ = pair(*flags, experts_per_token=2)
+        ours.bfloat16().experts.register_forward_hook(
+            lambda _, inputs, y: computed.append((len(y), inputs[1].rows))
+        )
+        for x in (tokens(), torch.ones(10, 3, 8)):
+            ours(x.bfloat16())
+    # Of 60 choices; 4 experts have room for 8, 15 and 60 each.
+    assert computed == [(32, 32)] * 2 + [(60, 60)] * 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--moe-token-drop-policy", "probs", *ALL_BEST[1:]), ALL_BEST],
+    ids=["capacity", "all"],
+)
+def test_tensor_ranks_that_divide_the_sequence_send_their_own_tokens(flags):
+    """Bytes over the expert group: half with two such ranks, an eighth with eight."""
+    spec = tiny_spec(num_experts=(4, 4), experts_per_token=2, router_normalises=True)
+    plan = tiny_plan(*BOTH, *flags, "--topk", "2").experts
+    # Tokens that choose all experts equally often: the first and the one after.
+    first = torch.eye(8)[:4].repeat(16, 1).view(16, 4, 8)
+    x = 2 * first + first.roll(-1, 1)
+    for ranks in (1, 2, 8):
+        tensor, divided = CountedGroup(ranks), CountedGroup(2)
+        core = core_attention_of(spec)
+        parts = LayerParts(group=tensor, core_attention=core, sequence_parallel=ranks > 1)
+        layer = MixtureOfExperts(spec, parts, number=1, plan=plan, expert_group=divided)
+        initialise(layer, seed=3, std=1.0, num_layers=2)
+        with torch.no_grad():
+            layer.router.weight.copy_(torch.eye(8)[:4])
+        with HostSyncs() as syncs:
+            layer(leaf(x[: 16 // ranks]))[0].sum().backward()
+        choices, row = 16 * 4 * 2, 8 * 4
+        # To the experts and back, forward and backward.
+        assert divided.bytes == {"all-to-all": 4 * choices * row // ranks}
+        assert syncs.found.total() == 1
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("factor", ["0.4", "1"])
+def test_padding_of_a_capacity_changes_nothing(pair, monkeypatch, factor, k):
+    """Whether rows are padded, as for the kernel of GPUs, or cut."""
+    flags = ["--moe-expert-capacity-factor", factor, "--moe-min-capacity", "1"]
+    pull = torch.randn(10, 3, 8, generator=torch.Generator().manual_seed(1))
+    found = []
+    for is_padded in (False, True):
+        ours, *_ = pair(
+            *flags, "--moe-token-drop-policy", "probs", *ALL_BEST[1:], experts_per_token=k
+        )
+        if is_padded:
+            monkeypatch.setattr(ours.experts, "takes_padding", lambda x: True)
+            monkeypatch.setattr(grouped_linear, "grouped_product", padded_product)
+        x = leaf(tokens())
+        y = ours(x)[0]
+        (y * pull).sum().backward()
+        found.append([y, x.grad, *(p.grad for p in ours.parameters())])
+    assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def padded_product(x, weight, bias, segments):
+    """What the kernel computes, in fp32."""
+    numbers = segments.numbers
+    return torch.bmm(x[:, None], weight[numbers]).squeeze(1) + bias[numbers]
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zero(pair):

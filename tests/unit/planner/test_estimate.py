@@ -408,6 +408,9 @@ def test_traffic_of_experts():
     sent = traffic_of(apart, 3)
     assert sent.experts == Volume(exposed=3 * exchanges * rows * 8 * 4 * 3 / 4)
     assert traffic_of(together, 3).experts == Volume()
+    sequence = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+    halves = tiny_plan(*flags, *sequence, "--moe-expert-parallel-size", "4", world_size=8)
+    assert traffic_of(halves, 3).experts == Volume(exposed=sent.experts.exposed / 2)
     # With an expert on each rank there is nothing to reduce for experts, and no copy to gather.
     held = weights_of(together, stages_of(together)[0])
     assert weights_of(apart, stages_of(apart)[0]).experts == held.experts / 4
