@@ -4,8 +4,9 @@
     python benchmarks/megatron_core.py JOB
 
 JOB is a `Job` of gpu_side.py as JSON; the last line of stdout is the result as JSON. The name of
-the package is the name of this project, of which nothing is imported here. Layers are those of its local spec: PyTorch's norms, attention in separate
-operations, its own distributed wrapper and optimizer with fp32 master weights.
+the package is the name of this project, of which nothing is imported here. Layers are those of its
+local spec: PyTorch's norms, attention in separate operations, its own distributed wrapper and
+optimizer with fp32 master weights.
 """
 
 import argparse
