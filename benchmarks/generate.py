@@ -1,16 +1,20 @@
 #!/usr/bin/env python
-"""Speed of generation on CPUs, beside Hugging Face's `generate` with the same weights.
+"""Speed of generation, beside Hugging Face's `generate` with the same weights.
 
-Both sides and all batch sizes take turns in one process, so that whatever else the machine does
-falls on all of them. Random weights, greedy, every sequence of the same length.
+All sides and batch sizes take turns in one process, so that whatever else the machine does falls on
+all of them. Random weights, greedy, every sequence of the same length. On CPUs seconds are those of
+the CPU, on a GPU those of the wall. The last line is the result as JSON.
 """
 
+import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
@@ -24,11 +28,13 @@ from megatron.config.config import parse_config
 from megatron.config.model_plan import plan_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import InferenceEngine
+from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
 
+Side = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -44,29 +50,42 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--vocab", type=int, default=50304)
-    parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
+    parser.add_argument("--threads", type=int, default=1, help="threads of all sides")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--static", action="store_true", help="also Hugging Face's static, compiled cache"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    rows = []
     for dtype in args.dtypes:
         theirs = hugging_face(
             args.layers, args.hidden, args.heads, args.vocab, args.prompt + args.new
         )
-        theirs = theirs.to(DTYPES[dtype])
-        ours = engine(theirs, DTYPES[dtype], rows=max(args.batches))
-        cpu: dict[tuple[int, str], list[float]] = {}
+        theirs = theirs.to(device, DTYPES[dtype])
+        sides: dict[str, Side] = {
+            "megatron": partial(
+                continue_here, engine(theirs, DTYPES[dtype], device, rows=max(args.batches))
+            ),
+            "Hugging Face": partial(continue_there, theirs),
+        }
+        if args.static:
+            static = {"cache_implementation": "static"}
+            sides["Hugging Face, static cache"] = partial(continue_there, theirs, **static)
+        speeds: dict[tuple[int, str], list[float]] = {}
         for turn in range(args.rounds + 1):
-            for batch in args.batches:
+            for batch, (side, call) in product(args.batches, sides.items()):
                 prompts = torch.randint(args.vocab, (batch, args.prompt)).tolist()
-                for side, call in (
-                    ("megatron", partial(continue_here, ours, prompts, args.new)),
-                    ("Hugging Face", partial(continue_there, theirs, prompts, args.new)),
-                ):
-                    cpu_s = timed(call)
-                    if turn:  # the first turn warms up
-                        speed = batch * args.new / cpu_s
-                        cpu.setdefault((batch, side), []).append(speed)
-        for line in lines(dtype, args.batches, cpu):
-            print(line, flush=True)
+                seconds = timed(lambda call=call, prompts=prompts: call(prompts, args.new), device)
+                if turn:  # the first turn warms up
+                    speeds.setdefault((batch, side), []).append(batch * args.new / seconds)
+        for batch in args.batches:
+            row: dict[str, Any] = {"dtype": dtype, "sequences at once": batch}
+            row |= {side: round(statistics.median(speeds[batch, side]), 1) for side in sides}
+            rows.append(row)
+            print(" | ".join(f"{name}: {value}" for name, value in row.items()), flush=True)
+    print(json.dumps({"rows": rows}))
 
 
 def hugging_face(layers: int, hidden: int, heads: int, vocab: int, length: int) -> GPT2LMHeadModel:
@@ -84,7 +103,9 @@ def hugging_face(layers: int, hidden: int, heads: int, vocab: int, length: int) 
     return GPT2LMHeadModel(config).eval()
 
 
-def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> InferenceEngine:
+def engine(
+    model: GPT2LMHeadModel, dtype: torch.dtype, device: torch.device, *, rows: int
+) -> InferenceEngine:
     """Return this program's engine with the weights of `model`."""
     spec = spec_of(model.config)
     theirs = model.state_dict()
@@ -96,8 +117,15 @@ def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Inferenc
         )
         for part in family_of(spec).parts(spec)
     }
+    groups = lone_groups()
     stage = ModelRunner(
-        spec, weights, groups=lone_groups(), dtype=dtype, device=torch.device("cpu"), rows=rows
+        spec,
+        weights,
+        groups=groups,
+        capture=decode_capture(spec, groups, device),
+        dtype=dtype,
+        device=device,
+        rows=rows,
     )
     return InferenceEngine(stage, rows=rows)
 
@@ -125,39 +153,27 @@ def continue_here(
 
 
 def continue_there(
-    theirs: GPT2LMHeadModel, prompts: Sequence[Sequence[int]], new: int
+    theirs: GPT2LMHeadModel, prompts: Sequence[Sequence[int]], new: int, **options: Any
 ) -> list[list[int]]:
-    """Return the same by Hugging Face's `generate`."""
-    tokens = torch.tensor(prompts)
+    """Return the same by Hugging Face's `generate` with these options."""
+    tokens = torch.tensor(prompts, device=theirs.device)
     found = theirs.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
         max_new_tokens=new,
         do_sample=False,
         pad_token_id=0,
+        **options,
     )
     return found[:, tokens.size(1) :].tolist()
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Return the CPU seconds of a call."""
-    started_at = time.process_time()
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call that ends with its tokens on the host."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    started_at = clock()
     call()
-    return time.process_time() - started_at
-
-
-def lines(
-    dtype: str, batches: Sequence[int], cpu: dict[tuple[int, str], list[float]]
-) -> Iterator[str]:
-    """Yield medians and their ratios."""
-    ours = {batch: statistics.median(cpu[batch, "megatron"]) for batch in batches}
-    for batch in batches:
-        theirs = statistics.median(cpu[batch, "Hugging Face"])
-        yield (
-            f"{dtype} | sequences at once: {batch} | tokens per CPU second: megatron "
-            f"{ours[batch]:.1f}, Hugging Face {theirs:.1f} | ratio {ours[batch] / theirs:.2f} | "
-            f"times that of {batches[0]}: {ours[batch] / ours[batches[0]]:.2f}"
-        )
+    return clock() - started_at
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ VOCAB_SIZE = 50257
 LR = 1e-4
 ATTENTION = ("flash", "cudnn", "fmha", "efficient_attention", "flex", "causal_softmax")
 """Parts of the names of kernels that compute attention."""
+TOP = 25
+"""Kernels of a step that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class Job:
         side: "device" for the name, memory and matrix rate of the card; "megatron"; "plain".
         flags: network, dtype and other flags of training.
         files: whether tokens come from token files through the data path of a run.
+        compiles: what torch.compile compiles of the plain loop: "blocks", "whole" or "none".
     """
 
     side: str
@@ -62,7 +65,7 @@ class Job:
     files: bool = False
     rounds: int = 5
     steps: int = 5
-    compiles: bool = True
+    compiles: str = "blocks"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -90,7 +93,11 @@ def measure_device(job: Job) -> dict[str, Any]:
     size = 8192 if job.device == "cuda" else 256
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     seconds = min(times_of(lambda: a @ b, job))
-    return found | {"matmul_flops": 2 * size**3 / seconds}
+    copied_s = min(times_of(lambda: b.copy_(a), job))
+    return found | {
+        "matmul_flops": 2 * size**3 / seconds,
+        "copy_bytes_per_s": 2 * a.nbytes / copied_s,
+    }
 
 
 def measure_engine(job: Job) -> dict[str, Any]:
@@ -113,20 +120,28 @@ def measure_engine(job: Job) -> dict[str, Any]:
             batches = resident_batches(decided, device)
         losses: list[float] = []
         seconds = times_of(lambda: losses.append(float(engine.train_batch(batches))), job)
-        attention = attention_kernels(lambda: float(engine.train_batch(batches)), job.device)
+        kernels_of_step = profile_step(lambda: float(engine.train_batch(batches)), job)
         return {
             "seconds": statistics.median(seconds),
             "loss": losses[-1],
             "peak_bytes": peak_bytes(job),
             "kernels": source_of(choices),
-            "attention": attention,
+            "attention": attention_of(kernels_of_step),
+            "kernels_of_step": kernels_of_step[:TOP],
         }
 
 
 def measure_plain(job: Job) -> dict[str, Any]:
     """Return speed and memory of the plain loop; its weights stay in 32 bits under autocast."""
     decided, _, device = start(job, ("--data-path", "none"))
-    loop = PlainLoop(decided.model, "bf16", lr=LR, device=device, compiles=job.compiles)
+    loop = PlainLoop(
+        decided.model,
+        "bf16",
+        lr=LR,
+        device=device,
+        compiles=job.compiles == "whole",
+        by_blocks=job.compiles == "blocks",
+    )
     batch = next(resident_batches(decided, device))
     losses: list[float] = []
     tokens, labels = batch["tokens"], batch["labels"]
@@ -204,23 +219,31 @@ def source_of(choices: Sequence[Choice]) -> str:
     return ", ".join(dict.fromkeys(c.implementation for c in choices if c.operation != "attention"))
 
 
-def attention_kernels(step: Callable[[], object], device: str) -> str:
-    """Return the name of the kernel in which attention spends most time, by the profiler.
+def profile_step(step: Callable[[], object], job: Job) -> list[dict[str, Any]]:
+    """Return name, calls and milliseconds of the kernels of a step, the longest first.
 
-    On a CPU it is the operator's name.
+    On a CPU they are operators.
     """
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    on_gpu = job.device == "cuda"
+    activities = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     with profile(activities=activities) as recorded:
         step()
-    on_gpu = device == "cuda"
     found = [
-        (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.key)
+        {
+            "name": event.key[:160],
+            "calls": event.count,
+            "ms": (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000,
+        }
         for event in recorded.key_averages()
-        if any(part in event.key for part in ATTENTION)
     ]
-    return max(found, default=(0, "none found"))[1][:80]
+    return sorted(found, key=lambda kernel: -kernel["ms"])
+
+
+def attention_of(kernels: Sequence[dict[str, Any]]) -> str:
+    """Return the name of the kernel in which attention spends most time."""
+    names = (kernel["name"] for kernel in kernels)
+    found = (name[:80] for name in names if any(part in name for part in ATTENTION))
+    return next(found, "none found")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
-"""Training speed and memory of one GPU, beside a plain PyTorch loop of the same model.
+"""Training speed and memory of one GPU, beside other programs with the same model.
 
-The loop is compiled, with PyTorch's own attention, fused AdamW, and bf16 autocast. Each side runs in
-a process of its own, one after the other; both read the loss of every step. `--batch auto` takes the
+`plain` is a PyTorch loop, compiled, with PyTorch's own attention, fused AdamW, and bf16 autocast;
+`megatron-core` is that package's GPT without Transformer Engine. Each side runs in a process of its
+own, ours first; all read the loss of every step. `--batch auto` takes the
 largest micro-batch that the planner expects to fit. MFU is model FLOPs, nothing counted twice, over
 the peak of the card's data sheet, and over the rate of large bf16 matrix products in the same run.
 """
@@ -37,7 +38,7 @@ SIZES = {
     "1.3b": "--num-layers 24 --hidden-size 2048 --num-attention-heads 16",
     "2.7b": "--num-layers 32 --hidden-size 2560 --num-attention-heads 32",
 }
-SIDE = Path(__file__).with_name("gpu_side.py")
+PEERS = ("plain", "megatron-core")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -46,9 +47,8 @@ def main(argv: Sequence[str]) -> None:
     ends_at = time.monotonic() + args.budget
     device = measured_device(args.device, ends_at)
     result: dict[str, Any] = {"device": device, "rows": []}
-    plain: dict[tuple[str, int], dict[str, Any]] = {}
     for batch, size, dtype, flags in product(args.batch, args.sizes, args.dtypes, args.flags):
-        row = measured_row(args, batch, size, dtype, flags, device, plain, ends_at)
+        row = measured_row(args, batch, size, dtype, flags, device, ends_at)
         result["rows"].append(row)
         print(line(row, device), flush=True)
         if args.json:
@@ -69,8 +69,15 @@ def parse(argv: Sequence[str]) -> Any:
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument("--steps", type=int, default=5, help="steps of a measurement")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it")
-    parser.add_argument("--no-compile", action="store_true", help="leave the plain loop as it is")
-    parser.add_argument("--no-plain", action="store_true", help="measure our side alone")
+    parser.add_argument(
+        "--peers", nargs="+", choices=("none", *PEERS), default=["plain"], help="other programs"
+    )
+    parser.add_argument(
+        "--compile-plain",
+        choices=("blocks", "whole", "none"),
+        default="blocks",
+        help="what torch.compile compiles of the plain loop: each block, the network, nothing",
+    )
     parser.add_argument(
         "--data",
         choices=("memory", "files"),
@@ -112,24 +119,21 @@ def measured_row(
     dtype: str,
     flags: str,
     device: dict[str, Any],
-    plain: dict[tuple[str, int], dict[str, Any]],
     ends_at: float,
 ) -> dict[str, Any]:
-    """Return the results of one network, batch, dtype and flags on both sides.
-
-    Args:
-        plain: results of the plain loop so far, which is the same for all dtypes and flags.
-    """
+    """Return the results of one network, batch, dtype and flags, ours and those of the peers."""
     network = [*SIZES[size].split(), "--seq-length", str(args.seq_length)]
     own = [*network, *([] if dtype == "fp32" else [f"--{dtype}"]), *flags.split()]
     sizes = BATCHES if batch == "auto" else (int(batch),)
     memory = device["memory_bytes"]
     samples, decided = largest_that_fits(own, sizes, memory and memory - RESERVED_BYTES)
     job = {"device": args.device, "rounds": args.rounds, "steps": args.steps, "batch": samples}
-    job |= {"seq_length": args.seq_length, "compiles": not args.no_compile}
-    ours = measure(job | {"side": "megatron", "flags": own, "files": args.data == "files"}, ends_at)
-    if not args.no_plain and (size, samples) not in plain:
-        plain[size, samples] = measure(job | {"side": "plain", "flags": network}, ends_at)
+    job |= {"seq_length": args.seq_length, "compiles": args.compile_plain}
+    sides = {"megatron": own, **{peer: network for peer in args.peers if peer != "none"}}
+    found = {
+        side: measure(job | {"side": side, "flags": words, "files": args.data == "files"}, ends_at)
+        for side, words in sides.items()
+    }
     return {
         "size": size,
         "batch": samples,
@@ -140,8 +144,8 @@ def measured_row(
         "parameters": decided.model.num_parameters,
         "flops": samples * decided.model.flops_per_sample(recompute=NOTHING),
         "predicted_bytes": bytes_of(decided),
-        "ours": ours,
-        "plain": plain.get((size, samples), {}),
+        "ours": found.pop("megatron"),
+        "peers": found,
     }
 
 
@@ -174,12 +178,19 @@ def bytes_of(decided: Plan) -> int:
 
 def measure(job: dict[str, Any], ends_at: float) -> dict[str, Any]:
     """Return the result of a job in a process of its own; "error" if there is none."""
+    script = "megatron_core.py" if job["side"] == "megatron-core" else "gpu_side.py"
+    return run_json([script, json.dumps(job)], ends_at)
+
+
+def run_json(words: Sequence[str], ends_at: float) -> dict[str, Any]:
+    """Run a script of this folder; return the JSON of its last line, or "error"."""
     left = ends_at - time.monotonic()
     if left <= 0:
         return {"error": "not run: no time left"}
+    script, *rest = words
     try:
         done = subprocess.run(
-            [sys.executable, str(SIDE), json.dumps(job)],
+            [sys.executable, str(Path(__file__).with_name(script)), *rest],
             capture_output=True,
             text=True,
             timeout=left,

