@@ -123,7 +123,7 @@ class Muon(torch.optim.AdamW):
     def _flat_direction(self, partition: Tensor, flat: FlatLayout) -> Tensor:
         """Return this rank's partition of the update directions of a flat tensor."""
         full = partition.new_empty(partition.numel() * flat.group.size())
-        dist.all_gather_into_tensor(full, partition.contiguous(), group=flat.group)
+        dist.all_gather_single(full, partition.contiguous(), group=flat.group)
         first = partition.numel() * flat.group.rank()
         last = first + partition.numel()
         direction = torch.zeros_like(partition)
