@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import problem
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 from torch import nn
@@ -216,7 +217,7 @@ def tensors_that_no_layer_declares_are_refused(rank):
     module = module_of(steps)
     if rank == 0:
         batch = next(batches())
-        with pytest.raises(ValueError, match="encoder_hidden, encoder_span; its layers declare"):
+        with problem("encoder_hidden, encoder_span … declare", ValueError):
             module(tuple(batch[name] for name in FIELDS))
 
 

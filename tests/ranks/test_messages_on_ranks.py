@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
+from problems import problem
 from ranks import outcomes_on_ranks, require_passed
 
 from megatron.common.codeless import MessageError, UnsendableError
@@ -73,7 +74,7 @@ def a_pickle_in_the_store_does_not_run(rank):
     posted = post("own")
     distributed.store().set(f"{posted._prefix}/{rank}", pickle.dumps(Trap()))
     collectives.any_rank([False])
-    with pytest.raises(MessageError, match="another program writes to MASTER_ADDR:MASTER_PORT"):
+    with problem("program … MASTER_ADDR:MASTER_PORT", MessageError):
         posted.of(other(rank))
     # A stranger is faster than the ranks that read.
     with patch.object(collectives, "encode_or_refuse", lambda value: (pickle.dumps(Trap()), None)):

@@ -70,9 +70,7 @@ def test_fifos_are_named_and_not_waited_for(tmp_path):
     folder.mkdir()
     for file in (folder / MANIFEST, tmp_path / LATEST, tmp_path / LOCK, tmp_path / FAILURE):
         os.mkfifo(file)
-    with pytest.raises(
-        CheckpointError, match=r"manifest.json is damaged: not a regular file"
-    ) as message:
+    with problem("manifest.json … not a regular file", CheckpointError) as message:
         read_manifest(folder)
     assert not isinstance(message.value, UnreadableCheckpointError)
     assert other_latest(tmp_path, "global_step5") == "nothing: it is missing"
@@ -83,7 +81,7 @@ def test_fifos_are_named_and_not_waited_for(tmp_path):
 
 def test_a_folder_named_like_the_failure_file_is_reported(tmp_path):
     (tmp_path / FAILURE).mkdir()
-    with pytest.raises(WrongCheckpointError, match="not a regular file.*: move it away"):
+    with problem("failure.json … not a regular file … move it", WrongCheckpointError):
         FailureFile(str(tmp_path)).put_stale_away()
     assert (tmp_path / FAILURE).is_dir()
 
@@ -99,7 +97,7 @@ def test_a_failure_file_that_cannot_be_renamed_is_reported(tmp_path, os_calls):
 def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path, os_calls, caplog):
     with hold_lock(tmp_path):
         os_calls("unlink", errno.EPERM)
-    assert "the lock of this run cannot be removed: " in caplog.text
+    assert "lock of this run" in caplog.text
 
 
 def test_a_stopped_owner_of_the_lock_is_reported(tmp_path):
@@ -112,16 +110,12 @@ def test_a_stopped_owner_of_the_lock_is_reported(tmp_path):
     ) as owner:
         try:
             assert owner.stdout.readline() == "1\n"
-            with (
-                pytest.raises(CheckpointError, match=r"since [\d: -]+\); end it, or"),
-                hold_lock(tmp_path),
-            ):
+            with problem(f"{owner.pid} … since … lock.json", CheckpointError), hold_lock(tmp_path):
                 pass
             owner.send_signal(signal.SIGSTOP)
             while "State:\tT" not in Path(f"/proc/{owner.pid}/status").read_text():
                 time.sleep(0.01)
-            message = rf"that process is stopped \(kill -CONT {owner.pid} resumes it\); end it, or"
-            with pytest.raises(CheckpointError, match=message), hold_lock(tmp_path):
+            with problem(f"stopped … kill -CONT {owner.pid}", CheckpointError), hold_lock(tmp_path):
                 pass
         finally:
             owner.kill()

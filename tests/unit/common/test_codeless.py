@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from problems import problem
 
 from megatron.common.codeless import MessageError, decode, encode
 from megatron.common.errors import ConfigError, WrongDataError
@@ -84,7 +85,7 @@ def test_a_class_inside_a_function_is_not_sent():
     class Inner:
         x: int
 
-    with pytest.raises(TypeError, match="Inner"):
+    with problem("Inner", TypeError):
         encode(Inner(1))
 
 
@@ -128,7 +129,7 @@ STRANGE = [
 @pytest.mark.parametrize("content", STRANGE, ids=lambda content: repr(content[:50]))
 def test_bytes_of_a_stranger_are_one_clear_error(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MessageError, match="MASTER_ADDR:MASTER_PORT"):
+    with problem("MASTER_ADDR:MASTER_PORT", MessageError):
         decode(content)
     assert not Path("owned").exists()
 

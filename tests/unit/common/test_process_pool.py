@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from problems import problem
 
 from megatron.common.process_pool import LostWorkerError, map_in_processes
 
@@ -85,5 +86,5 @@ def fail(error):
 
 @pytest.mark.parametrize("make", [Answers, partial(fail, MemoryError("no room"))])
 def test_a_worker_that_is_gone_is_an_error(make):
-    with pytest.raises(LostWorkerError, match="a worker process was killed"):
+    with problem("worker process … memory", LostWorkerError):
         list(map_in_processes(make, ["kill"], 2))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import whole_weights
+from problems import problem
 from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
@@ -176,17 +177,17 @@ def test_a_file_that_torch_cannot_read_is_one_message(tmp_path, kept):
             read(file)
         reason = "it was not saved by torch, or it is damaged or truncated"
         assert str(caught.value) == f"{file} cannot be read: {reason}"
-    with pytest.raises(CheckpointError, match="none.pt cannot be read: No such file or directory"):
+    with problem("none.pt … No such file", CheckpointError):
         read_tensors(tmp_path / "none.pt")
 
 
 def test_a_missing_path_is_named():
     for name in ("checkpoint/digest.py", "checkpoint/inspect.py"):
-        with pytest.raises(ConfigError, match="missing argument: the path of a checkpoint"):
+        with problem("argument … path of a checkpoint"):
             run(name)
 
 
 def test_a_file_that_wants_to_run_something_is_refused(tmp_path):
     torch.save({"weight": torch.zeros(1), "path": Path("x")}, tmp_path / "file.pt")
-    with pytest.raises(CheckpointError, match="file.pt cannot be read"):
+    with problem("file.pt … pathlib", CheckpointError):
         read_tensors(tmp_path / "file.pt")

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
+from problems import problem
 from torch.testing import assert_close
 
 from megatron.checkpointing.resharding.unpickle import read_state
-from megatron.common.errors import CheckpointError, ConfigError
+from megatron.common.errors import CheckpointError
 from megatron.model.layers.layer_list import Layer
 from megatron.model.loss import next_token_loss
 
@@ -181,7 +182,7 @@ def test_offloading_to_a_disk_names_what_it_needs(build, tmp_path, monkeypatch):
     block = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": block}))
-    with pytest.raises(ConfigError, match="offloading to nvme needs libaio"):
+    with problem("nvme … libaio … cpu"):
         build("--deepspeed_config", str(file))
 
 
@@ -215,7 +216,7 @@ def test_a_saved_engine_goes_on_bit_for_bit(build, micro_batch, tmp_path, flags)
 
 
 def test_what_is_not_there_is_told(build, tmp_path):
-    with pytest.raises(CheckpointError, match="nowhere"):
+    with problem("/nowhere … loaded", CheckpointError):
         build().load(tmp_path, "nowhere", read=read_state)
 
 
@@ -227,7 +228,7 @@ def test_a_damaged_file_is_told(build, tmp_path, name, content):
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="here"):
+    with problem("/here", CheckpointError):
         build().load(tmp_path, "here", read=read_state)
 
 
@@ -241,5 +242,5 @@ class Gate(torch.nn.Module):
 
 @pytest.mark.parametrize("stage", ["0", "3"])
 def test_an_uninitialized_parameter_is_named_before_a_step_is_taken(build, stage):
-    with pytest.raises(ConfigError, match=r"no initial values: 8\.factor;"):
+    with problem("8.factor … constructor"):
         build("--global-batch-size", "2", "--zero-stage", stage, head=[Layer(Gate)])

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from problems import problem
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.conversion.model_folder import Reader
@@ -96,14 +97,12 @@ def test_of_our_own_checkpoints(saved, build, capsys, name: str) -> None:
     with pytest.raises(CheckpointError, match=refused):
         build(*ZERO).load(folder.parent, folder.name, read=read_state)
     if name.startswith("rng"):
-        with pytest.raises(CheckpointError, match="streams cannot be read"):
+        with problem("random streams", CheckpointError):
             build(*ZERO).load_streams(folder)
         return
-    with pytest.raises(
-        CheckpointError, match=r"refers to posix\.system, which no checkpoint needs"
-    ):
+    with problem(f"{name} … posix.system", CheckpointError):
         read_sharded(folder, manifest)
-    with pytest.raises(CheckpointError, match=r"posix\.system"):
+    with problem(f"{name} … posix.system", CheckpointError):
         write_universal(folder, Path("universal"), workers=1)
     for tool, *flags in (
         ("convert_checkpoint/inspect_checkpoint.py", folder / name),
@@ -112,7 +111,7 @@ def test_of_our_own_checkpoints(saved, build, capsys, name: str) -> None:
     ):
         if tool.endswith("megatron.py") and name == OPTIMIZER:
             continue  # it reads the weights alone
-        with pytest.raises(CheckpointError, match=r"posix\.system"):
+        with problem("posix.system", CheckpointError):
             run(tool, *flags)
 
 
@@ -132,7 +131,7 @@ def test_of_universal_checkpoints(saved) -> None:
     for name in (next(Path("universal").rglob("fp32.pt")), next(Path("universal").glob("*.pt"))):
         whole = name.read_bytes()
         write_trap(name)
-        with pytest.raises(CheckpointError, match=r"posix\.system"):
+        with problem("posix.system", CheckpointError):
             universal = Path("universal")
             _look_at_all(universal_index(universal, _resealed(universal)).checkpoint(universal))
         name.write_bytes(whole)
@@ -171,7 +170,7 @@ def test_of_checkpoints_of_others(
         (here / file).write_text(text)
     for layer in LAYERS:
         torch.save({}, (here / name).with_name(layer))
-    with pytest.raises(CheckpointError, match=r"posix\.system"):
+    with problem("posix.system", CheckpointError):
         find(here)
 
 
@@ -180,7 +179,7 @@ def test_of_data_and_their_indices(here: Path) -> None:
     for suffix in (".idx", ".bin"):
         Path(f"data{suffix}").write_bytes(trap)
     for impl in ("infer", "mmap", "lazy", "cached"):
-        with pytest.raises(MegatronError, match="data"):
+        with problem("data", MegatronError):
             open_token_files("data", impl)
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from networks import gpt_steps
+from problems import problem
 from tiny import Shards, tiny_spec
 
-from megatron.common.errors import ConfigError
 from megatron.engine.pipeline_module import _require_whole_ties, _require_work
 from megatron.model.layers.layer_list import Block, Layer
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -60,7 +60,7 @@ def test_a_weight_beside_a_tied_one_is_refused_where_it_would_be_a_copy():
     )
     _require_whole_ties(stage)
     stage.global_rank = 2
-    with pytest.raises(ValueError, match="Linear on stage 1 .* its own bias"):
+    with problem("Linear on stage 1 … embed … bias", ValueError):
         _require_whole_ties(stage)
 
 
@@ -75,11 +75,11 @@ def test_embeddings_with_a_norm_are_enough_for_a_stage():
 @pytest.mark.parametrize(
     ("bounds", "output"),
     [
-        ([0, 3, 9], "type:x leaves stage 0 \\(layers 0 to 2\\) without a transformer layer"),
-        ([0, 6, 9], "type:x leaves stage 1 \\(layers 6 to 8\\) without a transformer layer"),
-        ([0, 4, 4, 9], "type:x leaves stage 1 "),
+        ([0, 3, 9], "type:x … stage 0 (layers 0 to 2) … type:transformer"),
+        ([0, 6, 9], "type:x … stage 1 (layers 6 to 8) … type:transformer"),
+        ([0, 4, 4, 9], "type:x … stage 1 … type:transformer"),
     ],
 )
 def test_a_stage_without_a_transformer_layer_is_refused(bounds, output):
-    with pytest.raises(ConfigError, match=output):
+    with problem(output):
         _require_work(steps(), bounds, "type:x")

@@ -98,7 +98,7 @@ def test_operations_that_the_network_does_not_have_have_no_line(packages):
 )
 def test_an_unmet_constraint_is_told_or_refused(packages, flags, work, why):
     assert any(why in str(choice) and choice.unmet for choice in chosen(*flags, **work)[1])
-    with pytest.raises(ConfigError, match=f"abort-on-unmet.*{why}"):
+    with problem(f"--abort-on-unmet-fused-kernel-constraints … {why}"):
         chosen(*flags, "--abort-on-unmet-fused-kernel-constraints", **work)
 
 
@@ -132,7 +132,7 @@ def test_where_no_kernel_can_be_launched_the_reference_stands_in_and_the_reason_
 
 
 def test_where_no_kernel_can_be_launched_triton_by_name_is_refused(packages):
-    with pytest.raises(ConfigError, match="--kernels triton: .*Failed to find C compiler"):
+    with problem("--kernels triton … C compiler"):
         chosen("--kernels", "triton", launch=no_compiler)
 
 
@@ -227,7 +227,7 @@ def test_a_package_asked_for_by_name_has_to_be_there(packages, flags, package):
     config = tiny_config(*flags)
     packages.clear()
     (problem,) = package_problems(config)
-    assert f"the package {package} is not installed" in problem
+    assert f"package {package} " in problem
     packages.add(package)
     assert [*package_problems(config)] == []
 
@@ -243,7 +243,7 @@ def test_flash_attention_that_cannot_soft_cap_is_refused(packages, monkeypatch, 
     capped = tiny_config("--use-flash-attn", "--attn-logit-softcapping", "50")
     install("2.5.9.post1")
     (problem,) = package_problems(capped)
-    assert "flash_attn 2.5.9.post1 cannot soft-cap" in problem
+    assert "flash_attn 2.5.9.post1" in problem
     assert [*package_problems(tiny_config("--use-flash-attn"))] == []
     install("2.10.0")
     assert [*package_problems(capped)] == []
@@ -256,66 +256,66 @@ def test_soft_capped_scores_are_written_out_and_their_softmax_fused(packages):
 
 
 @pytest.mark.parametrize(
-    ("flags", "device", "problem"),
+    ("flags", "device", "words"),
     [
-        (["--kernels", "triton"], "cpu", "--kernels triton needs a GPU"),
-        (["--use-flash-attn", "--bf16"], "cpu", "--use-flash-attn needs a GPU"),
-        (["--attention-impl", "flash"], "cuda", "computes in 16 bits"),
-        (["--use-flash-attn", "--bf16", "--kv-channels", "264"], "cuda", "256 features at most"),
+        (["--kernels", "triton"], "cpu", "--kernels triton … GPU"),
+        (["--use-flash-attn", "--bf16"], "cpu", "--use-flash-attn … GPU"),
+        (["--attention-impl", "flash"], "cuda", "--attention-impl flash … --bf16"),
+        (["--use-flash-attn", "--bf16", "--kv-channels", "264"], "cuda", "256 … 264"),
         (
             ["--use-flash-attn", "--attention-impl", "sdpa", "--bf16"],
             "cuda",
-            "--use-flash-attn contradicts --attention-impl sdpa",
+            "--use-flash-attn … --attention-impl sdpa",
         ),
         (
             ["--attention-impl", "sdpa", "--attn-logit-softcapping", "50"],
             "cpu",
-            "--attention-impl sdpa has no --attn-logit-softcapping",
+            "--attention-impl sdpa … --attn-logit-softcapping",
         ),
-        (["--compile-mode", "default"], "cpu", "--compile-mode default is of --compile"),
-        (["--compile", "--kernels", "triton"], "cuda", "--compile compiles PyTorch's operations"),
-        (["--compile", "--use-flash-attn", "--bf16"], "cuda", "--compile has no flash attention"),
-        (["--compile", "--attention-impl", "flex"], "cuda", "--compile has no flex attention"),
-        (["--compile", "--recompute-activations"], "cuda", "take --recompute-granularity full"),
-        (["--compile", "--zero-stage", "3"], "cpu", "--compile needs full weights"),
+        (["--compile-mode", "default"], "cpu", "--compile-mode default … --compile"),
+        (["--compile", "--kernels", "triton"], "cuda", "--compile … --kernels triton"),
+        (["--compile", "--use-flash-attn", "--bf16"], "cuda", "--compile … flash … sdpa"),
+        (["--compile", "--attention-impl", "flex"], "cuda", "--compile … flex … sdpa"),
+        (["--compile", "--recompute-activations"], "cuda", "--recompute-granularity full"),
+        (["--compile", "--zero-stage", "3"], "cpu", "--compile … --zero-stage 2"),
         (
             ["--compile", "--num-experts", "2", "--expert-interval", "1"],
             "cpu",
-            "--compile does not compile experts",
+            "--compile … --num-experts",
         ),
         (
             ["--compile", "--compile-mode", "reduce-overhead"],
             "cpu",
-            "--compile-mode reduce-overhead needs a GPU",
+            "--compile-mode reduce-overhead … GPU",
         ),
         (
             ["--compile", "--compile-mode", "reduce-overhead", "--checkpoint-activations"],
             "cuda",
-            "reduce-overhead and full recomputation exclude each other",
+            "--compile-mode reduce-overhead … full recomputation",
         ),
     ],
 )
-def test_kernels_that_cannot_run_are_refused(flags, device, problem):
-    with pytest.raises(ConfigError, match=problem):
+def test_kernels_that_cannot_run_are_refused(flags, device, words):
+    with problem(words):
         tiny_plan(*flags, device=device)
 
 
 def test_compiled_layers_have_one_rng_state_and_one_length(tmp_path):
     ranks = ["--compile", "--tensor-model-parallel-size", "2"]
-    with pytest.raises(ConfigError, match="write --attention-dropout 0, or leave --compile out"):
+    with problem("--attention-dropout 0.1 … --attention-dropout 0 … --compile"):
         tiny_plan(*ranks, world_size=2)
-    with pytest.raises(ConfigError, match="write --lora-dropout 0, or leave --compile out"):
+    with problem("--lora-dropout 0.1 … --lora-dropout 0 … --compile"):
         lora = ("--attention-dropout", "0", "--lora-rank", "2", "--lora-dropout", "0.1")
         tiny_plan(*ranks, *lora, world_size=2)
     assert tiny_plan(*ranks, "--attention-dropout", "0", world_size=2).kernels.compile == "default"
 
     stages = ("--pipeline-model-parallel-size", "2", "--compile-mode", "reduce-overhead")
-    with pytest.raises(ConfigError, match="pipeline stages have several"):
+    with problem("--compile-mode reduce-overhead … pipeline stages"):
         tiny_plan("--compile", *stages, world_size=2, device="cuda")
 
     growing = tmp_path / "ds.json"
     growing.write_text(json.dumps({"curriculum_learning": {"enabled": True}}))
-    with pytest.raises(ConfigError, match="--compile compiles one length of samples"):
+    with problem("--compile … curriculum_learning"):
         tiny_plan("--compile", "--deepspeed", "--deepspeed_config", str(growing))
 
 

@@ -59,7 +59,7 @@ def test_a_tokenizer_without_the_special_tokens_of_the_objective(folder: Path) -
 
 def test_data_that_are_damaged_or_too_few(folder: Path) -> None:
     code, messages = ends(folder, *gpt2(folder), "--seq-length", "40")
-    assert (code, "40 tokens, one sample needs 41" in messages) == (ExitCode.MISUSED, True)
+    assert (code, "needs 41" in messages) == (ExitCode.MISUSED, True)
     os.truncate(folder / "corpus.bin", 70)
     code, messages = ends(folder, *gpt2(folder))
     assert (code, "corpus.bin is truncated" in messages) == (ExitCode.MISUSED, True)

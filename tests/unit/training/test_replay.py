@@ -1,6 +1,6 @@
 """What a step that is taken again is compared with, and which samples it passes over."""
 
-import pytest
+from problems import problem
 
 from megatron.common.errors import TrainingError
 from megatron.training.loop.journal import Journal
@@ -26,7 +26,7 @@ def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
     record, spikes = recorded_step(tmp_path, 10)
     assert record["lm_loss"] == 2
     assert spikes == ((8, 8), (9, 9))
-    with pytest.raises(TrainingError, match="--replay-step 9: .* has no record"):
+    with problem("--replay-step 9 … --load", TrainingError):
         recorded_step(tmp_path, 9)
     # Started once more from before all of that.
     journal.start(2, {})

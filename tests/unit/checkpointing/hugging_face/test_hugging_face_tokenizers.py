@@ -7,6 +7,7 @@ import pytest
 import torch
 from architectures import tool
 from checkpoints import spread_network, write_checkpoint
+from problems import problem
 from tiny import batch_of, tiny_config
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, pipeline
@@ -132,7 +133,7 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
         chats = AutoTokenizer.from_pretrained(output, local_files_only=True)
         messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "tide"}]
         assert chats.apply_chat_template(messages, tokenize=False) == "<the>ß<tide>ß"
-    with pytest.raises(DataError, match="cannot read --chat-template nowhere: .*No such file"):
+    with problem("--chat-template nowhere: No such file", DataError):
         tool("to_hf", "--load", directory, "--save", tmp_path / "no", *words[:1], "nowhere")
     assert not (tmp_path / "no").exists()
 
@@ -148,7 +149,7 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     assert chats.apply_chat_template(messages, tokenize=False) == "[the][tide]"
     card = (tmp_path / "learned/README.md").read_text()
     assert "| chat template | that of the training conversations |" in card
-    with pytest.raises(WrongDataError, match="another than .* or add --replace-chat-template"):
+    with problem("--chat-template … training … --replace-chat-template", WrongDataError):
         tool("to_hf", "--load", directory, "--save", tmp_path / "no", *words)
     assert not (tmp_path / "no").exists()
     words.append("--replace-chat-template")

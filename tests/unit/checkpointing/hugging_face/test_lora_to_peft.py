@@ -19,6 +19,7 @@ from architectures import (
     tool,
 )
 from checkpoints import spread_network, write_checkpoint
+from problems import problem
 from safetensors.torch import load_file
 from tiny import tiny_plan
 from transformers import AutoModelForCausalLM
@@ -98,7 +99,7 @@ def test_a_failed_export_leaves_nothing(group, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", no_room)
-    with pytest.raises(CheckpointError, match="--save .*peft: .*No space left"):
+    with problem("--save … peft: No space left", CheckpointError):
         tool("lora_to_peft", "--load", saved, "--save", tmp_path / "peft", "--base-model", "base")
     assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
@@ -107,5 +108,5 @@ def test_a_checkpoint_without_adapters_is_refused(group, tmp_path):
     model = spread_network(tiny_plan(*SIZES.split()).model, group)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     saved = write_checkpoint(tmp_path / "base", weights, *SIZES.split())
-    with pytest.raises(CheckpointError, match="was trained without --lora-rank"):
+    with problem("global_step3 … adapters … --lora-rank", CheckpointError):
         tool("lora_to_peft", "--load", saved, "--save", tmp_path / "peft")

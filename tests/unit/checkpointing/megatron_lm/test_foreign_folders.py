@@ -1,6 +1,7 @@
 """Folders of other programs are named as such, with what to do."""
 
 import pytest
+from problems import problem
 from tiny import tiny_plan
 
 from megatron.checkpointing.megatron_lm.convert import find
@@ -24,14 +25,14 @@ def torch_dist(tmp_path):
 def test_the_converter_recognises_torch_dist(torch_dist, loader):
     for path in (torch_dist, torch_dist / "iter_0000010"):
         assert system_of(path) == "torch_dist"
-        with pytest.raises(CheckpointError, match="save it with --ckpt-format torch_dist"):
+        with problem("metadata.json … --ckpt-format torch_dist", CheckpointError):
             find(path, loader)
 
 
 @pytest.mark.parametrize("save", [True, False])
 def test_training_names_torch_dist_and_what_to_do(torch_dist, group, save):
     flags = ["--load", str(torch_dist), *(["--save", str(torch_dist)] if save else [])]
-    with pytest.raises(WrongCheckpointError, match=r"torch_dist, convert it with .*util\.py"):
+    with problem("torch_dist … util.py --load-dir", WrongCheckpointError):
         choose_checkpoint(tiny_plan(*flags))
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from object_store import BUCKET, SECRET
+from problems import problem
 from steps import step
 from tiny import tiny_config, tiny_plan
 
@@ -27,7 +28,7 @@ from megatron.checkpointing.remote import (
 )
 from megatron.checkpointing.train_state import TrainState
 from megatron.common import mirror, remote_files
-from megatron.common.errors import CheckpointError, ConfigError, WrongCheckpointError
+from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.common.remote_files import (
     find_files,
     read_bytes,
@@ -147,9 +148,7 @@ def test_what_was_not_uploaded_is_by_the_next_save_or_at_the_end(remote, no_answ
     with no_answers():
         remote.save(10)
         assert "is not uploaded to" in caplog.text
-        with pytest.raises(
-            CheckpointError, match=r"global_step10 is complete, but not uploaded to"
-        ):
+        with problem("global_step10 … not uploaded … --save", CheckpointError):
             remote.checkpoints.verify()
     assert remote_tags(remote.url) == ["global_step5"]
     assert remote.start() == 10  # on the same machine
@@ -224,7 +223,7 @@ def test_checkpoints_that_the_url_does_not_have_any_more_are_not_resumed_from(re
 def test_a_save_directory_at_a_url_with_checkpoints_of_another_run_is_refused(remote, tmp_path):
     remote.save(5)
     other = local_directory(remote.url, tmp_path / "other", flag="--save")
-    with pytest.raises(WrongCheckpointError, match="holds checkpoints already"):
+    with problem("--save … checkpoints … global_step5 … --load", WrongCheckpointError):
         require_own(tiny_plan("--save", other))
 
 
@@ -239,9 +238,9 @@ def test_flags_with_urls_become_local_directories(remote, tmp_path):
     found = with_local_checkpoints(config("--load", remote.url, "--save", f"{BUCKET}/new"))
     assert published_tags(Path(found.checkpoint.load)) == ["global_step5"]
     assert with_local_checkpoints(found) == found
-    with pytest.raises(WrongCheckpointError, match=f"--load {BUCKET}/nothing holds no complete"):
+    with problem(f"--load {BUCKET}/nothing … complete … --save", WrongCheckpointError):
         with_local_checkpoints(config("--load", f"{BUCKET}/nothing"))
-    with pytest.raises(ConfigError, match="leave user, password and query"):
+    with problem("--save s3://bucket/run … password … environment"):
         with_local_checkpoints(config("--save", "s3://me:word@bucket/run"))
 
 
@@ -254,11 +253,11 @@ def test_an_export_is_uploaded_and_downloaded_with_all_files(store, tmp_path):
             (output / name).write_text(text)
     assert find_files(url) == {name: len(text) for name, text in files.items()}
     assert not list(cache.iterdir())
-    with pytest.raises(WrongCheckpointError, match="holds files already"), local_folder(url, cache):
+    with problem("--save … /model … files", WrongCheckpointError), local_folder(url, cache):
         raise AssertionError("not reached")
     found = local_checkpoint(url, cache)
     assert {name: (found / name).read_text() for name in files} == files
-    with pytest.raises(WrongCheckpointError, match="holds no complete checkpoint"):
+    with problem("--load … /nothing … no complete checkpoint", WrongCheckpointError):
         local_checkpoint(f"{BUCKET}/nothing", cache)
 
 
@@ -320,7 +319,7 @@ def test_the_newest_checkpoint_of_other_systems_is_downloaded(store, tmp_path, s
     url = f"{BUCKET}/{tmp_path.name}/{system}"
     for name, text in FOREIGN[system].items():
         write_text(f"{url}/{name}", text or "older")
-    with pytest.raises(WrongCheckpointError, match=r"or convert .* tools/checkpoint/util.py"):
+    with problem("--load … complete … tools/checkpoint/util.py", WrongCheckpointError):
         local_checkpoint(url, tmp_path)  # by what reads our own alone, and downloads no other
     found = local_checkpoint(url, tmp_path, foreign=True)
     assert system_of(found) == system

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch.distributed as dist
+from problems import problem
 from steps import step
 from tiny import tiny_plan
 
@@ -62,7 +63,7 @@ def test_equal_values_do_not_make_every_other_one_a_spike():
 
 def test_a_loss_far_above_those_before_is_a_spike_on_its_step():
     calm = [step(2.0), step(2.1), step(1.9), step(2.05)]
-    with pytest.raises(Spike, match="loss 3 with a z-score of .* over 4 steps") as caught:
+    with problem("loss 3 … z-score … 4 steps", Spike) as caught:
         watch([*calm, step(2.1), step(3.0)])
     assert caught.value.iteration == 6
 
@@ -82,7 +83,7 @@ def test_others_are_none(steps):
 
 def test_the_gradient_is_looked_at_when_asked_for():
     calm = [step(2.0, norm) for norm in (1.0, 1.1, 0.9, 1.05, math.inf)]
-    with pytest.raises(Spike, match="gradient norm 9"):
+    with problem("gradient norm 9", Spike):
         watch([*calm, step(2.0, 9.0)], "zscore=0,norm=5,window=4")
     watch([*calm, step(9.0, 1.0), step(2.0, None)], "zscore=0,norm=5,window=4")
 
@@ -102,9 +103,9 @@ def test_steps_before_the_start_are_those_of_the_journal(tmp_path):
 def test_a_run_that_cannot_go_back_ends(tmp_path):
     save = ["--save", str(tmp_path), "--save-interval", "2", "--spike-policy", "max=1"]
     spike = Spike(7, "loss 9")
-    with pytest.raises(TrainingError, match="iteration 7: loss 9: .* finds no checkpoint"):
+    with problem("iteration 7 … loss 9 … --spike-policy … no checkpoint", TrainingError):
         go_back(None, tiny_plan(*save), TrainState(iteration=7), spike, None)
-    with pytest.raises(TrainingError, match="after 1 others: the run ends"):
+    with problem("iteration 7 … 1 others … --spike-policy", TrainingError):
         go_back(None, tiny_plan(*save), TrainState(iteration=7, spikes=((3, 3),)), spike, None)
 
 

@@ -1,6 +1,5 @@
 """From token rows to what the engine takes."""
 
-import re
 import threading
 import time
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from problems import problem
 from tiny import tiny_plan, tiny_spec
 from torch import Tensor
 
@@ -84,14 +84,13 @@ def test_batches_go_on_at_the_consumed_samples(group):
     ("dataset", "token", "sample"), [(Counting(12), 11, 5), (Counting(9, least=-1), -1, 0)]
 )
 def test_a_token_outside_the_vocabulary_is_refused_with_its_place(group, dataset, token, sample):
-    where = f"corpus sample {sample} | documents {3 * sample}[0:4] {3 * sample + 1}[0:3]; the file"
-    messages = f"token {token} is not in the vocabulary of 11 tokens (0 to 10): {where}"
-    with pytest.raises(DataError, match=re.escape(messages)):
+    where = f"corpus sample {sample} | documents {3 * sample}[0:4] {3 * sample + 1}[0:3]"
+    with problem(f"token {token} … 11 tokens … {where}", DataError):
         [*zip(range(4), batches(group, dataset), strict=False)]
 
 
 def test_the_end_of_the_samples_is_told(group):
-    with pytest.raises(DataError, match="has 8 samples, 8 are consumed"):
+    with problem("8 samples … --micro-batch-size 2 … --train-iters", DataError):
         [*batches(group, Counting(11))]
 
 
@@ -138,7 +137,7 @@ def test_what_is_read_ahead_and_not_taken_does_no_harm(group):
     stream.close()
     stream = batches(group, damaged)
     next(stream), next(stream)
-    with pytest.raises(DataError, match="token 11"):
+    with problem("token 11", DataError):
         next(stream)
 
 

@@ -38,8 +38,8 @@ def test_the_device_follows_from_the_flag_and_the_machine(gpus, requested, count
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        ("12.8", r"has 2 NVIDIA GPUs, but PyTorch sees none; .* the driver \(450\) must be new"),
-        (None, r"has 2 NVIDIA GPUs \(driver 450\), but this PyTorch is a build for CPUs; install"),
+        ("12.8", "2 NVIDIA GPUs … driver (450) … CUDA 12.8"),
+        (None, "2 NVIDIA GPUs (driver 450) … CPUs … CUDA"),
     ],
 )
 def test_gpus_that_pytorch_cannot_use_are_no_reason_to_train_on_cpus(
@@ -47,7 +47,7 @@ def test_gpus_that_pytorch_cannot_use_are_no_reason_to_train_on_cpus(
 ):
     gpus(0, nodes=2, driver="450", build=build)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(ConfigError, match=message) as refused:
+    with problem(message) as refused:
         choose_device("auto", place(0))
     assert "--device cpu" in str(refused.value)
     assert refused.value.exit_code == ExitCode.MISUSED
@@ -120,7 +120,7 @@ def test_kernels_are_chosen_on_the_process_s_own_gpu(gpus, monkeypatch, any_algo
     monkeypatch.setattr(setup, "choose", choose)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     flags = ("--deterministic-mode", "--tokenizer-type", "NullTokenizer", "--vocab-size", "10")
-    with pytest.raises(ConfigError, match="enough"):
+    with problem("enough"):
         train_here(tiny_config(*flags), place(3), torch.device("cuda", 3), GPT())
 
 

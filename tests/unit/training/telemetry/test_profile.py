@@ -5,10 +5,10 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from problems import problem
 from tiny import tiny_config
 
 from megatron.checkpointing.train_state import TrainState
-from megatron.common.errors import ConfigError
 from megatron.config.run.logging import ProfilePlan
 from megatron.engine.deepspeed.timers import Timers
 from megatron.training.process.flags_file import write_flags
@@ -48,7 +48,7 @@ def test_the_iterations_asked_for_are_recorded(tmp_path, iterations, begin, name
 
 def test_a_run_elsewhere_records_nothing_and_says_so(tmp_path, messages):
     assert run(tmp_path / "new", 4, begin=10) == []
-    assert "took none of the iterations 3 to 4" in messages[-1]
+    assert "iterations 3 to 4" in messages[-1]
 
 
 def test_a_run_that_recorded_complains_of_nothing(tmp_path, messages):
@@ -68,7 +68,7 @@ def test_all_flags_are_written_sorted_and_dotted(tmp_path):
 
 def test_a_directory_of_flags_that_cannot_be_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--log-path"):
+    with problem("--log-path"):
         write_flags(str(tmp_path / "file"), {})
 
 

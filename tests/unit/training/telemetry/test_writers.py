@@ -4,10 +4,10 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from problems import problem
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpointing.train_state import TrainState
-from megatron.common.errors import ConfigError
 from megatron.training.loop.loop import StepResult
 from megatron.training.telemetry.tensorboard import TensorBoard
 from megatron.training.telemetry.writers import build_writer, writer_problems
@@ -73,7 +73,7 @@ def test_a_refusal_of_wandb_is_told(wandb):
         raise wandb.Error("no api key")
 
     wandb.init = refuse
-    with pytest.raises(ConfigError, match="--wandb-project p: no api key"):
+    with problem("--wandb-project p: no api key"):
         build_writer(tiny_plan("--wandb-project", "p").logging, {})
 
 
