@@ -486,7 +486,7 @@ def test_scores_of_a_file():
     best = squad_scores(predictions, questions, null_odds={"1": -3, "2": 0, "3": 2, "4": 1})
     assert best["best_exact"] == 50 and best["best_exact_thresh"] == 0
     assert best["best_f1"] == pytest.approx(70) and best["best_f1_thresh"] == -3
-    with pytest.raises(ValueError, match="1 questions without prediction, the first: '4'"):
+    with problem("1 questions … prediction … '4'", ValueError):
         squad_scores({"1": "", "2": "", "3": ""}, questions)
 
 
