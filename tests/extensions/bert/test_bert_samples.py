@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from masked_corpora import SEED, corpus_in, digest, digest_of, run, sentences_of, tokenizer_of
+from problems import problem
 from sentence_corpora import thousand_documents, write_sentences
 from tiny import tiny_config, tiny_objective, tiny_plan
 from tokenizers import BertWordPieceTokenizer
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets, view_of
@@ -125,17 +126,14 @@ def test_a_token_of_another_vocabulary_is_an_error(tmp_path, corpus):
         vocabulary=MaskingVocabulary.of(tokenizer_of(corpus), "cls", "sep", "mask", "pad"),
         seed=1,
     )
-    with pytest.raises(DataError, match="token 5000.*1002 tokens"):
+    with problem("token 5000 … 1002", DataError):
         bad[0]
 
 
 def test_documents_of_one_sentence_end_with_their_number(tmp_path):
     write_sentences(tmp_path / "text_document", [20] * 100, range(101))
-    with pytest.raises(DataError) as caught:
+    with problem("97 … --split-sentences … --bert-no-binary-head", DataError):
         run(str(tmp_path / "text_document"), "bert")
-    assert "97 with fewer sentences" in str(caught.value)
-    assert "--split-sentences" in str(caught.value)
-    assert "--bert-no-binary-head" in str(caught.value)
     _, sets = run(str(tmp_path / "text_document"), "bert", "--bert-no-binary-head")
     assert len(sets.train[0]["sizes"]) == 1
 
@@ -198,15 +196,15 @@ def test_a_validation_split_without_a_usable_document_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "words"),
     [
-        ("bert", "--mask-prob 0", "--mask-prob 0.0 must be more than 0"),
-        ("bert", "--mask-prob 1", "--mask-prob 1.0 must be more than 0"),
-        ("bert", "--seq-length 4", "--seq-length 4 must be at least 5"),
-        ("gpt", "--bert-no-binary-head", "is for pretrain_bert.py"),
-        ("bert", "--decoder-seq-length 8", "is for pretrain_t5.py"),
+        ("bert", "--mask-prob 0", "--mask-prob 0.0 … more than 0"),
+        ("bert", "--mask-prob 1", "--mask-prob 1.0 … more than 0"),
+        ("bert", "--seq-length 4", "--seq-length 4 … 5"),
+        ("gpt", "--bert-no-binary-head", "--bert-no-binary-head … pretrain_bert.py"),
+        ("bert", "--decoder-seq-length 8", "--decoder-seq-length … pretrain_t5.py"),
     ],
 )
 def test_what_makes_no_samples_is_refused(name, flags, words):
-    with pytest.raises(ConfigError, match=words):
+    with problem(words):
         plan_samples(tiny_config(*flags.split()), world_size=1, objective=name)
 
 
@@ -232,7 +230,7 @@ def test_bert_needs_its_special_tokens(tmp_path):
     (tmp_path / "bare.txt").write_text("[UNK]\na\nb\n")
     bare = WordPieceTokenizer(tmp_path / "bare.txt", lower_case=True)
     decided = plan_samples(tiny_config(), world_size=1, objective="bert")
-    with pytest.raises(DataError, match="no token for cls"):
+    with problem("no token … cls", DataError):
         view_of(decided.objective, decided.masks, bare, SEED)
 
 

@@ -1,15 +1,14 @@
 """A run that injects faults into itself ends at the same bits as the calm one."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from forked import without_head_start
+from problems import problem
 from small_job import Job, calm_job, is_same
 from tiny import tiny_config, tiny_plan
 
-from megatron.common.errors import ConfigError
 from megatron.extensions.chaos.flags import FAULTS, ChaosPlan, plan_chaos
 from megatron.extensions.chaos.hook import strikes
 
@@ -106,23 +105,26 @@ def test_fault_options_become_chances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "problem"),
+    ("flags", "words"),
     [
-        ([*SAVING, "--chaos", "seed=1,kil=0.5"], "kil is not one of seed, kill, "),
-        ([*SAVING, "--chaos", "seed=1,kill=2"], "kill is a chance, from 0 to 1, not 2"),
-        ([*SAVING, "--chaos", "seed=1,kill=-1"], "kill is a number from 0 on, not '-1'"),
-        ([*SAVING, "--chaos", "seed=1,kill"], "kill is a number from 0 on, not ''"),
+        ([*SAVING, "--chaos", "seed=1,kil=0.5"], "kil … seed, kill, "),
+        ([*SAVING, "--chaos", "seed=1,kill=2"], "kill … from 0 to 1 … 2"),
+        ([*SAVING, "--chaos", "seed=1,kill=-1"], "kill … from 0 … '-1'"),
+        ([*SAVING, "--chaos", "seed=1,kill"], "kill … from 0 … ''"),
         ([*SAVING, "--chaos", "kill=0.5"], "add seed=NUMBER"),
-        ([*SAVING, "--chaos", "seed=1.5,kill=0.5"], "seed is an integer, not 1.5"),
-        ([*SAVING, "--chaos", "seed=1"], "names no fault"),
-        (["--chaos", "seed=1,kill=0.5"], "--chaos needs --save and the same directory as --load"),
-        ([*SAVING, "--chaos", "seed=1,flip=0.5", "--keep-last", "1"], "write --keep-last 2 or"),
-        ([*SAVING, "--chaos", "seed=1,truncate=0.5", "--keep-every", "4"], "--keep-last 2 or more"),
-        ([*SAVING, "--chaos", "seed=1,kill=0.5", "--eval-only"], "--chaos is for training"),
+        ([*SAVING, "--chaos", "seed=1.5,kill=0.5"], "seed … integer … 1.5"),
+        ([*SAVING, "--chaos", "seed=1"], "--chaos seed=1 … no fault"),
+        (["--chaos", "seed=1,kill=0.5"], "--chaos … --save … --load"),
+        ([*SAVING, "--chaos", "seed=1,flip=0.5", "--keep-last", "1"], "older … --keep-last 2"),
+        (
+            [*SAVING, "--chaos", "seed=1,truncate=0.5", "--keep-every", "4"],
+            "--keep-last 2",
+        ),
+        ([*SAVING, "--chaos", "seed=1,kill=0.5", "--eval-only"], "--chaos … training"),
     ],
 )
-def test_faults_that_cannot_be_injected_are_refused(flags: list[str], problem: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(problem)):
+def test_faults_that_cannot_be_injected_are_refused(flags: list[str], words: str) -> None:
+    with problem(words):
         tiny_plan(*flags)
     assert "chaos" not in tiny_config().extensions
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import problem
 from texts import english
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.extensions.corpora.cleaning.duplicates import (
     BAND,
     ComparePairs,
@@ -167,16 +168,16 @@ def test_fingerprints_that_do_not_fit_are_refused(write, tmp_path):
     npz = str(tmp_path / "a.npz")
     sources, saved = take((path, "id"))
     save_entries(saved, sources, npz)
-    with pytest.raises(DataError, match="is of --seed 1, not 2"):
+    with problem("--seed 1 … 2", DataError):
         take(None, [npz], seed=2)
-    with pytest.raises(DataError, match="is of --num-seeds 20, not 10"):
+    with problem("--num-seeds 20 … 10", DataError):
         take(None, [npz], seeds=10)
-    with pytest.raises(ConfigError, match="a.jsonl comes twice"):
+    with problem("a.jsonl … twice"):
         take((path, "id"), [npz])
     write("a.jsonl", [{"id": "a", "text": "another text"}])
-    with Texts(sources) as texts, pytest.raises(DataError, match="take them again"):
+    with Texts(sources) as texts, problem("take them again", DataError):
         texts.check()
-    with pytest.raises(DataError, match=r"in\.txt: not a file of fingerprints"):
+    with problem("in.txt … fingerprints", DataError):
         (tmp_path / "in.txt").write_text("text")
         take(None, [str(tmp_path / "in.txt")])
 
@@ -184,7 +185,7 @@ def test_fingerprints_that_do_not_fit_are_refused(write, tmp_path):
 def test_fingerprints_hold_no_code(tmp_path):
     npz = tmp_path / "evil.npz"
     np.savez(npz, settings=np.array([{"an": "object"}], object), documents=np.zeros(1))
-    with pytest.raises(DataError, match="not a file of"):
+    with problem("not a file of", DataError):
         take(None, [str(npz)])
 
 

@@ -5,9 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import problem
 from texts import english
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.common.process_pool import ordered_map
 from megatron.extensions.corpora.cleaning.evaluations import EVALUATIONS, evaluation_texts
 from megatron.extensions.corpora.cleaning.ngrams import (
@@ -157,13 +158,13 @@ def test_every_evaluation_reads_a_file(task, write):
     key = EVALUATIONS[task].key
     path = write("task.jsonl", [{key: "What is it?"}, {key: {"text": "And this?"}}])
     assert list(evaluation_texts(task, path)) == ["What is it?", "And this?"]
-    with pytest.raises(DataError, match=rf"task.jsonl, line 1: no text under key '{key}'"):
+    with problem(f"task.jsonl, line 1 … '{key}'", DataError):
         list(evaluation_texts(task, write("task.jsonl", [{"other": 1}])))
 
 
 def test_an_evaluation_without_a_source_is_named(modules):
-    with pytest.raises(ConfigError, match="--tasks lambada needs --lambada-path"):
+    with problem("--tasks lambada … --lambada-path"):
         list(evaluation_texts("lambada", None))
     modules("datasets")
-    with pytest.raises(ConfigError, match="--task-files squad FILE"):
+    with problem("--task-files squad FILE"):
         list(evaluation_texts("squad", None))

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from object_store import BUCKET
+from problems import problem
 from scripts import tool_at
 
-from megatron.common.errors import ConfigError
 from megatron.common.remote_files import exists, write_text
 from megatron.extensions.corpora.cleaning.records import new_files, read_lines
 from megatron.extensions.corpora.cleaning.resumable import resumable_output
@@ -40,9 +40,9 @@ def test_cleaning_writes_urls(url):
     tool("add_id", words)
     lines = [json.loads(line.raw) for line in read_lines([output])]
     assert [line["text"] for line in lines] == TEXTS
-    with pytest.raises(ConfigError, match="would be read and replaced"):
+    with problem("read and replaced"):
         tool("add_id", [*words, "--input-file", output])
-    with pytest.raises(ConfigError, match="folder of this machine; copy it to the URL"):
+    with problem("folder … copy it to the URL"):
         resumable_output(output, {}).__enter__()
     pairs = f"{url}/out/pairs.jsonl"
     tool("find_duplicates", ["--inputs", f"{url}/a.jsonl", "text", "--output", pairs])

@@ -9,8 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from problems import problem
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.extensions.corpora.cleaning import wikipedia
 
@@ -198,22 +199,22 @@ def test_articles_that_are_complete_are_kept_and_those_of_another_dump_refused(f
     convert("--append-eod")
     assert (folder / "wiki.articles.jsonl").stat().st_mtime_ns == written
     write_dump(folder, PAGES[:10])
-    with pytest.raises(ConfigError, match=r"wiki\.articles\.jsonl is there, but .* remove it"):
+    with problem("wiki.articles.jsonl … remove it"):
         convert()
 
 
 @pytest.mark.parametrize(
     ("pages", "end", "reported"),
     [
-        (PAGES[1:4], "</mediawiki>", "has no article .*redirects: 1.*is it a dump of articles"),
-        ((), "</mediawiki>", r"has no article \(no page\)"),
-        (PAGES, "", "is damaged or incomplete: no element found"),
-        (PAGES, "</page>", "is damaged or incomplete: mismatched tag"),
+        (PAGES[1:4], "</mediawiki>", "no article … redirects: 1 … dump"),
+        ((), "</mediawiki>", "no article … no page"),
+        (PAGES, "", "incomplete … no element"),
+        (PAGES, "</page>", "incomplete … mismatched tag"),
     ],
 )
 def test_a_dump_without_articles_or_its_end_is_an_error(folder, pages, end, reported):
     write_dump(folder, pages, end=end)
-    with pytest.raises(DataError, match=reported):
+    with problem(reported, DataError):
         convert()
     assert not (folder / "wiki.articles.jsonl").exists()
     assert not (folder / "wiki_text_document.bin").exists()
@@ -221,21 +222,21 @@ def test_a_dump_without_articles_or_its_end_is_an_error(folder, pages, end, repo
 
 def test_what_is_no_dump_is_reported(folder):
     (folder / NAME).write_bytes(bz2.compress(HEADER.encode())[:50])
-    with pytest.raises(DataError, match="is damaged or incomplete"):
+    with problem(f"{NAME} … incomplete", DataError):
         convert()
     (folder / NAME).write_text("<html></html>")
-    with pytest.raises(DataError, match="is no dump of MediaWiki, but of <html>"):
+    with problem("dump … <html>", DataError):
         convert()
     (folder / NAME).unlink()
-    with pytest.raises(DataError, match=f"cannot read {NAME}: No such file"):
+    with problem(f"cannot read {NAME}", DataError):
         convert()
-    with pytest.raises(ConfigError, match="--dump names the dump"):
+    with problem("--input … --dump"):
         convert("--input", "x")
 
 
 def test_a_missing_parser_is_named(folder, modules):
     modules("mwparserfromhell")
-    with pytest.raises(ConfigError, match="pip install mwparserfromhell"):
+    with problem("pip install mwparserfromhell"):
         convert()
 
 

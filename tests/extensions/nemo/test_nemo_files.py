@@ -9,6 +9,7 @@ import torch
 import yaml
 from checkpoints import random_weights, write_checkpoint
 from foreign_files import split
+from problems import problem
 from tiny import tiny_config
 
 from megatron.checkpointing.conversion.export import Export, ExportOptions, export
@@ -147,7 +148,7 @@ def test_the_names_in_nemo_of_a_head_on_the_first_token(tmp_path):
 
 def test_a_pooler_is_no_head_of_nemos(tmp_path):
     job, _ = job_of(tmp_path, "text-classification", "--labels", "no", "yes")
-    with pytest.raises(WrongCheckpointError, match="train with --head-layers 2"):
+    with problem("--head-layers 2", WrongCheckpointError):
         export(job, tmp_path / "nemo", "nemo")
 
 
@@ -211,13 +212,13 @@ def test_names_in_a_configuration_of_omegaconfs_are_read(tmp_path, modules):
 
 def test_files_of_something_else_are_refused(tmp_path):
     (tmp_path / "a.nemo").write_bytes(b"\x1f\x8b")
-    with pytest.raises(WrongCheckpointError, match="a.nemo is no archive"):
+    with problem("a.nemo … archive", WrongCheckpointError):
         find(tmp_path / "a.nemo")
     torch.save({"state_dict": {"encoder.weight": torch.ones(2)}}, tmp_path / "mp_autoresume.ckpt")
-    with pytest.raises(WrongCheckpointError, match="holds no BERT of Megatron's with the head"):
+    with problem("mp_autoresume.ckpt … no BERT … head", WrongCheckpointError):
         find(tmp_path / "mp_autoresume.ckpt")
     (tmp_path / "mp_rank_00").mkdir()
-    with pytest.raises(WrongCheckpointError, match="lacks model_weights.ckpt"):
+    with problem("model_weights.ckpt", WrongCheckpointError):
         find(tmp_path)
 
 
@@ -287,7 +288,7 @@ def test_an_archive_that_does_not_fit_is_not_unpacked(tmp_path, disk, monkeypatc
     monkeypatch.setattr(
         tarfile.TarFile, "extractall", lambda *args, **kwargs: pytest.fail("writes")
     )
-    with pytest.raises(WrongCheckpointError, match=r"and 1,000 are free.*TMPDIR"):
+    with problem("1,000 … free … TMPDIR", WrongCheckpointError):
         find(archive)
 
 
@@ -304,5 +305,5 @@ def test_an_archive_that_does_not_fit_is_not_unpacked(tmp_path, disk, monkeypatc
 )
 def test_weights_of_other_content_are_one_sentence(tmp_path, content):
     torch.save(content, tmp_path / "mp_autoresume.ckpt")
-    with pytest.raises(CheckpointError, match="mp_autoresume"):
+    with problem("mp_autoresume", CheckpointError):
         find(tmp_path / "mp_autoresume.ckpt")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from bytes_tokenizer import BytesTokenizer
+from problems import problem
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError, WrongDataError
@@ -136,26 +137,24 @@ def test_a_batch_weighs_answers_alone(folder):
 
 
 def test_missing_files_are_refused(folder):
-    with pytest.raises(WrongDataError, match="cannot read .*tqa_QA_train.json"):
+    with problem("cannot read … tqa_QA_train.json", WrongDataError):
         sets_of(folder, "--data-path", "tqa")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--split", "1,1,1"), "--split is for token files"),
-        (("--ft_neighbours", "-1"), "--ft_neighbours -1 must be at least 0"),
+        (("--split", "1,1,1"), "--split … token files"),
+        (("--ft_neighbours", "-1"), "--ft_neighbours -1 … 0"),
     ],
 )
 def test_wrong_flags_are_refused(flags, message, folder):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         plan_of(folder, *flags)
 
 
 def test_a_project_of_pretraining_is_refused():
-    with pytest.raises(
-        ConfigError, match="--retro-project-dir is for pretrain_retro.py: questions"
-    ):
+    with problem("--retro-project-dir … pretrain_retro.py"):
         train_from(["--retro-project-dir", "project"], "instruct-retro", description=None)
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
+from problems import problem
 
 from megatron.common.errors import WrongDataError
 from megatron.extensions.retro.data_questions import (
@@ -91,23 +92,23 @@ def test_long_answers_are_json_lines(read):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"answer": "A"}, "entry 1: it must be an object with a text under question"),
-        ({"question": "Q", "answer": "A"}, "it has neither ctxs nor bert_pretrain_corpus_neighbo"),
-        ({"question": "Q", "ctxs": [3]}, "ctxs must hold texts with or without a title"),
-        ({"question": "Q", "ctxs": ["x"]}, "has no question with an answer"),
-        ({"question": "Q", "qa_type": "multi_choice_qa"}, "needs multichoice_options"),
+        ({"answer": "A"}, "entry 1 … question"),
+        ({"question": "Q", "answer": "A"}, "ctxs … bert_pretrain_corpus_neighbo"),
+        ({"question": "Q", "ctxs": [3]}, "ctxs … texts … title"),
+        ({"question": "Q", "ctxs": ["x"]}, "no question … answer"),
+        ({"question": "Q", "qa_type": "multi_choice_qa"}, "multi_choice_qa … multichoice_options"),
     ],
 )
 def test_malformed_questions_are_refused(entry, message, read):
-    with pytest.raises(WrongDataError, match=message):
+    with problem(message, WrongDataError):
         read(entry, is_retrieved=True)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path, read):
-    with pytest.raises(WrongDataError, match="cannot read .*no.json"):
+    with problem("cannot read … no.json", WrongDataError):
         read_qa_items(tmp_path / "no.json", is_retrieved=False)
     (tmp_path / "object.json").write_text("{}")
-    with pytest.raises(WrongDataError, match="must hold a JSON list"):
+    with problem("object.json … JSON list", WrongDataError):
         read_qa_items(tmp_path / "object.json", is_retrieved=False)
 
 
@@ -163,7 +164,7 @@ def test_a_range_of_questions():
     assert items_in_range(items, 1, 2) == items[1:3]
     assert items_in_range(items, 1, None) == items[1:]
     for first, count in ((4, None), (2, 3)):
-        with pytest.raises(WrongDataError, match="there are 4 questions"):
+        with problem("4 questions", WrongDataError):
             items_in_range(items, first, count)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from plain_retro import PlainRetro
+from problems import problem
 from retro_golden import CORE_LOGITS, CORE_LOSS, golden_batch, golden_tensor
 from tiny import tiny_plan, tiny_spec, with_changes
 from torch.testing import assert_close
@@ -343,7 +344,7 @@ def test_sequences_that_are_not_the_chunks_are_refused(group):
     batch = golden_batch()
     batch["neighbor_tokens"] = batch["neighbor_tokens"][:, :3]
     batch["neighbor_lengths"] = batch["neighbor_lengths"][:, :3]
-    with pytest.raises(ValueError, match="16 tokens are not 3 chunks of 4"):
+    with problem("16 tokens … 3 chunks of 4", ValueError):
         golden_model(SPEC, group)(batch)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import problem
 from retro_project import (
     EOD,
     SETTINGS,
@@ -16,7 +17,7 @@ from retro_project import (
     write_settings,
 )
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.config.config import parse_config
 from megatron.config.plan.plan import plan
 from megatron.data.datasets.datasets import build_datasets
@@ -55,7 +56,7 @@ def test_a_neighbor_continues_in_its_own_document_alone(tmp_path):
         ([10, 11, 12, 13, 0, 0, 0, 0], 4),
         ([0] * 8, 0),
     ]
-    with pytest.raises(DataError, match="no chunk 4000 in .*train.hdf5"):
+    with problem("chunk 4000 … train.hdf5", DataError):
         database.retrieve(4000)
 
 
@@ -121,18 +122,16 @@ def test_blocks_that_are_missing_damaged_or_short_are_refused(tmp_path):
     rows = np.arange(75).reshape(25, 3)
     write_neighbors(tmp_path / "q", rows, block=10)
     (tmp_path / "q" / "00010-00020.hdf5").rename(tmp_path / "kept")
-    with pytest.raises(
-        DataError, match="begins with row 20 and the files before it end with row 10"
-    ):
+    with problem("row 20 … row 10", DataError):
         BlockedRows(tmp_path / "q", "neighbors")
     (tmp_path / "q" / "00010-00020.hdf5").write_bytes((tmp_path / "kept").read_bytes()[:700])
-    with pytest.raises(DataError, match="cannot be read as HDF5"):
+    with problem("cannot be read … HDF5", DataError):
         BlockedRows(tmp_path / "q", "neighbors").rows(5, 15)
     with h5py.File(tmp_path / "q" / "00010-00020.hdf5", "w") as file:
         file.create_dataset("neighbors", data=rows[:4])
-    with pytest.raises(DataError, match=r"shape \[4, 3\]"):
+    with problem("[4, 3]", DataError):
         BlockedRows(tmp_path / "q", "neighbors").rows(5, 15)
-    with pytest.raises(DataError, match="has no array other, but neighbors"):
+    with problem("no array other … neighbors", DataError):
         BlockedRows(tmp_path / "q", "other").rows(0, 5)
 
 
@@ -187,17 +186,17 @@ def _never_written(file):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (_of_strings, r"object of shape \[2\] instead of a table of integers"),
-        (_of_pairs, "instead of a table of integers"),
-        (_of_floats, r"float64 of shape \[3, 5\] instead of a table of integers"),
-        (_of_four_columns, r"shape \[3, 4\] instead of \[n, 5\]"),
-        (_without_rows, "instead of a table of integers"),
-        (_a_group, "not an array of this file"),
-        (_linked, "not an array of this file, but of another one"),
-        (_linked_inside, "not an array of this file, but of another one"),
-        (_stored_elsewhere, "not an array of this file, but of another one"),
-        (_virtual, "not an array of this file, but of another one"),
-        (_never_written, "and 0 bytes in the file"),
+        (_of_strings, "object … [2] … integers"),
+        (_of_pairs, "table of integers"),
+        (_of_floats, "float64 … [3, 5] … integers"),
+        (_of_four_columns, "[3, 4] … [n, 5]"),
+        (_without_rows, "table of integers"),
+        (_a_group, "array of this file"),
+        (_linked, "array of this file … another"),
+        (_linked_inside, "array of this file … another"),
+        (_stored_elsewhere, "array of this file … another"),
+        (_virtual, "array of this file … another"),
+        (_never_written, "0 bytes"),
     ],
 )
 def test_only_tables_of_numbers_in_the_file_itself_are_read(tmp_path, make, message):
@@ -205,7 +204,7 @@ def test_only_tables_of_numbers_in_the_file_itself_are_read(tmp_path, make, mess
         file.create_dataset("chunks", data=np.ones((3, 5), np.uint32))
     with h5py.File(tmp_path / "file.hdf5", "w") as file:
         make(file)
-    with pytest.raises(DataError, match=message):
+    with problem(message, DataError):
         read_chunks(tmp_path / "file.hdf5")
 
 
@@ -246,13 +245,13 @@ def test_blocks_of_different_widths_are_refused(tmp_path):
     write_neighbors(tmp_path / "q", np.arange(75).reshape(25, 3), block=10)
     with h5py.File(tmp_path / "q" / "00010-00020.hdf5", "w") as file:
         file.create_dataset("neighbors", data=np.zeros((10, 2), np.int64))
-    with pytest.raises(DataError, match=r"shape \[10, 2\] instead of \[n, 3\]"):
+    with problem("[10, 2] … [n, 3]", DataError):
         BlockedRows(tmp_path / "q", "neighbors").rows(5, 15)
 
 
 def test_without_h5py_the_message_names_the_package(tmp_path, modules):
     modules("h5py")
-    with pytest.raises(ConfigError, match="pip install h5py"):
+    with problem("pip install h5py"):
         hdf5_files.read_array(tmp_path / "file.hdf5", "chunks")
 
 
@@ -260,7 +259,7 @@ def test_neighbors_of_fewer_samples_are_refused_or_repeat(tmp_path):
     folder = write_project(tmp_path / "p", random_documents(60))
     settings = json.loads((folder / "config.json").read_text())
     write_settings(folder, settings | {"retro_gpt_train_samples": 20})
-    with pytest.raises(DataError, match="neighbors of 64 chunks, and the 20 samples .* have 80"):
+    with problem("64 chunks … 20 samples … 80", DataError):
         datasets_of(folder)
     train = datasets_of(folder, "--retro-no-verify-neighbor-count").train
     for i in (0, 3):
@@ -270,16 +269,14 @@ def test_neighbors_of_fewer_samples_are_refused_or_repeat(tmp_path):
 
 def test_more_neighbors_than_were_saved_are_refused(tmp_path):
     folder = write_project(tmp_path / "p", random_documents(60))
-    with pytest.raises(DataError, match="--retro-num-neighbors 4: .* has 3 for each chunk"):
+    with problem("--retro-num-neighbors 4 … 3", DataError):
         datasets_of(folder, "--retro-num-neighbors", "4").train[0]
 
 
 def test_neighbors_with_tokens_of_another_vocabulary_are_refused(tmp_path):
     folder = write_project(tmp_path / "p", random_documents(60))
     train = datasets_of(folder, vocab_size=5).train
-    with pytest.raises(
-        DataError, match="train.hdf5 has a token that is not in the vocabulary of 5"
-    ):
+    with problem("train.hdf5 … vocabulary of 5", DataError):
         train[0]
 
 
@@ -287,19 +284,19 @@ def test_a_project_without_neighbors_or_databases_is_refused(tmp_path):
     folder = write_project(tmp_path / "p", random_documents(60))
     settings = json.loads((folder / "config.json").read_text())
     write_settings(folder, settings | {"retro_neighbor_dirs": {"train": "train_9"}})
-    with pytest.raises(ConfigError, match="names .*query/train_9 for train, and there is no such"):
+    with problem("query/train_9 … train … no such"):
         datasets_of(folder)
     write_settings(folder, {**settings, "retro_neighbor_dirs": None})
-    with pytest.raises(ConfigError, match="names no folder for train"):
+    with problem("no folder … train"):
         datasets_of(folder)
     (folder / "db" / "indexed_dataset_infos.json").write_text("[{}]")
-    with pytest.raises(DataError, match="is not a list of data sets with a prefix each"):
+    with problem("list of data sets … prefix", DataError):
         datasets_of(folder)
     (folder / "db" / "indexed_dataset_infos.json").unlink()
-    with pytest.raises(DataError, match="cannot read .*infos.json"):
+    with problem("cannot read … infos.json", DataError):
         datasets_of(folder)
     (folder / "db" / "merged" / "train.hdf5").write_bytes(b"")
-    with pytest.raises(DataError, match="cannot be read as HDF5"):
+    with problem("cannot be read … HDF5", DataError):
         datasets_of(folder)
 
 
@@ -317,24 +314,21 @@ def test_settings_of_the_project_are_those_of_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--seq-length", "32"), "--seq-length 32 contradicts retro_gpt_seq_length 16"),
-        (("--seed", "7"), "--seed 7 contradicts retro_gpt_seed 1234"),
-        (("--split", "98,2,0"), "--split 98,2,0 contradicts retro_gpt_split 80,20,0"),
-        (("--global-batch-size", "8"), "--global-batch-size 8 contradicts"),
-        (("--eval-interval", "5"), "--eval-interval 5 contradicts"),
-        (
-            ("--retro-chunk-length", "8"),
-            "--retro-chunk-length 8 contradicts retro_gpt_chunk_length",
-        ),
-        (("--tokenizer-type", "GPT2BPETokenizer"), "--tokenizer-type GPT2BPETokenizer contradicts"),
-        (("--train-iters", "3"), "--train-iters 3 contradicts retro_gpt_train_samples"),
+        (("--seq-length", "32"), "--seq-length 32 … retro_gpt_seq_length 16"),
+        (("--seed", "7"), "--seed 7 … retro_gpt_seed 1234"),
+        (("--split", "98,2,0"), "--split 98,2,0 … retro_gpt_split 80,20,0"),
+        (("--global-batch-size", "8"), "--global-batch-size 8 … retro_gpt_global_batch_size"),
+        (("--eval-interval", "5"), "--eval-interval 5 … retro_gpt_eval_interval"),
+        (("--retro-chunk-length", "8"), "--retro-chunk-length 8 … retro_gpt_chunk_length"),
+        (("--tokenizer-type", "GPT2BPETokenizer"), "GPT2BPETokenizer … retro_gpt_tokenizer_type"),
+        (("--train-iters", "3"), "--train-iters 3 … retro_gpt_train_samples"),
     ],
 )
 def test_flags_that_contradict_the_project_are_refused(flags, message, tmp_path):
     write_settings(tmp_path, SETTINGS)
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         parse_config([*NETWORK, "--retro-project-dir", str(tmp_path), *flags])
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         words = NETWORK[:-1]  # a GPT baseline sees the same samples
         parse_config([*words, "--retro-project-dir", str(tmp_path), *flags])
 
@@ -356,13 +350,13 @@ def test_blends_and_files_are_relative_to_the_project(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not JSON"), ("[]", "instead of a JSON object")]
+    ("text", "message"), [("{", "config.json … JSON"), ("[]", "config.json … JSON object")]
 )
 def test_a_damaged_file_of_settings_is_refused(text, message, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         parse_config([*NETWORK, "--retro-project-dir", str(tmp_path)])
-    with pytest.raises(ConfigError, match="cannot read .*none/config.json"):
+    with problem("cannot read … none/config.json"):
         parse_config([*NETWORK, "--retro-project-dir", str(tmp_path / "none")])
 
 

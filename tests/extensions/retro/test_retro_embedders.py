@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from masked_lms import masked_lm
+from problems import problem
 from retro_preprocessing import (
     TOOL,
     chunks_of,
@@ -23,7 +24,7 @@ from transformers import (
     MegatronBertForPreTraining,
 )
 
-from megatron.common.errors import ConfigError, DataError, MegatronError
+from megatron.common.errors import DataError, MegatronError
 from megatron.extensions.retro.embedders import counter_of, embedder_of
 from megatron.extensions.retro.inference_embedders import (
     Batches,
@@ -147,23 +148,21 @@ def test_neighbors_by_an_encoder(kind, group, encoders, tmp_path):
     assert neighbors.shape == (160, 5)
     assert neighbors.max() < len(chunks)
     TOOL["main"](words_for(tmp_path / "p", *flags, "--retro-task-validate", "0.4"))
-    with pytest.raises(
-        DataError, match="there is no .*train_.*run the task with the same settings"
-    ):
+    with problem("no … train_ … same settings", DataError):
         TOOL["main"](["--retro-project-dir", str(tmp_path / "p"), "--retro-task-validate", "1"])
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
-    with pytest.raises(DataError, match="encoder is not the encoder that the project was begun"):
+    with problem("encoder … project", DataError):
         TOOL["main"](words_for(tmp_path / "p", *flags, "--retro-task-validate", "1"))
 
 
 def test_encoders_that_are_not_there_are_refused(encoders, tmp_path):
     (tmp_path / "empty").mkdir()
     for flags, message in (
-        (["--bert-embedder-type", "megatron"], "megatron needs --bert-load"),
-        (["--bert-load", str(encoders / "bert")], "is for --bert-embedder-type megatron or"),
+        (["--bert-embedder-type", "megatron"], "megatron … --bert-load"),
+        (["--bert-load", str(encoders / "bert")], "--bert-load … --bert-embedder-type megatron"),
         (
             ["--bert-embedder-type", "huggingface", "--bert-load", str(tmp_path / "none")],
-            "none: there is no such directory",
+            "--bert-load … none … no such directory",
         ),
         (
             [
@@ -174,16 +173,16 @@ def test_encoders_that_are_not_there_are_refused(encoders, tmp_path):
                 "--retro-bert-vocab-file",
                 "v",
             ],
-            "has a tokenizer in --bert-load",
+            "--retro-bert-vocab-file … --bert-load",
         ),
         (
             ["--bert-embedder-type", "megatron", "--bert-load", str(encoders / "bert")],
-            "norms after the sublayers",
+            "norms after",
         ),
-        (["--retro-bert-max-chunk-length", "2"], "must be at least 3"),
+        (["--retro-bert-max-chunk-length", "2"], "--retro-bert-max-chunk-length 2 … 3"),
     ):
         write_corpora(tmp_path)
-        with pytest.raises(MegatronError, match=message):
+        with problem(message, MegatronError):
             TOOL["main"](words_for(tmp_path / "p", *flags))
-    with pytest.raises(ConfigError, match="--bert-load .*empty"):
+    with problem("--bert-load … empty"):
         TransformersEmbedder(tmp_path / "empty", Batches(2, 6), ALONE)

@@ -3,6 +3,8 @@
 import json
 import os
 
+from problems import problem
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 from functools import cache
@@ -192,9 +194,7 @@ def a_gpt_learns_with_the_state_of_the_last_token(rank):
             assert losses(save) == pytest.approx(losses(f"gpt-{task}-data"), rel=0.05, abs=0.01)
             assert scores(save)[-1][2] > least, f"{save}: {scores(save)}"
     best, words = folder() / "gpt-SST-2-data" / "best", f"{shared} --epochs 0"
-    with pytest.raises(
-        WrongCheckpointError, match="has the head of --task SST-2 and no head of --t"
-    ):
+    with problem("--task SST-2 … --task RTE", WrongCheckpointError):
         finetune("RTE", f"{words} --micro-batch-size 4 --load {best}", architecture="gpt")
     found = []
     for name, layout in layouts.items():
@@ -332,15 +332,15 @@ def pretrained_weights_begin_a_run_that_has_no_checkpoint(rank):
     trained = {*adapted} - shared
     assert sum(is_adapter(name) for name in trained) == 4 and len(trained) == 6
     assert all(adapted[name].all().abs().max() > 0 for name in trained)
-    with pytest.raises(WrongCheckpointError, match="--hidden-size"):
+    with problem("--hidden-size", WrongCheckpointError):
         finetune("MNLI", f"{words} --pretrained-checkpoint {bert} --hidden-size 16")
     evaluates = f"--epochs 0 --micro-batch-size 4 --save {folder()}/chance"
     for flag in ("--load", "--pretrained-checkpoint"):
-        with pytest.raises(WrongCheckpointError, match="has no head of --task MNLI"):
+        with problem("no head … --task MNLI", WrongCheckpointError):
             finetune("MNLI", f"{evaluates} {flag} {bert}")
-    with pytest.raises(WrongCheckpointError, match="chance holds no checkpoint to evaluate"):
+    with problem("chance … no checkpoint", WrongCheckpointError):
         finetune("MNLI", f"{evaluates} --load {folder()}/chance")
-    with pytest.raises(WrongCheckpointError, match=r"--pretrained-checkpoint none.* no such dir"):
+    with problem("--pretrained-checkpoint none … no such dir", WrongCheckpointError):
         finetune("MNLI", f"{words} --pretrained-checkpoint none")
     lora = f"--epochs 1 --micro-batch-size 8 --pretrained-checkpoint {bert} --lora-rank 2"
     finetune("MNLI", f"{lora} --save {folder()}/lora")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from architectures import OURS, SIZES, TOOLS, tool
 from checkpoints import random_weights, whole_weights, write_checkpoint
+from problems import problem
 from tiny import tiny_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import default_collate
@@ -110,7 +111,7 @@ def test_a_regression_and_its_pairs(group, tmp_path, words):
 
 def test_multiple_choice_of_a_gpt_is_refused(group, tmp_path, words):
     saved = write_gpt(tmp_path, "", words, "RACE")
-    with pytest.raises(CheckpointError, match="num_choices is 4, and it has 1"):
+    with problem("num_choices … 4 … 1", CheckpointError):
         tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
 
 
@@ -126,7 +127,7 @@ def test_tools_of_language_models_refuse_a_classifier(group, tmp_path, words, ca
     saved = write_gpt(tmp_path, "", words, "MNLI", "--save", "none", "--no-save-optim")
     source = read_model_source(["--load", str(saved.parent)], {}, description="")
     _, spec = tokenizer_and_spec(source)
-    with pytest.raises(WrongCheckpointError, match="has the head of --task MNLI in place of"):
+    with problem("--task MNLI", WrongCheckpointError):
         require_service(source, spec, "prompts")
     file = TOOLS.parent / "checkpoint" / "inspect.py"
     found = importlib.util.spec_from_file_location("inspect_checkpoint", file)

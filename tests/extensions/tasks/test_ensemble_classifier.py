@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from problems import problem
 
-from megatron.common.errors import ConfigError, WrongDataError
+from megatron.common.errors import WrongDataError
 
 SCRIPT = Path(__file__).resolve().parents[3] / "tasks" / "ensemble_classifier.py"
 THREE = [
@@ -64,7 +65,7 @@ def test_the_mean_or_the_majority_decides(combine):
 def test_the_only_file_of_predictions_is_found(combine):
     models = [{"dev": votes} for votes in THREE]
     assert combine(models, name="predictions_dev.pt")[0] == {"dev": ["1", "2", "0"]}
-    with pytest.raises(WrongDataError, match=r"predictions_dev.pt: give one as --prediction-name"):
+    with problem("predictions_dev.pt … --prediction-name", WrongDataError):
         combine(models, "--prediction-name", "none.pt", name="predictions_dev.pt")
 
 
@@ -81,15 +82,15 @@ def test_thresholds_of_two_classes(combine):
     assert "threshold [0.11, 0.11]" in output.out
     assert found == {"a": ["0", "1", "1"], "b": ["1", "1", "1"]}
     for flags, message in (
-        (("--threshold", "0.1", "0.2", "0.3"), "found 3"),
-        (("--threshold", "0.1", "--calc-threshold"), "contradict"),
-        (("--one-threshold",), "is for --calc-threshold"),
-        (("--majority", "--threshold", "0.1"), "no use for a threshold"),
-        (("--labels", "a", "b", "c"), "the predictions have 2 classes"),
+        (("--threshold", "0.1", "0.2", "0.3"), "--threshold … 3"),
+        (("--threshold", "0.1", "--calc-threshold"), "--threshold … --calc-threshold … contradict"),
+        (("--one-threshold",), "--one-threshold … --calc-threshold"),
+        (("--majority", "--threshold", "0.1"), "--majority … threshold"),
+        (("--labels", "a", "b", "c"), "--labels … 2 classes"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with problem(message):
             combine(both, *flags)
-    with pytest.raises(ConfigError, match="--threshold is for two classes"):
+    with problem("--threshold … two classes"):
         combine([{"dev": THREE[0]}], "--threshold", "0.1")
 
 
@@ -101,12 +102,12 @@ def test_scores_of_a_regression_are_averaged(combine):
 
 
 def test_predictions_that_do_not_belong_together_are_refused(combine, tool, tmp_path):
-    with pytest.raises(WrongDataError, match=r"model1.*predictions of test, and .* those of dev"):
+    with problem("model1 … test … dev", WrongDataError):
         combine([{"dev": THREE[0]}, {"test": THREE[0]}])
-    with pytest.raises(WrongDataError, match=r"model1.*classes of dev are others"):
+    with problem("model1 … classes … dev", WrongDataError):
         combine([{"dev": THREE[0]}, {"dev": [row[:2] for row in THREE[0]]}])
     (tmp_path / "damaged.pt").write_bytes(b"damaged")
-    with pytest.raises(WrongDataError, match="holds no predictions"):
+    with problem("damaged.pt … no predictions", WrongDataError):
         tool.main(["--paths", str(tmp_path / "damaged.pt"), "--outdir", str(tmp_path)])
-    with pytest.raises(WrongDataError, match="there is no"):
+    with problem("--paths … no … /missing", WrongDataError):
         tool.main(["--paths", str(tmp_path / "missing"), "--outdir", str(tmp_path)])

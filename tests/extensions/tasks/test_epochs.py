@@ -1,8 +1,9 @@
 """Length of a run in epochs of labelled files, and what is reported of epochs that cannot be."""
 
 import pytest
+from problems import problem, require_problem
 
-from megatron.common.errors import ConfigError, WrongDataError
+from megatron.common.errors import WrongDataError
 from megatron.config.config import parse_config
 from megatron.config.objectives import declaration_of
 from megatron.extensions.tasks.data.text_flags import TextTaskConfig, text_task_problems
@@ -31,7 +32,7 @@ def test_a_missing_flag_is_named_as_it_is_written(words, missing):
 
 
 def test_epochs_are_missing_where_no_flag_sets_the_length():
-    with pytest.raises(ConfigError, match="--epochs is missing: how many times --task MNLI passes"):
+    with problem("--epochs … missing … --task MNLI"):
         with_steps_of_epochs(parse_config(TASK.split())[0], world_size=1)
     config = parse_config([*TASK.split(), "--train-iters", "3"])[0]
     assert with_steps_of_epochs(config, world_size=1) == config
@@ -78,20 +79,19 @@ def test_epochs_count_the_steps_of_every_flag_that_sets_the_batch_size(tmp_path)
 def test_batches_of_an_epoch_have_one_size(tmp_path, words):
     config = text_task(tmp_path / "train.tsv", *words.split())
     found = declaration_of("classification").problems(config)
-    flag = words.split()[0]
-    assert f"{flag} does not work with --task text-classification" in "\n".join(found)
+    require_problem(f"{words.split()[0]} … --task text-classification", found)
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "parts"),
     [
-        ("--labels a b c --num-labels 2", "--num-labels 2: there are 3 labels, a b c"),
-        ("--labels a b --negative-label c", "--negative-label c is not one of the labels a b"),
-        ("--labels a b --head-dropout 0.1", "--head-layers, which is missing"),
-        ("--num-labels 1", "--num-labels 1 must be at least 2"),
+        ("--labels a b c --num-labels 2", "--num-labels 2 … 3 … a b c"),
+        ("--labels a b --negative-label c", "--negative-label c … a b"),
+        ("--labels a b --head-dropout 0.1", "--head-dropout … --head-layers"),
+        ("--num-labels 1", "--num-labels 1 … 2"),
     ],
 )
-def test_labels_that_contradict_each_other(words, problem):
+def test_labels_that_contradict_each_other(words, parts):
     config = parse_config([*TASK.split(), *words.split()])[0]
     found = text_task_problems(
         config.section(TextTaskConfig),
@@ -100,29 +100,29 @@ def test_labels_that_contradict_each_other(words, problem):
         num_files=1,
         has_folder=True,
     )
-    assert problem in "\n".join(found)
+    require_problem(parts, found)
 
 
 def test_a_label_beyond_their_number_is_named(tmp_path):
-    with pytest.raises(WrongDataError, match="line 4: unknown label '2'; labels are 0, 1"):
+    with problem("line 4 … '2' … 0, 1", WrongDataError):
         text_task(tmp_path / "train.tsv", "--num-labels", "2")
 
 
 def test_a_file_of_predictions_needs_a_file_to_predict_and_a_folder(tmp_path):
     config = text_task(tmp_path / "train.tsv", "--output-prediction-file", "p")
     found = {
-        (num_files, has_folder): "\n".join(
-            text_task_problems(
+        (num_files, has_folder): [
+            *text_task_problems(
                 config.section(TextTaskConfig),
                 "question-answering",
                 seq_length=99,
                 num_files=num_files,
                 has_folder=has_folder,
             )
-        )
+        ]
         for num_files, has_folder in ((0, True), (1, False), (1, True), (2, True))
     }
-    assert "--output-prediction-file p needs --valid-data" in found[0, True]
-    assert "--output-prediction-file p needs --save" in found[1, False]
-    assert "output" not in found[1, True]
-    assert "holds the answers to one file" in found[2, True]
+    require_problem("--output-prediction-file p … --valid-data", found[0, True])
+    require_problem("--output-prediction-file p … --save", found[1, False])
+    assert "output" not in str(found[1, True])
+    require_problem("--output-prediction-file p … one file", found[2, True])

@@ -5,6 +5,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+from problems import problem
 
 from megatron.extensions.tasks.data.metrics import (
     METRICS,
@@ -241,5 +242,5 @@ def test_entity_scores_equal_a_second_implementation(seed):
 
 
 def test_predictions_must_fit_the_sentences():
-    with pytest.raises(ValueError, match="1 predictions for 2 labels"):
+    with problem("1 predictions … 2 labels", ValueError):
         entity_scores([["O"]], [["O", "O"]])

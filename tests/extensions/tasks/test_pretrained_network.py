@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from labelled_files import write_vocabulary
+from problems import problem
 from transformers import (
     BertTokenizer,
     GPT2Config,
@@ -17,7 +18,7 @@ from transformers import (
 
 from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
-from megatron.common.errors import ConfigError, WrongCheckpointError
+from megatron.common.errors import WrongCheckpointError
 from megatron.config.config import parse_config
 from megatron.extensions.tasks.flags import DownstreamConfig
 
@@ -107,7 +108,7 @@ def test_a_task_begins_with_a_bert_of_transformers(bert, finetune, group, tmp_pa
 
 
 def test_a_bert_of_transformers_needs_a_folder_for_its_import(bert, finetune):
-    with pytest.raises(ConfigError, match="--save, which is missing"):
+    with problem("--save … missing"):
         finetune("--pretrained-checkpoint", bert[0])
 
 
@@ -121,7 +122,5 @@ def test_a_task_begins_with_a_gpt_of_transformers(finetune, group, tmp_path):
     # The flags of the last --task count.
     finetune(*words, "--task", "RACE")
     assert finetune.objectives == ["gpt-classification", "gpt-multiple-choice"]
-    with pytest.raises(
-        WrongCheckpointError, match="holds a GPT, which does not learn --task quest"
-    ):
+    with problem("GPT … --task question-answering", WrongCheckpointError):
         finetune(*words, "--task", "question-answering")

@@ -2,10 +2,11 @@
 
 import pytest
 from checkpoints import random_weights, write_checkpoint
+from problems import problem
 from tiny import tiny_config
 
 from megatron.checkpointing.megatron_lm import convert as conversions
-from megatron.common.errors import ConfigError, WrongCheckpointError
+from megatron.common.errors import WrongCheckpointError
 from megatron.config.parsing.parser import peek
 from megatron.config.plan.plan import plan
 from megatron.extensions.tasks.entry import train_text_task, with_pretrained_network
@@ -60,7 +61,7 @@ def test_another_format_is_converted_once_in_a_process_of_its_own(own, tmp_path,
     # Whose process groups of one rank are none of a run.
     monkeypatch.setattr(conversions, "convert", None)
     words = [f"--pretrained-checkpoint={tmp_path / 'mlm'}", *SIZES]
-    with pytest.raises(ConfigError, match="converted to a folder of --save, which is missing"):
+    with problem("--save … missing"):
         with_pretrained_network(words, is_first=True)
     words += [f"--save={tmp_path / 'run'}"]
     folder = tmp_path / "run" / "pretrained"
@@ -69,19 +70,19 @@ def test_another_format_is_converted_once_in_a_process_of_its_own(own, tmp_path,
         assert found[-1] == f"--pretrained-checkpoint={folder}"
         assert peek(found).get("num_layers") == "2"
     words[0] = f"--pretrained-checkpoint={tmp_path / 'mlm' / 'iter_0000003'}"
-    with pytest.raises(WrongCheckpointError, match="holds the weights of .*mlm, not of"):
+    with problem("weights of … mlm", WrongCheckpointError):
         with_pretrained_network(words, is_first=True)
 
 
 def test_wrong_paths_are_errors(own, tmp_path):
     (tmp_path / "empty").mkdir()
     for name, message in (
-        ("on", "there is no such file or directory; did you mean"),
-        ("empty", "holds no checkpoint of a known format"),
+        ("on", "no such file or directory … did you mean"),
+        ("empty", "empty … no checkpoint"),
     ):
-        with pytest.raises(WrongCheckpointError, match=message):
+        with problem(message, WrongCheckpointError):
             with_pretrained_network([f"--pretrained-checkpoint={tmp_path / name}"], is_first=True)
-    with pytest.raises(WrongCheckpointError, match="--load .*: there is no such path"):
+    with problem("--load … no such path", WrongCheckpointError):
         train_text_task(
             ["do_training=false", f"pretrained_model={tmp_path / 'on'}"],
             "question-answering",

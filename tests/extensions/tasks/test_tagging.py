@@ -1,6 +1,7 @@
 """Token classification: files of words and labels, label ids, features, and malformed files."""
 
 import pytest
+from problems import problem
 
 from megatron.common.errors import WrongDataError
 from megatron.extensions.tasks.data.tagging import (
@@ -109,26 +110,28 @@ def test_files_without_labels(files):
     ("name", "texts", "message"),
     [
         ("text_a.txt", {"text_a.txt": "a b\n"}, "labels_a.txt"),
-        ("text_a.txt", {"text_a.txt": "a b\nc\n", "labels_a.txt": "O O\n"}, "has 2 sentences"),
+        (
+            "text_a.txt",
+            {"text_a.txt": "a b\nc\n", "labels_a.txt": "O O\n"},
+            "2 sentences",
+        ),
         (
             "text_a.txt",
             {"text_a.txt": "a\nb c\n", "labels_a.txt": "O\nO\n"},
-            "text_a.txt, line 2: 2 words",
+            "text_a.txt, line 2 … 2 words",
         ),
-        ("a.conll", {"a.conll": "a O\n\nb\n"}, "a.conll, line 3: 'b' has no label"),
-        ("a.conll", {"a.conll": "\n"}, "has no sentence"),
-        ("none.conll", {}, "No such file"),
+        ("a.conll", {"a.conll": "a O\n\nb\n"}, "a.conll, line 3 … 'b' … label"),
+        ("a.conll", {"a.conll": "\n"}, "a.conll … no sentence"),
+        ("none.conll", {}, "none.conll … No such file"),
     ],
 )
 def test_malformed_files_are_named(tmp_path, name, texts, message):
     for file, text in texts.items():
         (tmp_path / file).write_text(text)
-    with pytest.raises(WrongDataError) as caught:
+    with problem(message, WrongDataError):
         read_sentences(tmp_path / name)
-    assert message in str(caught.value)
 
 
 def test_an_unknown_label_is_named_by_file_and_line(files, tokenizer):
-    with pytest.raises(WrongDataError) as caught:
+    with problem(f"{files / 'labels_train.txt'}, line 2 … 'B-DATE'", WrongDataError):
         dataset(files, tokenizer, labels=["O", "B-PER", "B-LOC"])
-    assert f"{files / 'labels_train.txt'}, line 2: unknown label 'B-DATE'" in str(caught.value)

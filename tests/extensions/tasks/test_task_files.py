@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import problem
 
 from megatron.common.errors import WrongDataError
 from megatron.extensions.tasks.data.task_dataset import TaskDataset
@@ -107,40 +108,39 @@ def test_a_test_file_is_not_trained_on(tmp_path):
     test = write(tmp_path / "test.tsv", TEST["MNLI"])
     read = partial(TASKS["MNLI"].data, tokenizer=tokenizer_in(tmp_path), seq_length=8)
     assert len(read([train, test], trains=False)) == len(read([train], trains=True)) + 1
-    with pytest.raises(WrongDataError, match=f"--train-data {test} .* no labels to train on"):
+    with problem(f"--train-data {test} … no labels", WrongDataError):
         read([train, test], trains=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "problem"),
+    ("name", "line", "words"),
     [
         ("MNLI", row(12, c0="7", c8="a", c9="", c11="neutral"), "column 10 is empty"),
-        ("MNLI", row(12, c0="7", c8="a", c9="b"), "label '-'; labels are contradiction, ent"),
+        ("MNLI", row(12, c0="7", c8="a", c9="b"), "label '-' … contradiction, ent"),
         ("MNLI", row(12, c0="7", c8="a", c9="b", c11=""), "label ''"),
-        ("MNLI", row(11, c0="7", c8="a", c9="b"), "11 columns instead of 12"),
-        ("MNLI", row(12, c0="x7", c8="a", c9="b", c11="neutral"), "id 'x7' is not an integer"),
-        ("QNLI", "8\ta\tb", "3 columns instead of 4"),
-        ("RTE", "8\ta\tb\tneutral", "unknown label 'neutral'"),
-        ("SST-2", "a\t2", "unknown label '2'"),
+        ("MNLI", row(11, c0="7", c8="a", c9="b"), "11 columns … 12"),
+        ("MNLI", row(12, c0="x7", c8="a", c9="b", c11="neutral"), "id 'x7' … integer"),
+        ("QNLI", "8\ta\tb", "3 columns … 4"),
+        ("RTE", "8\ta\tb\tneutral", "label 'neutral'"),
+        ("SST-2", "a\t2", "label '2'"),
         ("CoLA", "gj04\t1\t\t ", "column 4 is empty"),
-        ("STS-B", row(10, c0="8", c9="nan"), "score 'nan' is not a finite number"),
+        ("STS-B", row(10, c0="8", c9="nan"), "score 'nan' … finite"),
         ("STS-B", row(10, c0="8", c9="five"), "score 'five'"),
-        ("MRPC", "1\t2\t3\ta", "4 columns instead of 5"),
-        ("QQP", row(6, c0="8", c5="yes"), "unknown label 'yes'"),
+        ("MRPC", "1\t2\t3\ta", "4 columns … 5"),
+        ("QQP", row(6, c0="8", c5="yes"), "label 'yes'"),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path, name, line, problem):
+def test_a_malformed_line_is_named(tmp_path, name, line, words):
     file = write(tmp_path / "train.tsv", [*TRAINING[name], line])
-    with pytest.raises(WrongDataError) as error:
+    with problem(words, WrongDataError) as error:
         TASKS[name].read(file)
     assert str(error.value).startswith(f"{file}, line {len(TRAINING[name]) + 1}: ")
-    assert problem in str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(set(TRAINING) - {"CoLA"}))
 def test_a_file_without_header_is_refused(tmp_path, name):
     file = write(tmp_path / "train.tsv", TRAINING[name][1:])
-    with pytest.raises(WrongDataError, match="line 1: the first line must hold the names"):
+    with problem("line 1 … names", WrongDataError):
         TASKS[name].read(file)
 
 
@@ -150,31 +150,28 @@ def test_bad_lines_of_qqp_are_skipped_and_counted(tmp_path, caplog):
     assert len(TASKS["QQP"].read(file).examples) == 2
     assert f"2 lines skipped, the first of them: {file}, line 3: 5 columns" in caplog.text
     write(file, [*TRAINING["QQP"], *bad])
-    with pytest.raises(WrongDataError, match="2 of 3 lines cannot be used, and at most 50% are"):
+    with problem("2 of 3 lines … 50%", WrongDataError):
         TASKS["QQP"].read(file)
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("content", "words"),
     [
-        (None, "No such file or directory; did you mean"),
-        (b"", "is empty; it must be a file of QNLI"),
-        (b"a\tb\n", "line 1: 2 columns instead of 4"),
-        (b"index\tq\ts\tlabel\n", "no example of QNLI"),
-        (
-            b"index\tq\ts\tlabel\n1\t\xff\tb\tentailment\n",
-            "line 2: byte 18 of the file is not UTF-8",
-        ),
+        (None, "No such file … did you mean"),
+        (b"", "empty … QNLI"),
+        (b"a\tb\n", "line 1 … 2 columns … 4"),
+        (b"index\tq\ts\tlabel\n", "no example … QNLI"),
+        (b"index\tq\ts\tlabel\n1\t\xff\tb\tentailment\n", "line 2 … byte 18 … UTF-8"),
     ],
 )
-def test_an_unusable_file_is_named(tmp_path, content, problem):
+def test_an_unusable_file_is_named(tmp_path, content, words):
     file = write(tmp_path / "train.tsv", [])
     if content is None:
         file = tmp_path / "trains.tsv"
     else:
         file.write_bytes(content)
     tokenizer = tokenizer_in(tmp_path)
-    with pytest.raises(WrongDataError, match=problem) as error:
+    with problem(words, WrongDataError) as error:
         TaskDataset(TASKS["QNLI"], [file], tokenizer=tokenizer, seq_length=8)
     assert str(file) in str(error.value)
 
@@ -255,41 +252,41 @@ def test_hidden_files_of_race_are_passed_over(tmp_path):
     (tmp_path / "._1.txt").write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X\xff")
     assert len(TASKS["RACE"].read(tmp_path).examples) == 2
     write(tmp_path / "1.txt", [json.dumps(passage(questions=[], options=[], answers=[]))])
-    with pytest.raises(WrongDataError, match=r"its 1 \*\.txt have no question"):
+    with problem("1 *.txt … no question", WrongDataError):
         TASKS["RACE"].read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("line", "words"),
     [
-        ("{", "not JSON: '{' .*each object must be on one line"),
+        ("{", "JSON … '{' … on one line"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "not a JSON object"),
-        (json.dumps(passage(article=" \n")), "article is empty"),
-        (json.dumps(passage(article=3)), "key 'article' is missing or not a text"),
-        (json.dumps({"article": "a"}), "key 'questions' is missing or not a list"),
-        (json.dumps(passage(answers=["A"])), "2 questions, 2 lists of options and 1 answers"),
-        (json.dumps(passage(answers=["A", "E"])), "answer 2 is 'E'; it must be A, B, C, D"),
-        (json.dumps(passage(answers=["A", None])), "answer 2 is None"),
-        (json.dumps(passage(options=[[*"abc"], [*"efgh"]])), "question 1 must have a list of 4"),
-        (json.dumps(passage(options=[[*"abc", 1], [*"efgh"]])), "question 1 .* must be strings"),
+        (json.dumps(passage(article=" \n")), "article … empty"),
+        (json.dumps(passage(article=3)), "'article' … missing … text"),
+        (json.dumps({"article": "a"}), "'questions' … missing … list"),
+        (json.dumps(passage(answers=["A"])), "2 questions, 2 … 1 answers"),
+        (json.dumps(passage(answers=["A", "E"])), "answer 2 … 'E' … A, B, C, D"),
+        (json.dumps(passage(answers=["A", None])), "answer 2 … None"),
+        (json.dumps(passage(options=[[*"abc"], [*"efgh"]])), "question 1 … list of 4"),
+        (json.dumps(passage(options=[[*"abc", 1], [*"efgh"]])), "question 1 … strings"),
     ],
 )
-def test_a_malformed_passage_is_named(tmp_path, line, problem):
+def test_a_malformed_passage_is_named(tmp_path, line, words):
     file = write(tmp_path / "1.txt", [json.dumps(passage()), line])
-    with pytest.raises(WrongDataError, match=problem) as error:
+    with problem(words, WrongDataError) as error:
         TASKS["RACE"].read(tmp_path)
     assert str(error.value).startswith(f"{file}, line 2: ")
 
 
 @pytest.mark.parametrize(
-    ("path", "problem"),
-    [("RACE", "it has the folders high, middle"), ("RACE/midle", "did you mean .*middle")],
+    ("path", "words"),
+    [("RACE", "RACE … high, middle"), ("RACE/midle", "did you mean … middle")],
 )
-def test_a_folder_without_passages_is_named(tmp_path, path, problem):
+def test_a_folder_without_passages_is_named(tmp_path, path, words):
     for name in ("high", "middle"):
         write(tmp_path / "RACE" / name / "1.txt", [json.dumps(passage())])
-    with pytest.raises(WrongDataError, match=problem):
+    with problem(words, WrongDataError):
         TASKS["RACE"].read(tmp_path / path)
 
 
