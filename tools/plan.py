@@ -23,6 +23,7 @@ from megatron.config.config import (
     parse_config_for_checkpoint,
 )
 from megatron.config.optimization.training import global_batch_size_of
+from megatron.config.parallelism.pipeline import flags_of_stages
 from megatron.config.parsing.files import preset_vocabulary
 from megatron.config.parsing.flags import options_of
 from megatron.config.plan.plan import Plan, plan
@@ -189,8 +190,9 @@ def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device
         size, best = faster
         print(micro_batch_line(size, 1 - best.step_s / speed.step_s))
     if divided := faster_partition(config, decided, device, **given):
-        method, best = divided
-        print(partition_line(method, 1 - best.step_s / speed.step_s))
+        flags, best = divided
+        saved = 1 - best.step_s / speed.step_s
+        print(partition_line(flags, saved, replaced=flags_of_stages(config.parallel)))
 
 
 def _calibration(planning: PlanningConfig, device: Device) -> Calibration:

@@ -8,7 +8,7 @@ from typing import Any
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declarations_in
 from megatron.config.architecture.architecture import Architecture, network_named
-from megatron.config.flag_names import flag_and_value, flag_of, is_in_weights
+from megatron.config.flag_names import flag_and_value, is_in_weights
 from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of
 from megatron.config.parallelism.layout import ParallelPlan
@@ -288,7 +288,7 @@ def require_reshapable(
     reasons = []
     if with_optimizer and then["optimizer"]["name"] == "adam8bit":
         way = "write --no-load-optim"
-        if [each.name for each in changes] == [flag_of("parallel.bucket_size")]:
+        if [each.name for each in changes] == ["parallel.bucket_size"]:
             way += (
                 ", or the bucket size of the checkpoint; without one, "
                 '"bf16": {"immediate_grad_update": false} in the JSON of --deepspeed_config'

@@ -109,7 +109,7 @@ def pipeline_module(
             loss_fn=_loss_of_batch(loss, batch_fields),
             partition_method=partition_method,
         )
-    _require_work(steps, module.parts, partition_method)
+    _require_work(steps, module.parts, topology.pipeline, partition_method)
     _log_stages(steps, module, topology)
     return module
 
@@ -233,24 +233,28 @@ def _require_whole_ties(stage: PipelineModule) -> None:
             )
 
 
-def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> None:
+def _require_work(steps: Sequence[Step], bounds: Sequence[int], stages: int, method: str) -> None:
     """Refuse a stage without all parameter groups: DeepSpeed's gradient norm would wait forever.
 
     It takes one collective per parameter group; matrices are one, biases and norms another. Stages
     exchange a `LayerInput`, so none begins later than directly after the last transformer layer.
     """
     head = max(i for i, step in enumerate(steps) if _entry(step).kind == "block") + 1
-    for stage, (start, stop) in enumerate(pairwise(bounds)):
-        layers = [step for step in steps[start:stop] if isinstance(step, Layer)]
-        if any(issubclass(layer.cls, Block) for layer in layers):
-            continue
+    spans = [*pairwise(bounds)]
+    for stage in range(stages):
+        parts = spans[stage::stages]
+        layers = [s for start, stop in parts for s in steps[start:stop] if isinstance(s, Layer)]
+        has_block = any(issubclass(layer.cls, Block) for layer in layers)
         with torch.device("meta"):
-            weights = [weight for layer in layers for weight in layer.build().parameters()]
-        if start > head or {weight.dim() > 1 for weight in weights} != {True, False}:
+            weights = [] if has_block else [w for each in layers for w in each.build().parameters()]
+        if any(start > head for start, _ in parts) or (
+            not has_block and {weight.dim() > 1 for weight in weights} != {True, False}
+        ):
+            entries = ", ".join(f"{start} to {stop - 1}" for start, stop in parts)
             raise ConfigError(
-                f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
-                f"{stop - 1}) without a transformer layer, or a matrix and a norm; write "
-                "type:transformer, or fewer stages or chunks"
+                f"--pp-partition-method {method} leaves stage {stage} (entries {entries}) without a "
+                "transformer layer, or a matrix and a norm; write type:transformer, or fewer stages "
+                "or chunks"
             )
 
 

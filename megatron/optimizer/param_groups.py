@@ -93,7 +93,8 @@ def in_buckets(
     """Cut groups into groups of consecutive parameters, of at most `size` elements.
 
     A parameter stays whole, and may have more. What is left over is in a group's first part: backward
-    ends with it.
+    ends with it. Muon's matrices stay together: a rank works on the matrices that its part of a group
+    touches, and a part of each bucket would touch most of them.
 
     Args:
         alone: parameters that get a group of their own.
@@ -101,7 +102,9 @@ def in_buckets(
     return [
         {**group, "params": part}
         for group in groups
-        for part in _parts(group["params"], size, alone)
+        for part in (
+            [group["params"]] if group.get("orthogonal") else _parts(group["params"], size, alone)
+        )
     ]
 
 

@@ -215,18 +215,23 @@ def faster_partition(
         config, decide, estimate: see `faster_micro_batch`.
 
     Returns:
-        --pp-partition-method of it; None where none is faster.
+        The flags that ask for it, in place of all others that divide the layers; None where none is
+        faster.
     """
+    chunks = decided.parallel.chunks
     best, least = None, estimate(decided).step_s * (1 - _WORTHWHILE)
     for layers in _with_fewer_beside_the_head(decided):
         method = LAYERS + ",".join(map(str, layers))
         try:
-            other = decide(_with_method(config, method, decided.parallel.chunks))
+            other = decide(_with_method(config, method, chunks))
         except ConfigError:  # such as adapters, which need a layer on each stage
             continue
         speed = estimate(other)
         if speed.step_s < least and not obstacle(other, device):
-            best, least = (method, speed), speed.step_s
+            flags = f"--pp-partition-method {method}"
+            if chunks > 1:
+                flags += f" --num-virtual-stages-per-pipeline-rank {chunks}"
+            best, least = (flags, speed), speed.step_s
     return best
 
 
@@ -236,7 +241,7 @@ def _with_fewer_beside_the_head(decided: Plan) -> Iterator[list[int]]:
     parts = [count for chunk in zip(*stages, strict=True) for count in chunk]
     if len(parts) == 1 or decided.parallel.split_rank:
         return
-    for last in range(parts[-1]):
+    for last in reversed(range(parts[-1])):
         size, rest = divmod(sum(parts) - last, len(parts) - 1)
         # Later stages hold fewer micro-batches, and take the layers that are left over.
         longer = len(parts) - 1 - rest

@@ -60,7 +60,7 @@ def memory_lines(plan: Plan, *, device: str = "cuda") -> Iterator[str]:
         parts = [stage.has_embedding and "embedding", stage.has_head and "head"]
         held = ", ".join([f"{len(stage.layers)} layers", *(part for part in parts if part)])
         held += f"; micro-batches under way: {micro_batches_under_way(plan, stage):g}"
-        held += f"; idle: {100 * idle:.1f}% of a step" * (len(stages) > 1)
+        held += f"; idle, bubble included: {100 * idle:.1f}% of a step" * (len(stages) > 1)
         yield (
             f"stage {stage.index} ({held}): {_size(memory.total)} per rank | {parts_line(memory)}"
         )
@@ -141,11 +141,16 @@ def micro_batch_line(size: int, saved: float) -> str:
     )
 
 
-def partition_line(method: str, saved: float) -> str:
-    """Return the advice to divide layers otherwise into pipeline stages, which saves so much of a step."""
+def partition_line(flags: str, saved: float, *, replaced: Sequence[str]) -> str:
+    """Return the advice to divide layers otherwise into pipeline stages, which saves so much of a step.
+
+    Args:
+        flags: that ask for it.
+        replaced: flags of the run that they replace.
+    """
+    instead = f", in place of {' '.join(replaced)}" if replaced else ""
     return (
-        f"the stage with the head computes longest: --pp-partition-method {method} shortens a step "
-        f"by {saved:.0%}"
+        f"the stage with the head computes longest: {flags} shortens a step by {saved:.0%}{instead}"
     )
 
 

@@ -226,9 +226,11 @@ def _copies_volume(plan: Plan, weights: _Copied, number: int, *, held: int) -> V
         every = number * ring
         return Volume(forward=every * weight, backward=every * (gradient + again * weight))
     if parallel.bucket_size:
-        # The bucket of the first layers, which backward completes last and forward needs first.
-        at_end = min(1.0, (parallel.bucket_size + weights.shared) / count)
-        at_start = min(1.0, parallel.bucket_size / count)
+        # The bucket of the first layers, which backward completes last and forward needs first. Muon's
+        # matrices are one bucket.
+        size = count if plan.optimizer.name == "muon" else parallel.bucket_size
+        at_end = min(1.0, (size + weights.shared) / count)
+        at_start = min(1.0, size / count)
         return Volume(
             exposed=ring * (at_end * gradient + at_start * weight),
             forward=ring * (1 - at_start) * weight,

@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
             "device": {"name": "unknown", "torch": "unknown", "cuda": None},
             "checks": [],
         }
-        ends_at = started_at + (REHEARSAL_S if rehearsal else args.budget)
+        ends_at = started_at + (args.budget or (REHEARSAL_S if rehearsal else BUDGET_S))
         for _ in PARTS[name](result, "cpu" if rehearsal else "cuda", ends_at):
             result["seconds"] = time.monotonic() - started_at
             write(result, args.out)
@@ -113,7 +113,7 @@ def parse(argv: Sequence[str]) -> Any:
     """Return the options of the command line."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of each part")
+    parser.add_argument("--budget", type=float, help=f"seconds of each part: {BUDGET_S}")
     parser.add_argument(
         "--out", default=os.environ.get("OUT", "gpu_results"), help="folder of the results"
     )

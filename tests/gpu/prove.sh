@@ -23,6 +23,7 @@ mkdir -p "$cache"
 wheels=${PROVE_WHEELS:-.whl}
 if compgen -G "$wheels/*.whl" >/dev/null; then
   for part in . peers; do
+    compgen -G "$wheels/$part/*.whl" >/dev/null || continue
     site=$cache/site/$part
     if ! diff -q <(ls "$wheels/$part"/*.whl) "$site/wheels" >/dev/null 2>&1; then
       "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \

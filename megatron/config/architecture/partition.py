@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from megatron.common.errors import ConfigError
 from megatron.config.architecture.architecture import Entry
 from megatron.config.parallelism.layout import ParallelPlan
-from megatron.config.parallelism.pipeline import LAYERS, layers_in
+from megatron.config.parallelism.pipeline import LAYERS, even_parts, layers_in
 
 LAYER = "transformer"
 """What --pp-partition-method type:REGEX matches for every transformer layer, whatever its class."""
@@ -37,7 +37,7 @@ def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]
         return [0, *([*blocks, head][first] for first in firsts), len(entries)]
     weights = tuple(unit_weights(method, entries))
     if set(weights) == {1}:
-        return _even(len(weights), parts)
+        return [0, *accumulate(even_parts(len(weights), parts))]
     bounds = partition_balanced(weights, parts)
     if not method.startswith("type:"):
         return bounds
@@ -70,13 +70,19 @@ def _names(entry: Entry) -> tuple[str, ...]:
 
 
 def stage_problems(
-    parallel: ParallelPlan, entries: Sequence[Entry], layers_only: Mapping[str, bool]
+    parallel: ParallelPlan,
+    entries: Sequence[Entry],
+    layers_only: Mapping[str, bool],
+    *,
+    norms_embedding: bool,
 ) -> Iterator[str]:
     """Yield why a partition method cannot divide a network into the stages of a pipeline.
 
     Args:
         layers_only: by flag, whether it trains some weights of transformer layers in a way of their
             own, so that each stage needs one.
+        norms_embedding: whether the embedding has a norm: DeepSpeed's gradient norm takes a collective
+            for matrices and one for norms and biases, so each stage needs both.
     """
     method, parts = parallel.partition_method, parallel.pipeline * parallel.chunks
     if parallel.pipeline == 1 or parallel.split_rank or not method.startswith(("type:", LAYERS)):
@@ -88,8 +94,17 @@ def stage_problems(
         )
         return
     bounds = stage_bounds(method, entries, parts)
-    kinds = [{each.kind for each in entries[start:stop]} for start, stop in pairwise(bounds)]
+    spans = [entries[start:stop] for start, stop in pairwise(bounds)]
+    kinds = [
+        {each.kind for span in spans[stage :: parallel.pipeline] for each in span}
+        for stage in range(parallel.pipeline)
+    ]
     if empty := [number for number, found in enumerate(kinds) if "block" not in found]:
+        if empty[0] == 0 and method.startswith(LAYERS) and not norms_embedding:
+            yield (
+                f"the first pipeline stage would have the embedding alone ({method}): give it a "
+                "transformer layer, or add --embed-layernorm"
+            )
         for flag in (flag for flag, is_given in layers_only.items() if is_given):
             yield (
                 f"{flag} needs a transformer layer on each stage, and --pp-partition-method {method} "
@@ -107,12 +122,6 @@ def split_bounds(entries: Sequence[Entry], stages: int, split: int) -> list[int]
     front, rear = ([i for i in blocks if (i < decoder) is first] for first in (True, False))
     front, rear = front[:: len(front) // split], rear[:: len(rear) // (stages - split)]
     return [0, *front[1:], decoder, *rear[1:], len(entries)]
-
-
-def _even(items: int, parts: int) -> list[int]:
-    """Return bounds of parts of equal length; the first ones take what is left over."""
-    size, rest = divmod(items, parts)
-    return [part * size + min(part, rest) for part in range(parts + 1)]
 
 
 @cache

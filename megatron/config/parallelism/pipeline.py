@@ -119,6 +119,13 @@ def pipeline_notices(pipeline: PipelineConfig) -> Iterator[str]:
         yield f"{' and '.join(given)}: no effect with --pipeline-model-parallel-size 1"
 
 
+def flags_of_stages(pipeline: PipelineConfig) -> list[str]:
+    """Return the flags that are given to divide the layers into stages and chunks, with their values."""
+    size = pipeline.num_layers_per_virtual_pipeline_stage
+    chunks = [f"--num-layers-per-virtual-pipeline-stage {size}"] * (size is not None)
+    return [*(flag for given in _flags_of_layers(pipeline).values() for flag in given), *chunks]
+
+
 def _flags_of_layers(pipeline: PipelineConfig) -> dict[str, list[str]]:
     """Return, by the way in which layers are divided, the flags that are given for it."""
     method, layout = pipeline.pp_partition_method, pipeline.pipeline_model_parallel_layout
@@ -172,14 +179,14 @@ def _layers_of_parts(pipeline: PipelineConfig, num_layers: int) -> list[int]:
     if stages < 2 or not (first or last or embedding or head):
         return []
     if embedding or head:
-        layers = _even(num_layers + embedding + head, stages * chunks)
+        layers = even_parts(num_layers + embedding + head, stages * chunks)
         layers[0] -= embedding
         layers[-1] -= head
         return layers
-    given = {0: _even(first, chunks)} if first else {}
-    given |= {stages - 1: _even(last, chunks)} if last else {}
+    given = {0: even_parts(first, chunks)} if first else {}
+    given |= {stages - 1: even_parts(last, chunks)} if last else {}
     others = (stages - len(given)) * chunks
-    rest = iter(_even(num_layers - first - last, others) if others else ())
+    rest = iter(even_parts(num_layers - first - last, others) if others else ())
     return [
         given[rank][chunk] if rank in given else next(rest)
         for chunk in range(chunks)
@@ -187,7 +194,7 @@ def _layers_of_parts(pipeline: PipelineConfig, num_layers: int) -> list[int]:
     ]
 
 
-def _even(items: int, parts: int) -> list[int]:
+def even_parts(items: int, parts: int) -> list[int]:
     """Return the sizes of parts of equal length; the first ones have what is left over."""
     size, rest = divmod(items, parts)
     return [size + (part < rest) for part in range(parts)]
@@ -209,7 +216,7 @@ def _number_problems(pipeline: PipelineConfig, num_layers: int, words: str) -> I
     stages, chunks = pipeline.pipeline_model_parallel_size, chunks_of(pipeline, num_layers)
     size, method = pipeline.num_layers_per_virtual_pipeline_stage, pipeline.pp_partition_method
     layers = _layers_of_parts(pipeline, num_layers)
-    if method.startswith(LAYERS) and stages > 1:
+    if method.startswith(LAYERS):
         layers = layers_in(method)
     made = (
         f"{words} makes {len(layers)} stages, of {', '.join(map(str, layers))} transformer layers"
@@ -227,15 +234,17 @@ def _number_problems(pipeline: PipelineConfig, num_layers: int, words: str) -> I
         )
     elif size and not any(_counted_ends(pipeline)):
         yield (
-            f"{words} with --num-layers-per-virtual-pipeline-stage {size}: give the number of chunks "
-            "by --num-virtual-stages-per-pipeline-rank, as they differ in size"
+            f"{words} with --num-layers-per-virtual-pipeline-stage {size}: chunks differ in size, so "
+            f"write their number in its place: --num-virtual-stages-per-pipeline-rank {chunks}"
         )
     elif len(layers) != stages * chunks:
         each = f" of {chunks} chunks" * (chunks > 1)
         yield f"{made}: --pipeline-model-parallel-size is {stages}{each}"
     elif sum(layers) != num_layers:
         yield f"{made}: they have {sum(layers)}, and the network has {num_layers}"
-    elif min(layers) < 0 or 0 in layers[1:-1]:
+    elif min(layers) < 0:
+        yield f"{words} leaves no layers for the other stages: the network has {num_layers}"
+    elif 0 in layers[1:-1]:
         yield f"{made}: only the first and the last can be without a layer"
 
 
@@ -287,8 +296,13 @@ def _layout_problems(pipeline: PipelineConfig) -> Iterator[str]:
         )
     elif "m" in letters:
         yield f"{words}: there are no layers for multi-token prediction (m): leave them out"
-    elif not (letters.startswith("E") and letters.endswith("L") and {*letters[1:-1]} <= {"t"}):
+    elif not (layout.startswith("E") and layout.endswith("L") and {*letters[1:-1]} <= {"t"}):
         yield f"{words}: write E once at its beginning, L once at its end, and t for every layer"
+    elif len(parts) > 1 and pipeline.pipeline_model_parallel_size == 1:
+        yield (
+            f"{words} has {len(parts)} stages, and --pipeline-model-parallel-size is 1: write the "
+            "number of ranks that share them"
+        )
     elif len(parts) % max(1, pipeline.pipeline_model_parallel_size):
         yield (
             f"{words} has {len(parts)} stages, which is not a multiple of "

@@ -34,10 +34,7 @@ class DeepSpeedConfig:
     """Copy gradients into one contiguous buffer as they are computed."""
 
     zero_reduce_bucket_size: int = setting(
-        0,
-        at_least=0,
-        ds_key="zero_optimization.reduce_bucket_size",
-        plan="parallel.bucket_size",
+        0, at_least=0, ds_key="zero_optimization.reduce_bucket_size"
     )
     """Elements reduced at a time; 0 leaves it to the JSON or DeepSpeed. In bf16 at ZeRO stage 1 the
     same buckets are reduced and gathered: the smaller of both sizes holds."""
@@ -45,7 +42,8 @@ class DeepSpeedConfig:
     zero_allgather_bucket_size: int = setting(
         0, at_least=0, ds_key="zero_optimization.allgather_bucket_size"
     )
-    """Elements gathered at a time; 0 leaves it to the JSON or DeepSpeed."""
+    """Elements gathered at a time; 0 leaves it to the JSON or DeepSpeed. In bf16 at ZeRO stage 1 see
+    --zero-reduce-bucket-size."""
 
     remote_device: Literal["none", "cpu", "nvme"] | None = setting(
         None, ds_key="zero_optimization.offload_param.device"

@@ -176,11 +176,11 @@ def test_buckets_of_bf16_are_part_of_the_layout_of_several_replicas():
     bf16 = ("--bf16", "--global-batch-size", "4")
     now, smaller = saved(*bf16, **two), saved(*bf16, "--zero-allgather-bucket-size", "7", **two)
     (change,) = layout_changes(now, smaller)
-    assert change == Difference("--zero-reduce-bucket-size", 50_000_000, 7)
+    assert change == Difference("parallel.bucket_size", 50_000_000, 7)
     # Checkpoints of older versions have whole groups, as where one replica steps or none reduces early.
     older = now | {"parallel": {k: v for k, v in now["parallel"].items() if k != "bucket_size"}}
     (change,) = layout_changes(older, now)
-    assert change == Difference("--zero-reduce-bucket-size", 0, 50_000_000)
+    assert change == Difference("parallel.bucket_size", 0, 50_000_000)
     for flags in (["--bf16"], ["--zero-stage", "1"]):
         assert saved(*flags)["parallel"]["bucket_size"] == 0
     older["optimizer"] = older["optimizer"] | {"name": "adam8bit"}

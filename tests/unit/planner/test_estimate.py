@@ -166,7 +166,9 @@ def test_a_stage_with_a_large_head_is_proposed_fewer_layers(chunks):
     )
     even = decide(config)
     ways = {"decide": decide, "estimate": lambda planned: speed_of(planned, A100)}
-    method, speed = faster_partition(config, even, A100, **ways)
+    flags, speed = faster_partition(config, even, A100, **ways)
+    _, method, *given = flags.split()
+    assert given == ["--num-virtual-stages-per-pipeline-rank", "2"][: 2 * chunks - 2]
     layers = [int(count) for count in method.removeprefix("layers:").split(",")]
     assert (sum(layers), len(layers)) == (24, 4 * chunks)
     assert layers[-1] < min(layers[:-1])
@@ -222,7 +224,7 @@ def test_a_ramp_takes_as_long_as_its_steps():
     while consumed < 220_000_000:
         size = decided.batch.size_at(consumed)
         consumed, run_s = consumed + size, run_s + step_s[size]
-    assert speed_of(decided, A100).run_s == pytest.approx(run_s, rel=1e-5)
+    assert speed_of(decided, A100).run_s == pytest.approx(run_s, rel=2e-5)
     assert run_s > step_s[2048] * 220e6 / 2048 + 10 * 3600
 
 
@@ -377,11 +379,18 @@ def test_gradients_and_weights_hide_beside_the_passes():
     untied += ("--zero-allgather-bucket-size", "100")
     held = weights_of(tiny_plan(*untied, "--bf16"), stages_of(tiny_plan(*untied))[0]).total
     found = data(*untied, "--bf16", "--zero-stage", "1")
-    assert found == Volume(exposed=600, forward=2 * (held - 100), backward=4 * (held - 100))
+    # Of a ring of 4 ranks each sends 3/4.
+    hidden = 3 / 4 * (held - 100)
+    assert found.exposed == pytest.approx(3 / 4 * 600)
+    assert (found.forward, found.backward) == pytest.approx((2 * hidden, 4 * hidden))
     # A tied table is complete at the end.
     tied = data(*untied[1:], "--bf16", "--zero-stage", "1")
-    assert tied.exposed == 600 + 4 * 12 * 8
-    assert data("--bf16", "--zero-stage", "1", "--num-experts", "2").backward == 0
+    assert tied.exposed == pytest.approx(3 / 4 * (600 + 4 * 12 * 8))
+    experts = (*untied, "--bf16", "--num-experts", "2", "--expert-interval", "1")
+    divided = (*experts, "--moe-expert-parallel-size", "2")
+    assert data(*experts).backward > data(*divided).backward > 0
+    # Muon's matrices are one bucket.
+    assert data(*untied, "--bf16", "--optimizer", "muon").backward == 0
     first = data(*untied, "--zero-stage", "1")
     assert (first.forward, first.backward) == (0, 4 * (held - 100))
     assert first.exposed == 4 * 100 + 4 * held * 3 / 4
