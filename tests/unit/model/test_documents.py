@@ -1,8 +1,8 @@
 """Attention and loss masks of documents that share a sample."""
 
-import pytest
 import torch
 from networks import gpt_steps
+from problems import problem
 from tiny import tiny_spec
 
 from megatron.config.data.masks import MaskPlan
@@ -46,7 +46,7 @@ def test_each_switch_acts_alone():
 
 
 def test_keeping_apart_needs_the_token_that_ends_a_document():
-    with pytest.raises(ValueError, match="only when the token that ends one is known"):
+    with problem("documents … token … ends", ValueError):
         gpt_batch(TOKENS, ALL)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import problem
 from tiny import Shards
 from torch import nn
 
@@ -23,7 +24,7 @@ def test_an_unmarked_parameter_is_whole():
 
 def test_sizes_divide_exactly():
     assert exact_quotient(12, 4, "heads") == 3
-    with pytest.raises(ValueError, match="heads 10 is not a multiple of 4"):
+    with problem("heads 10 … 4", ValueError):
         exact_quotient(10, 4, "heads")
 
 
@@ -36,7 +37,7 @@ def test_sizes_divide_exactly():
     ],
 )
 def test_a_layer_that_does_not_divide_is_refused(build, name):
-    with pytest.raises(ValueError, match=f"{name} is not a multiple of 4"):
+    with problem(f"{name} … 4", ValueError):
         build(Shards(0, 4))
 
 

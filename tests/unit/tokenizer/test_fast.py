@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import problem
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 from megatron.common.errors import ConfigError, DataError
@@ -117,7 +118,7 @@ SEPARATOR_TEXTS = ["a", f"b {SEPARATOR}c", SEPARATOR[:-1], ""]
 def test_a_text_with_what_stands_between_texts_is_left_to_the_reference(gpt2):
     encoder, fast = load_fast(gpt2), FastTokenizer(gpt2, must_be_fast=True)
     for encoder.joins in (True, False):
-        with pytest.raises(ValueError, match="a text holds|the text holds"):
+        with problem("text holds", ValueError):
             encoder.encode_array(SEPARATOR_TEXTS)
     expected = [gpt2.encode(text) for text in SEPARATOR_TEXTS]
     assert [fast.encode(text) for text in SEPARATOR_TEXTS] == expected
@@ -211,7 +212,7 @@ def test_what_it_cannot_read_is_left_to_the_reference(make, caplog, kind):
     assert not fast.is_fast
     assert fast.encode("a b") == reference.encode("a b")
     assert fast.encode_array(["a b"])[0].tolist() == reference.encode("a b")
-    with pytest.raises(ConfigError, match=f"--tokenizer-backend fast: {reason}"):
+    with problem(f"--tokenizer-backend fast: {reason}"):
         FastTokenizer(reference, must_be_fast=True)
 
 
@@ -250,7 +251,7 @@ def test_one_other_id_is_found(gpt2, monkeypatch, caplog, text):
     with caplog.at_level(logging.INFO, logger="megatron"):
         assert fast.encode_array([text])[0].tolist() == gpt2.encode(text)
     assert "because gigatoken gives other ids: of " in caplog.text
-    with pytest.raises(ConfigError, match=r"gigatoken gives other ids: of .*, id \d+ is \[\d+\]"):
+    with pytest.raises(ConfigError, match=r"gigatoken .*, id \d+ is \[\d+\]"):
         FastTokenizer(gpt2, must_be_fast=True)
 
 
@@ -267,7 +268,7 @@ def test_a_vocabulary_without_all_bytes_is_left_to_the_reference(tmp_path):
     fast = FastTokenizer(GPT2BPETokenizer(tmp_path / "v.json", tmp_path / "m.txt"))
     assert fast.encode("abab") == [2, 2]
     assert not fast.is_fast
-    with pytest.raises(DataError, match="one of its bytes has no token"):
+    with problem("bytes … token", DataError):
         fast.encode("c")
 
 
@@ -278,15 +279,15 @@ def test_a_tokenizer_of_another_library_is_left_to_itself():
 def test_a_missing_library_is_named(gpt2, modules):
     modules("gigatoken")
     assert not FastTokenizer(gpt2).is_fast
-    with pytest.raises(ConfigError, match="pip install gigatoken"):
+    with problem("pip install gigatoken"):
         FastTokenizer(gpt2, must_be_fast=True)
 
 
 def test_half_of_a_surrogate_pair_is_the_error_of_the_reference(gpt2):
     fast = FastTokenizer(gpt2, must_be_fast=True)
-    with pytest.raises(DataError, match="no tokens for the text 'a.*half of a surrogate pair"):
+    with problem("'a … surrogate pair", DataError):
         fast.encode("a\ud83d")
-    with pytest.raises(DataError, match="no tokens for the text 'b.*half of a surrogate pair"):
+    with problem("'b … surrogate pair", DataError):
         fast.encode_array(["a", "b\ud83d"])
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from problems import problem
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from megatron.common.errors import DataError
@@ -102,32 +103,30 @@ def test_no_end_is_an_error_only_when_it_is_needed(directory):
     (directory / "tokenizer_config.json").unlink()
     tokenizer = PretrainedFromHF(directory)
     assert tokenizer.encode("a")[0] == 0
-    with pytest.raises(DataError, match="no token for eod.*tokenizer_config.json"):
+    with problem("eod … tokenizer_config.json", DataError):
         _ = tokenizer.eod
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tokenizer.json", "tokenizer.json is not a tokenizer"),
-        ("tokenizer_config.json", "tokenizer_config.json is not JSON"),
+        ("tokenizer.json", "tokenizer.json … not a tokenizer"),
+        ("tokenizer_config.json", "tokenizer_config.json … JSON"),
     ],
 )
 def test_a_damaged_file_is_named(directory, name, message):
     (directory / name).write_text("{")
-    with pytest.raises(DataError, match=message):
+    with problem(message, DataError):
         PretrainedFromHF(directory)
 
 
 def test_a_text_that_is_no_text_is_an_error(directory):
-    with pytest.raises(DataError, match="no tokens for"):
+    with problem("no tokens for", DataError):
         PretrainedFromHF(directory).encode("a\ud83d")
 
 
 def test_a_folder_without_a_tokenizer_is_one_clear_message(tmp_path):
-    with pytest.raises(
-        DataError, match="cannot load the tokenizer --tokenizer-name-or-path .*; give a directory"
-    ):
+    with problem("--tokenizer-name-or-path … directory", DataError):
         PretrainedFromHF(tmp_path)
 
 
@@ -137,7 +136,7 @@ def test_special_tokens_are_found_by_role(directory):
     ours = PretrainedFromHF(directory)
     assert ours.special_ids == {"bos": 0, "eos": 1, "eod": 1, "pad": 1, "mask": 258}
     assert ours.special("mask") == 258
-    with pytest.raises(DataError, match="has no token for cls, which is needed here; it has: bos"):
+    with problem("cls … bos", DataError):
         ours.special("cls")
 
 

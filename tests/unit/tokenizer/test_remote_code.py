@@ -1,6 +1,7 @@
 """Python code in the directory of a tokenizer or a model is run only where flags ask for it."""
 
 import pytest
+from problems import problem
 from remote_code import write_code
 
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, describe_model
@@ -23,12 +24,12 @@ def arguments(folder, *kwargs):
 
 
 def test_no_code_is_run_unasked(folder):
-    needs = "needs Python code of its own, which is run only with --tokenizer-kwargs trust_remote"
-    with pytest.raises(WrongDataError, match=needs):
+    needs = "Python code … --tokenizer-kwargs trust_remote"
+    with problem(needs, WrongDataError):
         build_tokenizer(**arguments(folder))
-    with pytest.raises(WrongDataError, match=needs):
+    with problem(needs, WrongDataError):
         load_with_transformers(str(folder), {})
-    with pytest.raises(WrongCheckpointError, match="with its own Python code, which is never run"):
+    with problem("Python code … never", WrongCheckpointError):
         describe_model(folder, ImportOptions(), save=folder)
     assert not (folder.parent / "ran").exists()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from problems import problem
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path.append(str(REPOSITORY / "benchmarks"))
@@ -22,7 +23,6 @@ import packages  # noqa: E402
 import prove  # noqa: E402
 import train_gpu  # noqa: E402
 
-from megatron.common.errors import ConfigError  # noqa: E402
 from megatron.planner.devices import GIB, RESERVED_BYTES  # noqa: E402
 
 H100 = {
@@ -162,7 +162,7 @@ def test_rows_of_a_gpu_fit_an_h100(row):
 def test_a_torch_that_cannot_use_the_gpu_is_no_rehearsal(tmp_path):
     assert not prove.has_gpu(tmp_path)
     (tmp_path / "nvidia0").touch()
-    with pytest.raises(ConfigError, match="is a build for CPUs and this machine has a GPU"):
+    with problem("CPUs … GPU"):
         prove.has_gpu(tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_part_over_its_budget_leaves_no_process_on_the_gpu(tmp_path, python_ru
 def test_a_rehearsal_is_no_result_for_the_page(rehearsal, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("\n".join(gpu_table.MARKERS))
-    with pytest.raises(ConfigError, match="rehearsal on a CPU"):
+    with problem("right.json … CPU … --page"):
         gpu_table.main([str(rehearsal / "right.json"), "--page", str(page)])
 
 
@@ -202,7 +202,7 @@ def test_results_are_written_between_the_markers_of_a_page(rehearsal, tmp_path):
     assert "| out of memory: no |" in text and "(2.000) |" in text
     assert result["commit"] in text and result["date"] in text
     page.write_text("no markers")
-    with pytest.raises(ConfigError, match="has no lines"):
+    with problem(f"--page {page} … {gpu_table.MARKERS[0]}"):
         gpu_table.main([str(results), "--page", str(page)])
 
 
@@ -236,5 +236,5 @@ def test_no_side_begins_when_the_budget_is_spent():
 
 
 def test_a_batch_that_is_not_a_number_is_refused():
-    with pytest.raises(ConfigError, match="--batch many"):
+    with problem("--batch many"):
         train_gpu.parse(["--batch", "8", "many"])

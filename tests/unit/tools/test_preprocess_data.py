@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from problems import require_problem
 from scripts import run_script
 from tokenizers import pre_tokenizers
 
@@ -193,7 +194,7 @@ def test_a_failing_late_line_leaves_nothing(directory):
         "--json-keys content --workers 2 --chunk-size 5",
     )
     assert done.returncode == 2
-    assert "error: corpus.jsonl, line 61: not JSON: 'no json'" in done.stderr
+    require_problem("error: corpus.jsonl, line 61: … JSON … 'no json'", [done.stderr])
     assert new_files(directory) == set()
 
 
@@ -236,7 +237,7 @@ def test_the_fastest_number_of_workers_is_found_and_nothing_written(directory):
     done = run(directory, line.replace("--workers-to-check 1 3", "--workers-to-check 0"))
     assert new_files(directory) == before
     assert done.returncode == 2
-    assert "--workers-to-check and --max-documents: give 1 or more" in done.stderr
+    require_problem("--workers-to-check and --max-documents: … 1", [done.stderr])
 
 
 def start_in_the_middle(directory):

@@ -4,10 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from problems import problem
 from scripts import module_of
 from servers import serving
 
-from megatron.common.errors import ConfigError, DataError, MegatronError, WrongCheckpointError
+from megatron.common.errors import DataError, MegatronError, WrongCheckpointError
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig, serving_problems
 from megatron.inference.loading.model_source import read_model_source
@@ -69,7 +70,7 @@ def test_a_taken_port_is_reported_before_the_model_is_opened(server_tool, monkey
     with listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         let_ask(server_tool, monkeypatch, port=port)
-        with pytest.raises(ConfigError, match=f"--port {port} cannot be bound"):
+        with problem(f"--port {port} … another --port"):
             server_tool.main([])
 
 
@@ -87,7 +88,7 @@ def test_all_addresses_without_a_key_are_warned_of(
     with listener(serving["host"], 0) as taken:
         port = taken.getsockname()[1]
         let_ask(server_tool, monkeypatch, port=port, **serving)
-        with pytest.raises(ConfigError, match="cannot be bound"):
+        with problem(f"--port {port} … another --port"):
             server_tool.main([])
     assert ("--host 0.0.0.0 without an API key" in caplog.text) is warns
     assert ("set --api-key-file" in caplog.text) is warns
@@ -97,17 +98,17 @@ def test_missing_packages_are_reported(server_tool, monkeypatch, modules):
     let_ask(server_tool, monkeypatch)
     for package in ("fastapi", "prometheus_client"):
         modules(package)
-    with pytest.raises(ConfigError, match="fastapi, prometheus_client, which are not installed"):
+    with problem("fastapi, prometheus_client … pip install"):
         server_tool.main([])
 
 
 def test_the_key_is_read_from_its_file(server_tool, tmp_path):
     file = tmp_path / "key"
     options = ServingConfig(api_key_file=str(file))
-    with pytest.raises(DataError, match="--api-key-file .*No such file"):
+    with problem("--api-key-file … No such file", DataError):
         server_tool.read_api_key(options)
     file.write_text("\n")
-    with pytest.raises(DataError, match="is empty"):
+    with problem("--api-key-file … empty", DataError):
         server_tool.read_api_key(options)
     file.write_text("sesame\n")
     assert server_tool.read_api_key(options) == "sesame"
@@ -130,15 +131,15 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, stdin, capsys)
         assert "Error 401: this server needs" in capsys.readouterr().out
     for wrong in (address, "127.0.0.1:port", "[", f"http://{address}"):
         stdin("a\n1\n")
-        with pytest.raises(MegatronError, match="no answer from http"):
+        with problem("no answer from http", MegatronError):
             client_tool.main([wrong])
         assert capsys.readouterr().out == "", "no prompt is printed"
-    with pytest.raises(DataError, match="--api-key-file .*No such file"):
+    with problem("--api-key-file … No such file", DataError):
         client_tool.main([address, "--api-key-file", str(tmp_path / "none")])
 
 
 def test_the_model_may_be_named_in_a_file_of_flags(tmp_path):
     file = tmp_path / "flags.yaml"
     file.write_text(f"load: {tmp_path}/none\n")
-    with pytest.raises(WrongCheckpointError, match="none does not exist"):
+    with problem(f"{tmp_path}/none", WrongCheckpointError):
         read_model_source(["--config", str(file)], {}, description=None)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from problems import require_problem
 from scripts import run_script
 
 TOOL = str(Path(__file__).parents[3] / "tools" / "watch.py")
@@ -51,8 +52,8 @@ def test_what_cannot_be_watched_is_an_error_of_one_line(journal, tmp_path):
         f"error: {tmp_path}: the journal has no step yet\n",
     )
     assert watch(tmp_path, "--every", "0").returncode == 2
-    assert "--compare has an effect with --html" in watch(tmp_path, "--compare", tmp_path).stderr
-    assert "missing argument: the --save directory of a run" in watch().stderr
+    require_problem("--compare … --html", [watch(tmp_path, "--compare", tmp_path).stderr])
+    require_problem("missing … --save", [watch().stderr])
 
 
 def test_a_run_that_failed_before_it_had_a_journal_is_shown(tmp_path):

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from problems import problem
 from tiny import tiny_config, tiny_plan
 
-from megatron.common.errors import ConfigError
 from megatron.config.optimization.batch_size import BatchPlan, Progress, size_schedule_of
 from megatron.config.plan.plan import resolve
 from megatron.config.plan.validation import validate
@@ -225,7 +225,7 @@ def test_a_ramp_is_checked_from_the_consumed_samples_on():
     flags = ["--global-batch-size", "8", "--rampup-batch-size", "2", "2", "24", "--train-samples"]
     config = tiny_config(*flags, "80", "--micro-batch-size", "1", without=("--train-iters",))
     for consumed in (0, 8, 16):
-        with pytest.raises(ConfigError, match="on the way is not a multiple of .* = 4$"):
+        with problem("on the way … multiple … 4"):
             validate(config, world_size=4, device="cpu", done=Progress(1, consumed, 0))
     valid = validate(config, world_size=4, device="cpu", done=Progress(1, 25, 0))
     assert valid.steps.batch.sizes_from(25) == range(8, 9, 2)
@@ -290,7 +290,7 @@ def test_the_length_of_a_run_counts_the_steps_of_its_schedule():
 
 def test_a_step_schedule_is_checked_from_the_consumed_samples_on():
     config = tiny_config(*STEPS, "--train-samples", "200", **BY_SAMPLES)
-    with pytest.raises(ConfigError, match="batch size 2 is not a multiple of .* = 4$"):
+    with problem("batch size 2 … multiple … 4"):
         validate(config, world_size=2, device="cpu")
     steps = validate(config, world_size=2, device="cpu", done=Progress(1, 33, 0)).steps
     assert steps.batch.sizes_from(33) == [4, 8]

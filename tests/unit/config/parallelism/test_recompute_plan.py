@@ -62,22 +62,22 @@ def test_groups_of_layers(method, num_layers, count, groups):
 @pytest.mark.parametrize(
     ("line", "output"),
     [
-        ("--recompute-activations --checkpoint-activations", "contradict each other"),
+        ("--recompute-activations --checkpoint-activations", "contradict"),
         (f"--recompute-activations {FULL}", "--recompute-activations and --recompute-granularity"),
-        ("--recompute-method uniform", "--recompute-method uniform: nothing is recomputed"),
-        ("--recompute-num-layers 2", "--recompute-num-layers 2: nothing is recomputed"),
-        ("--recompute-activations --recompute-num-layers 2", "recomputes no full layers"),
-        ("--checkpoint-activations --checkpoint-num-layers 0", "layers 0 must be at least 1"),
+        ("--recompute-method uniform", "--recompute-method uniform: nothing"),
+        ("--recompute-num-layers 2", "--recompute-num-layers 2: nothing"),
+        ("--recompute-activations --recompute-num-layers 2", "no full layers"),
+        ("--checkpoint-activations --checkpoint-num-layers 0", "layers 0 .* 1"),
         (FULL, "full needs --recompute-method uniform or block and --recompute-num-layers$"),
         (f"{FULL} --recompute-method block", "full needs --recompute-num-layers$"),
         (f"{FULL} --recompute-num-layers 1", "full needs --recompute-method uniform or block$"),
-        ("--partition-activations", "--distribute-saved-activations: nothing is recomputed"),
-        ("--recompute-activations --checkpoint-in-cpu", "--checkpoint-in-cpu: it changes how"),
-        ("--checkpoint-activations --partition-activations", "one tensor-parallel rank"),
-        ("--checkpoint-activations --contigious-checkpointing", "it needs --partition-activations"),
-        ("--checkpoint-activations --checkpoint-in-cpu", "on CPUs, where activations are in that"),
-        ("--synchronize-each-layer", "--synchronize-each-layer: nothing is recomputed"),
-        ("--profile-backward", "--profile-backward: nothing is recomputed"),
+        ("--partition-activations", "--distribute-saved-activations: nothing"),
+        ("--recompute-activations --checkpoint-in-cpu", "--checkpoint-in-cpu: "),
+        ("--checkpoint-activations --partition-activations", "one tensor-parallel"),
+        ("--checkpoint-activations --contigious-checkpointing", "needs --partition-activations"),
+        ("--checkpoint-activations --checkpoint-in-cpu", "on CPUs"),
+        ("--synchronize-each-layer", "--synchronize-each-layer: nothing"),
+        ("--profile-backward", "--profile-backward: nothing"),
     ],
 )
 def test_contradictions_are_told(line, output):
@@ -91,17 +91,17 @@ TENSOR = "--tensor-model-parallel-size 2 --checkpoint-activations"
 @pytest.mark.parametrize(
     ("line", "world_size", "output"),
     [
-        (f"{TENSOR} --sequence-parallel --partition-activations", 2, "no more than its part"),
+        (f"{TENSOR} --sequence-parallel --partition-activations", 2, "--sequence-parallel … part"),
         (
             f"{TENSOR} --pipeline-model-parallel-size 2 --partition-activations "
             "--contiguous-checkpointing",
             4,
-            "holds one micro-batch",
+            "one micro-batch … pipeline",
         ),
     ],
 )
 def test_layouts_that_cannot_store_so_are_told(line, world_size, output):
-    with pytest.raises(ConfigError, match=output):
+    with problem(output):
         plan_of(line, world_size=world_size)
 
 

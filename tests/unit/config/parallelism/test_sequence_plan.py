@@ -73,36 +73,40 @@ def test_groups_of_heads_need_not_be_divided_in_a_ring():
 @pytest.mark.parametrize(
     ("line", "world_size", "output"),
     [
-        (f"{TENSOR} --sequence-parallel --seq-length 5", 2, "--seq-length 5 is not a multiple of"),
-        ("--ds-sequence-parallel-size 4", 4, "2: --seq-length 6|4: --seq-length 6 is not a mult"),
-        (f"{TENSOR} --ds-sequence-parallel-size 2", 4, "heads 2 is not a multiple of 4"),
+        (
+            f"{TENSOR} --sequence-parallel --seq-length 5",
+            2,
+            "--seq-length 5 … multiple of --tensor-model-parallel-size 2",
+        ),
+        ("--ds-sequence-parallel-size 4", 4, "parallel-size 4: --seq-length 6 … multiple"),
+        (f"{TENSOR} --ds-sequence-parallel-size 2", 4, "heads 2 … multiple of 4"),
         (
             "--num-attention-heads 4 --group-query-attention --num-query-groups 1 "
             "--ds-sequence-parallel-size 2",
             2,
-            "--num-query-groups 1 is not a multiple of 2",
+            "--num-query-groups 1 … multiple of 2",
         ),
         (
             f"{TENSOR} --num-attention-heads 4 --sequence-parallel --ds-sequence-parallel-size 2",
             4,
-            "both divide the sequence",
+            "both … sequence",
         ),
-        ("--ds-sequence-parallel-size 2", 3, "needs a multiple of 2 processes, got 3"),
-        ("--ds-sequence-parallel-size 0", 1, "must be at least 1"),
-        ("--context-parallel-size 2", 3, "needs a multiple of 2 processes, got 3"),
-        (f"{CONTEXT} --ds-sequence-parallel-size 2", 4, "both divide the sequence"),
-        (f"{CONTEXT} --cp-comm-type all_gather", 2, "keep the keys of all tokens on every rank"),
-        (f"{CONTEXT} --cp-comm-type p2p a2a", 2, "all layers communicate alike"),
-        (f"{CONTEXT} --cp-comm-type ring", 2, "ring is not supported; write p2p or a2a"),
+        ("--ds-sequence-parallel-size 2", 3, "multiple of 2 processes … 3"),
+        ("--ds-sequence-parallel-size 0", 1, "sequence-parallel-size 0 … 1"),
+        ("--context-parallel-size 2", 3, "multiple of 2 processes … 3"),
+        (f"{CONTEXT} --ds-sequence-parallel-size 2", 4, "both … sequence"),
+        (f"{CONTEXT} --cp-comm-type all_gather", 2, "all_gather … keys … every rank"),
+        (f"{CONTEXT} --cp-comm-type p2p a2a", 2, "--cp-comm-type p2p a2a … layers"),
+        (f"{CONTEXT} --cp-comm-type ring", 2, "ring … p2p or a2a"),
         (f"{TENSOR} {CONTEXT} --cp-comm-type a2a", 4, "write --context-parallel-size 2"),
-        (f"{TENSOR} {CONTEXT} --sequence-parallel", 4, "6 is not a multiple of 4, which both"),
-        (f"{CONTEXT} --attention-impl flex --kv-channels 16", 2, "no blocks by --attention-impl"),
-        (f"{CONTEXT} --compile", 2, "does not compile ring attention"),
-        (f"{CONTEXT} --num-experts 2", 2, "experts do not work with --context-parallel-size 2"),
+        (f"{TENSOR} {CONTEXT} --sequence-parallel", 4, "6 … multiple of 4"),
+        (f"{CONTEXT} --attention-impl flex --kv-channels 16", 2, "--attention-impl"),
+        (f"{CONTEXT} --compile", 2, "--compile … ring"),
+        (f"{CONTEXT} --num-experts 2", 2, "experts … --context-parallel-size 2"),
     ],
 )
 def test_layouts_that_do_not_fit_are_told(line, world_size, output):
-    with pytest.raises(ConfigError, match=output):
+    with problem(output):
         plan_of(line, world_size)
 
 

@@ -136,26 +136,26 @@ def test_the_last_word_wins():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "the following arguments are required: --num-things"),
-        ("--num-things x", "argument --num-things: invalid int value: 'x'"),
-        ("--num-things 2.5", "argument --num-things: invalid int value: '2.5'"),
-        ("--num-things 3 --rate fast", "argument --rate: 'fast' is not a finite number"),
-        ("--num-things 3 --style oval", "argument --style: invalid choice: 'oval'"),
-        ("--num-things 3 --sizes", "argument --sizes: expected at least one argument"),
-        ("--num-things 3 --fast=True", "argument --fast: takes no value .*, not 'True'"),
-        ("--num-things 3 --nmae n", r"^unknown flag --nmae; did you mean --name\?"),
-        ("--num-things 3 --rest-of", "unknown flag --rest-of; --help lists all flags"),
-        ("--num-things 3 --thigns 4", "unknown flag --thigns; write --num-things instead$"),
-        ("--num-things 3 --fast True", "--fast takes no value, not True; leave True out$"),
-        ("--num-things 3 --fast off", "--fast takes no value, not off; leave --fast out$"),
-        ("--num-things 3 --rat 4", r"unknown flag --rat; did you mean --rate\?"),
-        ("--num-things 3 --xyz=4", "unknown flag --xyz; --help lists all flags"),
-        ("--num-things 3 stray", "unexpected argument stray; write it as --NAME VALUE"),
-        ("--things 3 --num-things 3", "^--things: write --num-things instead$"),
+        ("", "required: --num-things"),
+        ("--num-things x", "--num-things … int … 'x'"),
+        ("--num-things 2.5", "--num-things … int … '2.5'"),
+        ("--num-things 3 --rate fast", "--rate … 'fast' … number"),
+        ("--num-things 3 --style oval", "--style … choice: 'oval'"),
+        ("--num-things 3 --sizes", "--sizes … one argument"),
+        ("--num-things 3 --fast=True", "--fast … no value … 'True'"),
+        ("--num-things 3 --nmae n", "--nmae … --name?"),
+        ("--num-things 3 --rest-of", "--rest-of … --help"),
+        ("--num-things 3 --thigns 4", "--thigns … --num-things"),
+        ("--num-things 3 --fast True", "--fast … no value … True; leave True out"),
+        ("--num-things 3 --fast off", "--fast … no value … off; leave --fast out"),
+        ("--num-things 3 --rat 4", "--rat; … --rate?"),
+        ("--num-things 3 --xyz=4", "--xyz … --help"),
+        ("--num-things 3 stray", "stray … --NAME VALUE"),
+        ("--things 3 --num-things 3", "--things: … --num-things"),
     ],
 )
 def test_a_mistake_is_one_message(line, message):
-    with pytest.raises(ConfigError, match=message):
+    with problem(message):
         parse(line)
 
 

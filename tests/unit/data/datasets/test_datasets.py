@@ -4,9 +4,10 @@ import logging
 
 import numpy as np
 import pytest
+from problems import problem
 from tiny import tiny_plan
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
@@ -84,7 +85,7 @@ def test_a_corpus_of_less_than_a_sample_is_left_out_of_a_blend_but_not_of_traini
     sets = build(*flags, "80,10,10")
     assert f"{tiny} has 4 tokens of the 9 of one sample for valid: it is left" in caplog.text
     assert documents_in(sets.valid["valid"]) <= set(range(80, 90))
-    with pytest.raises(DataError, match=r"b: documents 0 to 1 hold 4 tokens, one sample needs 9"):
+    with problem("b: … 0 to 1 … 4 tokens … 9 … --seq-length", DataError):
         build(*flags, "10,80,10")
 
 
@@ -100,13 +101,13 @@ def test_what_is_read_of_each_corpus_is_reported(tmp_path):
 
 def test_nothing_to_train_on_is_an_error(tmp_path):
     path = corpus(tmp_path / "c", 10)
-    with pytest.raises(DataError, match=r"--split 0,1 leaves no document of .*c for training"):
+    with problem("--split 0,1 … /c … training", DataError):
         build("--data-path", path, "--split", "0,1")
 
 
 def test_an_empty_corpus_is_refused(tmp_path):
     path = corpus(tmp_path / "c", 0)
-    with pytest.raises(DataError, match="has no documents: 0 tokens, one sample needs 9"):
+    with problem("c … 0 tokens … 9", DataError):
         build("--data-path", path)
 
 
@@ -195,11 +196,11 @@ def test_the_older_format_gives_the_same_samples(tmp_path):
         for i in range(20):
             assert np.array_equal(found[i]["tokens"], complete[i]["tokens"])
         assert found.origin(3).pieces == complete.origin(3).pieces
-    with pytest.raises(DataError, match="is not an index of --dataset-impl mmap"):
+    with problem("older.idx … --dataset-impl mmap", DataError):
         build("--data-path", older, "--data-impl", "mmap")
 
 
 def test_random_tokens_are_of_no_document():
     plan = tiny_plan("--mock-data", without=("--data-path",))
-    with pytest.raises(ConfigError, match=r"random tokens \(--mock-data\): there are no documents"):
+    with problem("--mock-data … documents"):
         build_datasets(plan.data, seq_length=6, seed=1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from problems import problem
 from torch.utils.data import DistributedSampler
 
 from megatron.common.errors import WrongDataError
@@ -106,7 +107,7 @@ def test_a_smaller_last_batch_is_left_out_or_has_the_mean_of_its_own():
 
 
 def test_an_epoch_without_a_batch_is_refused():
-    with pytest.raises(WrongDataError, match="3 samples are less than a global batch of 4"):
+    with problem("3 samples … 4 … --global-batch-size … --keep-last-batch", WrongDataError):
         epochs_of(3, micro=4, keeps_last=False)
 
 

@@ -1,9 +1,9 @@
 """Samples of packed documents."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
@@ -59,9 +59,7 @@ def test_two_samples_share_the_token_between_them(tmp_path):
 
 def test_a_corpus_shorter_than_a_sample_is_refused_with_its_tokens(tmp_path):
     source = corpus(tmp_path / "c", [4, 6])
-    with pytest.raises(
-        DataError, match=r"documents 0 to 2 hold 10 tokens, one sample needs 11 \(--seq-length"
-    ):
+    with problem("c: … 0 to 2 … 10 tokens … 11 … --seq-length", DataError):
         GPTDataset(source, range(2), num_samples=1, seq_length=10, seed=1)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from problems import problem
 from tiny import tiny_config
 
 from megatron.common.errors import DataError
@@ -74,7 +75,7 @@ def test_the_packing_is_kept_and_depends_on_length_seed_and_range(prefix, tmp_pa
 
 def test_inputs_without_their_targets_are_refused(tmp_path):
     write_pairs(tmp_path / "odd", [[1], [2]], [[3]])
-    with pytest.raises(DataError, match="has 2 sequences and .*odd_targets_document has 1: each"):
+    with problem("odd_inputs_document … 2 … odd_targets_document … 1", DataError):
         MTFDataset(*opened(tmp_path / "odd"), range(2), num_samples=1, seq_length=4, seed=1)
 
 
@@ -84,7 +85,7 @@ def test_pairs_that_are_too_long_are_left_out_and_logged(tmp_path, caplog):
     dataset = MTFDataset(*opened(tmp_path / "long"), range(2), **options)
     assert {piece.document for i in range(2) for piece in dataset.origin(i).pieces} == {1}
     assert "1 of 2 pairs are left out: they are longer than a sample of 5 tokens" in caplog.text
-    with pytest.raises(DataError, match="pairs 0 to 1: none of them fits into 5 tokens"):
+    with problem("long_inputs_document … 0 to 1 … 5 tokens … --seq-length", DataError):
         MTFDataset(*opened(tmp_path / "long"), range(1), **options)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from preprocessing_runs import Killed, conversion, killed_before_rename_of, outputs, uninterrupted
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
@@ -19,18 +20,16 @@ def test_what_is_assembled_is_not_published_for_other_options(directory, monkeyp
     spec = conversion(directory)
     with killed_before_rename_of(monkeypatch, suffix):
         preprocess(spec)
-    with pytest.raises(DataError, match="run: each document ended with nothing and ends with 2"):
+    with problem("another run … nothing … 256", DataError):
         preprocess(replace(spec, append_eod=True))
-    with pytest.raises(DataError, match="another run: --dataset-impl was 'mmap' and is 'lazy'"):
+    with problem("another run … --dataset-impl … 'mmap' … 'lazy'", DataError):
         preprocess(replace(spec, dataset_impl="lazy"))
-    with pytest.raises(
-        DataError, match="another run: --on-error collect was not given and is 'bad'"
-    ):
+    with problem("another run … --on-error collect … 'bad'", DataError):
         preprocess(replace(spec, on_error="collect", bad_lines_path="bad"))
     path = directory / "a.jsonl"
     status = path.stat()
     os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match="run: --input .*a.jsonl was last changed at .* run as be"):
+    with problem("another run … --input … a.jsonl … changed", DataError):
         preprocess(spec)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     preprocess(spec)
@@ -49,13 +48,9 @@ def test_new_shards_win_over_what_an_earlier_merge_assembled(
     with killed_before_rename_of(monkeypatch, suffix):
         merge_shards(spec)
     (directory / "a.jsonl").write_text('{"a": "new"}\n' * 20)
-    with pytest.raises(
-        DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
-    ):
+    with problem("another run … --input … a.jsonl … 260", DataError):
         merge_shards(spec)
-    with pytest.raises(
-        DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
-    ):
+    with problem("another run … --input … a.jsonl … 260", DataError):
         convert_share(spec, 0, num_shards)
     for shard in range(num_shards):
         convert_share(replace(spec, resume=False), shard, num_shards)
@@ -98,7 +93,7 @@ def test_work_of_an_earlier_version_is_not_published_unseen(directory, monkeypat
     report = json.loads(path.read_text())
     del report["options"]
     path.write_text(json.dumps(report))
-    with pytest.raises(DataError, match="work of an earlier version; remove"):
+    with problem("earlier version … remove", DataError):
         preprocess(spec)
     preprocess(replace(spec, resume=False))
     assert len(IndexedDataset(directory / "out_a_document")) == 290
@@ -112,7 +107,7 @@ def test_a_damaged_list_of_assembled_files_is_an_error(directory, monkeypatch, c
     path = directory / "out.stage" / "publish.json"
     path.write_text(content)
     for again in (preprocess, merge_shards, lambda spec: convert_share(spec, 0, 1)):
-        with pytest.raises(DataError, match=r"publish\.json is damaged .* remove it"):
+        with problem("publish.json … remove", DataError):
             again(spec)
     path.unlink()
     assert preprocess(spec)[0].documents == 290
@@ -143,7 +138,7 @@ def test_a_kill_while_tokens_are_joined_loses_none(directory, monkeypatch):
         patch.setattr(Path, "unlink", unlink_until_killed)
         preprocess(spec)
     (directory / "out.stage" / "0.bin").unlink()
-    with pytest.raises(DataError, match="tokens of finished shards are missing"):
+    with problem("tokens … shards … missing", DataError):
         preprocess(spec)
 
 
@@ -153,7 +148,7 @@ def test_tokens_that_were_not_joined_before_a_power_failure_are_missed(directory
         preprocess(spec)
     (directory / "out.stage" / "publish.json").unlink()
     (directory / "out.stage" / "0.joined").write_text("9")
-    with pytest.raises(DataError, match="tokens of finished shards are missing"):
+    with problem("tokens … shards … missing", DataError):
         preprocess(spec)
 
 
@@ -189,7 +184,7 @@ def test_no_pair_is_without_the_record_of_its_tokenizer(directory, monkeypatch, 
 def test_a_failed_run_leaves_the_older_record(directory):
     preprocess(conversion(directory, record="older", resume=False))
     (directory / "a.jsonl").write_text('{"a": ""}\n')
-    with pytest.raises(DataError, match="nothing to write"):
+    with problem("nothing to write … a.jsonl", DataError):
         preprocess(conversion(directory, record="newer", resume=False))
     assert (directory / "out_a_document.tokenizer.json").read_text() == "older"
     assert not [*directory.glob("*.new")]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from problems import problem
 
 from megatron.common.errors import ConfigError
 from megatron.data.preprocessing.command import read_flags
@@ -84,7 +85,7 @@ def test_no_output_replaces_a_file_of_the_tokenizer(directory):
     assert found.startswith("--chat-template out.report.json would be replaced: this run writes")
     flags = ["--input", "corpus.jsonl", "--output-prefix", "out", "--vocab-file", "out.report.json"]
     more = ["--tokenizer-type", "GPT2BPETokenizer", "--merge-file", "none"]
-    with pytest.raises(ConfigError, match="--vocab-file out.report.json would be replaced"):
+    with problem("--vocab-file out.report.json … --output-prefix"):
         read_flags([*flags, *more], description="")
 
 

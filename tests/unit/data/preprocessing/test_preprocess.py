@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preprocessed import Bytes, conversion, outputs, read_texts, read_tokens, run, write_lines
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.command import lost_texts, summary
@@ -99,7 +99,7 @@ def test_the_end_of_a_run_names_texts_that_are_lost_for_another_key(tmp_path):
 def test_a_key_without_any_token_is_named(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}, {"src": "b", "dst": ""}])
     for how in ("per-key", "megatron-lm"):
-        with pytest.raises(DataError, match="for key 'dst': none of the 2 documents in"):
+        with problem("'dst' … 2 documents", DataError):
             run(tmp_path, [path], json_keys=("src", "dst"), empty_documents=how)
     assert outputs(tmp_path) == []
 
@@ -172,11 +172,9 @@ def test_bos_follows_eod_and_a_space_goes_in_front(tmp_path):
 
 def test_a_role_that_the_tokenizer_lacks_is_an_error(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
-    with pytest.raises(DataError, match="--append-bos: the tokenizer has no token of the role bos"):
+    with problem("--append-bos … bos", DataError):
         run(tmp_path, [path], append_bos=True)
-    with pytest.raises(
-        DataError, match="--append-eod: .* role eod; samples of sentences need none"
-    ):
+    with problem("--append-eod … eod … sentences", DataError):
         run(tmp_path, [path], make_encoder=WithoutEod, append_eod=True)
     assert outputs(tmp_path) == []
 

@@ -5,8 +5,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
 from bytes_tokenizer import BytesTokenizer
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.distributed import Launch, preprocess_on_ranks
@@ -56,14 +56,14 @@ def test_a_rank_that_comes_first_waits_for_rank_0_of_its_own_launch(tmp_path):
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path):
-    with pytest.raises(DataError, match="rank 0 has not started, and no shard was begun for"):
+    with problem("rank 0 … not started … --timeout-s … --resume", DataError):
         Launch(tmp_path, 1, 3, timeout_s=0.1)
-    with pytest.raises(DataError, match="ranks 1, 2 of 3 have not started, and no"):
+    with problem("ranks 1, 2 of 3 … not started … --resume", DataError):
         Launch(tmp_path, 0, 3, timeout_s=0.1)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(Launch, tmp_path, 0, 2, 30)
         time.sleep(0.1)
-        with pytest.raises(DataError, match="ranks 1 of 2 have not started"):
+        with problem("ranks 1 of 2 … not started", DataError):
             Launch(tmp_path, 0, 2, timeout_s=0.5)
-        with pytest.raises(DataError, match="another launch works in"):
+        with problem("another launch … --output-prefix", DataError):
             first.result()

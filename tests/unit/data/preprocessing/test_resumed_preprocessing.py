@@ -17,6 +17,7 @@ from preprocessing_runs import (
     program,
     uninterrupted,
 )
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
@@ -74,7 +75,7 @@ def test_a_full_disk_publishes_nothing_and_can_be_mended(directory):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1)),
     )
     assert done.returncode == 1
-    assert "cannot write out.stage/000000: File too large" in done.stderr
+    assert "out.stage/000000: File too large" in done.stderr
     assert outputs(directory) == {}
     subprocess.run(command, cwd=directory, check=True)
     assert outputs(directory) == expected
@@ -106,7 +107,7 @@ def test_a_packed_input_is_resumed_shard_by_shard(directory, stdin, kind, worker
         stdin(path)
         preprocess(spec)
 
-    with pytest.raises(DataError, match="line 151: the text that kills"):
+    with problem("line 151: the text that kills", DataError):
         run(replace(spec, make_encoder=Fails, workers=workers))
     assert len([*directory.glob("out.stage/*/finished.json")]) > 3
     run(replace(spec, workers=workers))
@@ -148,7 +149,7 @@ def test_a_shard_whose_content_a_power_failure_took_is_converted_again(directory
     convert_share(spec, 0, 1)
     damaged = directory / "out.stage" / "000001" / name
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    with pytest.raises(DataError, match=r"1 of \d+ shards in .* are not finished \(000001\)"):
+    with problem("1 of … out.stage … 000001 … --resume", DataError):
         merge_shards(spec)
     assert f"out.stage/000001 counts as not finished: {name} is not what was written" in caplog.text
     preprocess(spec)
@@ -172,7 +173,7 @@ def test_a_damaged_shard_counts_as_not_finished(directory, caplog, name, keep):
         damaged.unlink()
     else:
         os.truncate(damaged, keep)
-    with pytest.raises(DataError, match=r"1 of \d+ shards in .* are not finished \(000002\)"):
+    with problem("1 of … out.stage … 000002 … --resume", DataError):
         merge_shards(spec)
     assert f"out.stage/000002 counts as not finished: {name} " in caplog.text
     convert_share(spec, 0, 1)
@@ -188,7 +189,7 @@ def test_a_damaged_piece_of_a_packed_input_is_converted_again(directory):
     expected = outputs(directory)
     convert_share(spec, 0, 1)
     os.truncate(directory / "out.stage" / "000000-000003" / "0.sizes", 4)
-    with pytest.raises(DataError, match=r"1 of 1 shards in .* are not finished \(000000\)"):
+    with problem("1 of 1 … out.stage … 000000 … --resume", DataError):
         merge_shards(spec)
     preprocess(spec)
     assert outputs(directory) == expected
@@ -216,7 +217,7 @@ def test_two_runs_do_not_write_to_one_stage(directory):
         while not (directory / "out.stage" / "000000").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        with pytest.raises(DataError, match="another process writes to"):
+        with problem("another process … out.stage … --output-prefix", DataError):
             preprocess(conversion(directory))
     finally:
         first.kill()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
+from problems import problem, require_problem
 
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.preprocess import convert_share, preprocess
@@ -108,7 +109,7 @@ def test_a_row_over_the_limit_is_reported(tmp_path):
     report = json.loads((tmp_path / "bad").read_text())
     assert report["row"] == 2
     assert report["excerpt"] == LETTERS[:80]
-    assert "bytes long, over the 65536 that --max-memory-mb leaves for a line" in report["problem"]
+    require_problem("bytes … 65536 … --max-memory-mb", [report["problem"]])
 
 
 @pytest.mark.parametrize("splits", [False, True])
@@ -137,5 +138,5 @@ def test_a_table_in_a_pipe_is_named(tmp_path, stdin):
         file.write((tmp_path / "t").read_bytes())
     stdin(tmp_path / "t")
     for name in ("-", str(tmp_path / "t.gz")):
-        with pytest.raises(DataError, match=f"--input {name} is Parquet in a pipe or in a com"):
+        with problem(f"--input {name} … Parquet … pipe … write it to a file", DataError):
             list(read_blocks(find_sources([name]), Limits(1 << 20, 1 << 26)))

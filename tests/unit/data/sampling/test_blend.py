@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.sampling import blending
@@ -169,7 +170,7 @@ def test_the_order_is_kept_on_disk(tmp_path):
 
 
 def test_too_short_a_part_is_refused(tmp_path):
-    with pytest.raises(DataError, match="has 5 samples, 51 are wanted of it"):
+    with problem("5 samples … 51", DataError):
         BlendedDataset(
             [Numbered(0, 5), Numbered(1, 51)],
             [1, 1],
@@ -181,5 +182,5 @@ def test_too_short_a_part_is_refused(tmp_path):
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [-1.0, 2.0]])
 def test_weights_that_give_no_shares_are_refused(weights):
-    with pytest.raises(ValueError, match="each is 0 or more, and one is above 0"):
+    with problem("weights … above 0", ValueError):
         blend_order(weights, 5)

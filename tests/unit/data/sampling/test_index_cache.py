@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
@@ -142,7 +143,7 @@ def test_damage_inside_a_map_is_reported_when_it_is_read_and_mended_by_the_next_
     content[-4] ^= 1
     path.write_bytes(content)
     damaged = cached(dataset, range(8))
-    with pytest.raises(DataError, match=f"-{name}.npy is damaged: rows 0 to .* builds it again"):
+    with problem(f"-{name}.npy … rows 0 to … builds it again", DataError):
         as_lists(damaged)
     assert as_lists(cached(dataset, range(8))) == expected
     assert len(builds) == 2
@@ -165,7 +166,7 @@ def test_only_the_blocks_that_are_read_are_checked(tmp_path):
         with pytest.raises(IndexError):
             checked[position]
     for positions in (3 * BLOCK_ROWS - 1, slice(2 * BLOCK_ROWS - 1, 2 * BLOCK_ROWS + 1)):
-        with pytest.raises(DataError, match=f"rows {2 * BLOCK_ROWS} to {3 * BLOCK_ROWS} are not"):
+        with problem(f"map.npy … {2 * BLOCK_ROWS} to {3 * BLOCK_ROWS}", DataError):
             checked[positions]
     assert not path.exists()
 
@@ -179,9 +180,7 @@ def test_an_index_map_that_is_cut_under_the_reader_is_an_error(tmp_path, builds,
     expected = [sample["tokens"].tolist() for sample in samples]
     (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.npy")
     os.truncate(path, 128)
-    with pytest.raises(
-        DataError, match=f"-{name}.npy was truncated while it was read: .* builds it again"
-    ):
+    with problem(f"-{name}.npy … truncated … builds it again", DataError):
         list(samples)
     again = GPTDataset(IndexedDataset(tmp_path / "c"), range(8), **documents)
     assert [sample["tokens"].tolist() for sample in again] == expected
@@ -193,7 +192,7 @@ def test_a_damaged_token_index_is_not_used(tmp_path):
     pointers = dataset.pointers.copy()
     pointers[2] += 2
     dataset.pointers = pointers
-    with pytest.raises(DataError, match="sequence 2 has size 9"):
+    with problem("sequence 2 … size 9", DataError):
         cached(dataset)
 
 
@@ -213,10 +212,10 @@ def flipped(path, offset):
 @pytest.mark.parametrize(
     ("offset", "message"),
     [
-        (34 + 4, "sequence [0-2] has size"),
-        (58 + 8, "sequence [0-2] has size"),
-        (58 + 8 + 7, "sequence [0-2] has size"),
-        (106 + 8, "the starts of its documents"),
+        (34 + 4, "sequence … size"),
+        (58 + 8, "sequence … size"),
+        (58 + 8 + 7, "sequence … size"),
+        (106 + 8, "documents … 0 to 6"),
     ],
 )
 def test_a_token_index_that_is_damaged_later_is_refused_with_a_warm_cache(
@@ -238,7 +237,7 @@ def test_a_token_index_that_is_damaged_later_is_refused_with_a_warm_cache(
     cached(open_token_files(tmp_path / "c"))
     flipped(tmp_path / "c.idx", offset)
     for _ in range(2):  # nothing of the damaged file is kept
-        with pytest.raises(DataError, match=message):
+        with problem(f"c.idx … {message}", DataError):
             cached(open_token_files(tmp_path / "c"))
     flipped(tmp_path / "c.idx", offset)
     cached(open_token_files(tmp_path / "c"))
@@ -274,7 +273,7 @@ def test_without_any_folder_the_index_stays_in_memory_and_this_is_reported(
 
 def test_a_chosen_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "cache").write_text("")
-    with pytest.raises(DataError, match="cannot write the index cache .*/cache"):
+    with problem(f"index cache … {tmp_path}/cache", DataError):
         cached(corpus(tmp_path / "c"), directory=tmp_path / "cache")
 
 
@@ -284,7 +283,7 @@ def test_a_write_that_fails_leaves_no_file(tmp_path, home, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", fail)
-    with pytest.raises(DataError, match="No space left on device"):
+    with problem("No space left on device", DataError):
         cached(corpus(tmp_path / "c"), directory=tmp_path / "cache")
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
 
@@ -314,7 +313,7 @@ def test_a_sequence_too_long_for_index_maps_is_refused(tmp_path):
         file.truncate(sizes.sum())
     dataset = open_token_files(tmp_path / "c")
     dataset.verify()
-    with pytest.raises(DataError, match="c.idx: a sequence has 3000000000 tokens; index maps have"):
+    with problem("c.idx … 3000000000 tokens … index maps", DataError):
         GPTDataset(dataset, range(2), num_samples=1, seq_length=4, seed=1)
     assert cached_sizes(dataset, range(1)).num_tokens == 5
 

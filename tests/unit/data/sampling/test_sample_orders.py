@@ -8,9 +8,10 @@ from itertools import count
 import numpy as np
 import plain_order
 import pytest
+from problems import problem
 from tiny import tiny_plan
 
-from megatron.common.errors import ConfigError, DataError
+from megatron.common.errors import DataError
 from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.splits import split_ranges
@@ -239,9 +240,7 @@ def test_the_flag_reaches_the_samples(tmp_path):
 
 
 def test_an_unknown_order_is_refused():
-    with pytest.raises(
-        ConfigError, match="--sample-order: invalid choice: 'megatron' .choose from"
-    ):
+    with problem("--sample-order … 'megatron' … choose from"):
         tiny_plan("--sample-order", "megatron")
 
 
@@ -251,5 +250,5 @@ def test_training_without_a_sample_is_refused_in_both_orders(tmp_path):
     for order in ORDERS:
         flags = ("--data-path", str(tmp_path / "c"), "--split", "1", "--sample-order", order)
         plan = tiny_plan(*flags, without=("--data-path",)).data
-        with pytest.raises(DataError, match="hold 5 tokens, one sample needs 7"):
+        with problem("c: … 5 tokens … 7 … --seq-length", DataError):
             build_datasets(plan, seq_length=6, seed=1)

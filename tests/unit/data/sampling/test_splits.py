@@ -5,8 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import problem
 
-from megatron.common.errors import ConfigError
 from megatron.data.sampling.splits import split_ranges
 
 
@@ -39,13 +39,13 @@ def test_the_bounds_do_not_depend_on_how_sum_rounds(monkeypatch):
 
 @pytest.mark.parametrize("split", ["", "a,b", "90;10", "1,,1"])
 def test_what_is_not_numbers_is_refused(split):
-    with pytest.raises(ConfigError, match=f"--split '{split}' is not numbers such as 969,30,1"):
+    with problem(f"--split '{split}' … 969,30,1"):
         split_ranges(split, 10)
 
 
 @pytest.mark.parametrize("split", ["0", "0,0,0", "-1,2", "nan", "inf,1"])
 def test_weights_without_meaning_are_refused(split):
-    with pytest.raises(ConfigError, match=f"--split '{split}': weights are 0 or more"):
+    with problem(f"--split '{split}' … above 0"):
         split_ranges(split, 10)
 
 

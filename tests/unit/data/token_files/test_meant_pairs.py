@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from problems import problem
 
 from megatron.common.errors import DataError
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter, open_token_files
@@ -21,13 +22,13 @@ def test_the_prefix_of_preprocessing_is_no_pair_but_those_it_made_are_named(tmp_
     message = str(error.value)
     assert message.startswith(f"no token files at {prefix}{suffix}: ")
     assert message.endswith(f"did you mean {prefix}_text_document or {prefix}_text_sentence?")
-    with pytest.raises(DataError, match=r"did you mean .*/my \[corpus\]_text_document\?$"):
+    with problem("my [corpu] … did you mean … /my [corpus]_text_document?", DataError):
         open_token_files(tmp_path / f"my [corpu]_text_document{suffix}", impl)
-    with pytest.raises(DataError, match="without its suffix$"):
+    with pytest.raises(DataError, match="other.*suffix$"):
         open_token_files(tmp_path / "other", impl)
-    with pytest.raises(DataError, match="there is no folder .*missing$"):
+    with problem("other.idx … no folder … /missing", DataError):
         open_token_files(tmp_path / "missing" / "other", impl)
-    with pytest.raises(DataError, match="--conversations makes them, for --data-path .*/other$"):
+    with pytest.raises(DataError, match="--conversations .* --data-path .*/other$"):
         open_token_files(tmp_path / "other_tokens_document", impl)
 
 
@@ -43,5 +44,5 @@ def test_a_near_miss_names_the_pair(tmp_path, monkeypatch, prefix):
     monkeypatch.chdir(tmp_path / "pairs")
     with IndexedDatasetWriter("corpus_text_document", "u2") as writer:
         writer.append([1])
-    with pytest.raises(DataError, match="did you mean .*corpus_text_document[?]$"):
+    with problem("suffix … corpus_text_document?", DataError):
         open_token_files(prefix)

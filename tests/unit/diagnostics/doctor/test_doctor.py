@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from problems import require_problem
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError
@@ -199,7 +200,7 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path):
     assert set(section.facts) == {"folder", "free", "write", "read"}
     assert [*tmp_path.iterdir()] == []
     missing = disk.disk_section(tmp_path / "none", seconds=0.01)
-    assert "cannot be written to (No such file or directory)" in lines_of(missing.problems)[0]
+    require_problem("none … No such file", [lines_of(missing.problems)[0]])
 
 
 def test_kernels_are_those_of_the_run():
@@ -366,4 +367,4 @@ def test_processes_are_not_started_beside_those_of_a_launcher():
         text=True,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--nproc 3, but a launcher has started 2" in done.stderr
+    require_problem("--nproc 3 … launcher … 2", [done.stderr])

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, browser, take
+from problems import problem
 
-from megatron.common.errors import ConfigError
 from megatron.diagnostics.monitor.charts import Line, Mark, chart, colour_of
 from megatron.diagnostics.monitor.history import History
 from megatron.diagnostics.monitor.html_page import ReportedRun, page, write_page
@@ -248,7 +248,7 @@ def test_nothing_to_draw_is_no_picture():
 
 
 def test_a_page_that_cannot_be_written_is_an_error(history, tmp_path):
-    with pytest.raises(ConfigError, match="--html .*none/page.html: No such file"):
+    with problem("--html … none/page.html: No such file"):
         write_page(tmp_path / "none" / "page.html", [ReportedRun(tmp_path, history)], NOW)
 
 

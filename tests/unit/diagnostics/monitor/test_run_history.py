@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 import pytest
+from problems import problem
 
 from megatron.common.errors import CheckpointError
 from megatron.common.process_identity import pid_namespace, start_of
@@ -199,5 +200,5 @@ def test_bars_are_means_between_the_lowest_and_the_highest(values, width, bars):
 
 
 def test_a_directory_without_a_journal_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match="--save"):
+    with problem(f"{tmp_path}/none … --save", CheckpointError):
         history_of(tmp_path / "none")

@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from problems import problem
 from untrained import LENGTH, WRITTEN, log_probabilities
 
 from megatron.common.errors import DataError
@@ -78,7 +79,7 @@ def test_continuations(model, theirs):
     )
     assert [is_greedy for _, is_greedy in found] == [yes for _, yes in expected]
     assert expected[-1][1]
-    with pytest.raises(DataError, match=r"continuation of \d+ tokens.* --seq-length 12"):
+    with problem("continuation … tokens … --seq-length 12", DataError):
         model.loglikelihood([Request(("a", WRITTEN))])
 
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from problems import problem
 from servers import EOD, SPEC, Bytes, is_idle, send_on, serving, until
 from stages import plain_logits, plainly_continued, random_model
 
-from megatron.common.errors import ConfigError
 from megatron.inference.server.megatron_api import MegatronBody, _tokens
 from megatron.inference.server.server import listener
 
@@ -406,7 +406,7 @@ def test_a_line_is_logged_unless_it_is_not_wanted(running):
 
 
 def test_a_port_that_is_taken_is_reported(running):
-    with pytest.raises(ConfigError, match=f"--port {running.port} cannot be bound"):
+    with problem(f"--port {running.port} … another --port"):
         listener("127.0.0.1", running.port)
 
 
