@@ -13,6 +13,7 @@ from jobs import PRETRAIN, Corpus, clean_environment, start_ranks
 from ports import free_port
 from quick_python import write_launchers
 
+from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.training.loop.journal import starts_of
 
 RUN = [
@@ -62,10 +63,12 @@ def test_a_run_continues_on_the_nodes_that_are_left_and_on_those_that_return(
             nodes.append(node())
             time.sleep(2)  # the first hosts the store
             nodes.append(node())
-            wait_until(lambda: (save / "latest").exists())
+            # The first may have begun alone.
+            wait_until(lambda: (save / "latest").exists() and replicas_of(save) == 2)
+            count = begun()
             for process in [psutil.Process(nodes[1].pid), *processes_of(nodes[1])]:
                 process.kill()
-            wait_until(lambda: begun() == 2)
+            wait_until(lambda: begun() > count)
             pace.write_text("chaos: seed=0,stall=0\n")
             nodes.append(node())
             assert [nodes[i].wait(TIMEOUT_S) for i in (0, 2)] == [0, 0]
@@ -85,6 +88,10 @@ def test_a_run_continues_on_the_nodes_that_are_left_and_on_those_that_return(
         assert [step[name] for step in taken] == [step[name] for step in expected]
     for name in ("lm_loss", "grad_norm"):
         assert [s[name] for s in taken] == pytest.approx([s[name] for s in expected], rel=1e-4)
+
+
+def replicas_of(save: Path) -> int:
+    return read_manifest(checkpoint_of(save)).parallel.data
 
 
 def processes_of(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -143,7 +143,7 @@ def gradients_of_every_chunk_are_reduced_beside_backward(rank):
     _ = engine.module  # waits for the weights
     with record_communication() as record:
         engine.train_batch(batches)
-    reductions = [each for each in record.collectives if each.kind == "reduce"]
+    reductions = [each for each in record.collectives if each.kind == "reduce-scatter"]
     assert len(reductions) > 10
     assert hidden_share(reductions) >= 0.85
 
@@ -180,7 +180,7 @@ def weight_passes_run_as_scheduled_and_complete_the_gradients_that_are_reduced(r
     ]
     assert max(put_off) == grid.passes_put_off(groups.stage)
     assert len(module.weight_gradients) == 0
-    reductions = [each for each in record.collectives if each.kind == "reduce"]
+    reductions = [each for each in record.collectives if each.kind == "reduce-scatter"]
     assert len(reductions) > 10
     assert hidden_share(reductions) >= 0.8
     before, skipped = weights_of(engine), engine.skipped_steps

@@ -65,21 +65,21 @@ def test_a_weight_beside_a_tied_one_is_refused_where_it_would_be_a_copy():
 
 
 def test_every_stage_with_a_transformer_layer_is_accepted():
-    _require_work(steps(), [0, 4, 9], "type:transformer")
+    _require_work(steps(), [0, 4, 9], 2, "type:transformer")
 
 
 def test_embeddings_with_a_norm_are_enough_for_a_stage():
-    _require_work(steps(embed_layernorm=True), [0, 3, 5, 9], "type:transformer|embedding")
+    _require_work(steps(embed_layernorm=True), [0, 3, 5, 9], 3, "type:transformer|embedding")
 
 
 @pytest.mark.parametrize(
     ("bounds", "output"),
     [
-        ([0, 3, 9], "type:x … stage 0 (layers 0 to 2) … type:transformer"),
-        ([0, 6, 9], "type:x … stage 1 (layers 6 to 8) … type:transformer"),
+        ([0, 3, 9], "type:x … stage 0 (entries 0 to 2) … type:transformer"),
+        ([0, 6, 9], "type:x … stage 1 (entries 6 to 8) … type:transformer"),
         ([0, 4, 4, 9], "type:x … stage 1 … type:transformer"),
     ],
 )
 def test_a_stage_without_a_transformer_layer_is_refused(bounds, output):
     with problem(output):
-        _require_work(steps(), bounds, "type:x")
+        _require_work(steps(), bounds, len(bounds) - 1, "type:x")
