@@ -4,12 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.optimization.training import global_batch_size_of
-from megatron.config.parallelism.pipeline import LAYERS
+from megatron.config.parallelism.pipeline import LAYERS, even_parts
 from megatron.config.plan.plan import Plan, plan
 from megatron.planner.devices import GIB, RESERVED_BYTES, Device
 from megatron.planner.layouts import Axis, Layout, layouts_of, places
@@ -17,17 +18,22 @@ from megatron.planner.memory import memory_of_stages
 from megatron.planner.speed import Speed, speed_of
 from megatron.planner.stages import stages_of
 
+_STAGES = (
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "pipeline_model_parallel_layout",
+)
+"""Fields of the parallel layout that divide layers for one number of stages alone."""
+
 DECIDED = {
     "parallel": (
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",
         "ds_sequence_parallel_size",
         "context_parallel_size",
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers",
-        "pipeline_model_parallel_layout",
+        *_STAGES,
         "sequence_parallel",
     ),
     "experts": ("moe_expert_parallel_size", "expert_tensor_parallel_size"),
@@ -242,27 +248,18 @@ def _with_fewer_beside_the_head(decided: Plan) -> Iterator[list[int]]:
     if len(parts) == 1 or decided.parallel.split_rank:
         return
     for last in reversed(range(parts[-1])):
-        size, rest = divmod(sum(parts) - last, len(parts) - 1)
         # Later stages hold fewer micro-batches, and take the layers that are left over.
-        longer = len(parts) - 1 - rest
-        yield [*(size + (part >= longer) for part in range(len(parts) - 1)), last]
+        yield [*reversed(even_parts(sum(parts) - last, len(parts) - 1)), last]
 
 
 def _with_method(config: Config, method: str, chunks: int) -> Config:
-    return replace(
-        config,
-        parallel=replace(
-            config.parallel,
-            pp_partition_method=method,
-            num_layers_per_virtual_pipeline_stage=None,
-            num_virtual_stages_per_pipeline_rank=chunks,
-            decoder_first_pipeline_num_layers=None,
-            decoder_last_pipeline_num_layers=None,
-            account_for_embedding_in_pipeline_split=False,
-            account_for_loss_in_pipeline_split=False,
-            pipeline_model_parallel_layout=None,
-        ),
-    )
+    changes: dict[str, Any] = dict.fromkeys(_STAGES) | {
+        "pp_partition_method": method,
+        "num_virtual_stages_per_pipeline_rank": chunks,
+        "account_for_embedding_in_pipeline_split": False,
+        "account_for_loss_in_pipeline_split": False,
+    }
+    return replace(config, parallel=replace(config.parallel, **changes))
 
 
 def _uneven_reason(
@@ -295,6 +292,7 @@ def _no_bf16(device: Device) -> str:
 
 def _config_of(config: Config, layout: Layout) -> Config:
     full = layout.recompute == "full"
+    undivided: dict[str, Any] = dict.fromkeys(_STAGES)
     return replace(
         config,
         parallel=replace(
@@ -303,13 +301,9 @@ def _config_of(config: Config, layout: Layout) -> Config:
             pipeline_model_parallel_size=layout.pipeline,
             ds_sequence_parallel_size=1,
             context_parallel_size=1,
-            num_layers_per_virtual_pipeline_stage=None,
-            num_virtual_stages_per_pipeline_rank=None,
-            decoder_first_pipeline_num_layers=None,
-            decoder_last_pipeline_num_layers=None,
-            pipeline_model_parallel_layout=None,
             enable_zbh1_pipeline=config.parallel.enable_zbh1_pipeline and layout.pipeline > 1,
             sequence_parallel=layout.tensor > 1,
+            **undivided,
         ),
         experts=replace(
             config.experts,
