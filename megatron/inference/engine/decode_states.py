@@ -1,7 +1,7 @@
 """States of all layers between decode steps: one row for each sequence, moved as sequences move.
 
 When layers are built, they get their states from `DecodeStates`: `attention` for a KV cache,
-`state` for anything else (`megatron.model.layers.parts` has the contract). `ModelRunner` allocates
+`token_cache` for what is kept of each token, `state` for anything else (`megatron.model.layers.parts` has the contract). `ModelRunner` allocates
 the states once its layers are built; `start` sets the pass (`Prefill` or `Decode`). The scheduler
 and beam search move, copy and clear rows, whatever a network keeps in them.
 """
@@ -14,7 +14,13 @@ from torch import Tensor
 
 from megatron.common.errors import ConfigError
 from megatron.inference.engine.device import to_device
-from megatron.inference.engine.kv_cache import CachedAttention, CurrentStep, Decode, Prefill
+from megatron.inference.engine.kv_cache import (
+    CachedAttention,
+    CurrentStep,
+    Decode,
+    Prefill,
+    TokenCache,
+)
 from megatron.model.layers.attention_kernels import Attend
 
 
@@ -29,7 +35,7 @@ class DecodeStates:
     def __init__(self, *, rows: int, dtype: torch.dtype, device: torch.device):
         self.rows, self.dtype, self.device = rows, dtype, device
         self.capacity = 0
-        self._caches: list[CachedAttention] = []
+        self._caches: list[TokenCache] = []
         self._states: list[RowState] = []
         self._step: Prefill | Decode = Prefill(0, ())
 
@@ -45,6 +51,11 @@ class DecodeStates:
         cache = CachedAttention(attend, self.current, groups=groups, head_dim=head_dim)
         self._caches.append(cache)
         return cache
+
+    def token_cache(self, *, groups: int, widths: Sequence[int]) -> TokenCache:
+        """Return the cache of a layer that keeps other vectors of each token than keys and values."""
+        self._caches.append(TokenCache(self.current, groups=groups, widths=widths))
+        return self._caches[-1]
 
     def state(self, *shape: int | None, dtype: torch.dtype | None = None) -> "RowState":
         """Return a state [rows, *shape] of a layer, for at most one size None."""
@@ -123,7 +134,7 @@ class DecodeStates:
             kept.reorder(rows, order, length)
 
     @property
-    def _all(self) -> "Iterator[CachedAttention | RowState]":
+    def _all(self) -> "Iterator[TokenCache | RowState]":
         yield from self._caches
         yield from self._states
 

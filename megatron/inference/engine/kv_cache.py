@@ -1,11 +1,10 @@
 """KV cache: stores the keys and values of a layer, and attends to them in prefill and decode.
 
-`CachedAttention` is the core attention of a layer in generation. It depends on the pass:
-`Prefill` stores the keys and values of prompts, `Decode` attends from one new token of each sequence to
-the cached ones.
+`TokenCache` is what a layer keeps of each token, `CachedAttention` with keys and values the core attention
+of a layer in generation. What they do depends on the pass: `Prefill` stores the tokens of prompts,
+`Decode` attends from one new token of each sequence to the cached ones.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,59 +17,126 @@ from megatron.inference.engine.device import to_device
 from megatron.model.layers.attention_kernels import Attend, ScoreOptions, soft_capped
 
 
-class CachedAttention:
-    """Core attention of one layer, with its KV cache: preallocated, one row for each sequence.
+class TokenCache:
+    """What one layer keeps of each token: preallocated tensors, one row for each sequence.
 
     Args:
-        attend: the layer's attention kernel, without a cache.
-        current: returns the pass that runs, which says how the cache is read and written.
-        groups: query groups of this rank.
-        head_dim: features of a head.
+        current: returns the pass that runs, which says where tokens are stored.
+        groups: vectors of each token in each tensor, such as the key heads of this rank.
+        widths: features of these vectors, for each tensor.
 
-    Shapes: query [b, a, s, d], key and value [b, g, s, d] -> [b, a, s, d]; keys and values
-        [rows, g, capacity, d].
+    Shapes: tensors [rows, groups, capacity, width].
     """
 
-    def __init__(self, attend: Attend, current: "CurrentStep", *, groups: int, head_dim: int):
-        self.attend, self._current = attend, current
-        self._sizes = groups, head_dim
-        self.keys = self.values = torch.empty(0)
+    def __init__(self, current: "CurrentStep", *, groups: int, widths: Sequence[int]):
+        self._current, self._groups, self._widths = current, groups, tuple(widths)
+        self.kept = [torch.empty(0) for _ in widths]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether this pass is a decode step."""
+        return isinstance(self._current(), Decode)
 
     @property
     def numbers_of_token(self) -> int:
         """How many numbers are cached of each token."""
-        return 2 * math.prod(self._sizes)
+        return self._groups * sum(self._widths)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
-        """Update the cache and return the attention output."""
-        return self._current().attend(self, query, key, value, how)
+    def store(self, *new: Tensor) -> None:
+        """Store the tokens of this pass, [b, groups, s, width] for each tensor."""
+        self._current().store(self.kept, new)
+
+    def attend(self, query: Tensor, how: ScoreOptions, *, value_width: int | None = None) -> Tensor:
+        """Attend from the new token of each sequence to its cached tokens, in a decode step.
+
+        Queries that share a key (grouped-query attention) are passed like positions of one sequence,
+        so that keys and values need no copies. Keys are the first tensor, values the last one.
+
+        Args:
+            value_width: features of a value, the first of the tensor (default: all).
+
+        Shapes: query [b, a, 1, width of keys], groups divides a -> [b, a, 1, value_width].
+        """
+        step = self._current()
+        if not isinstance(step, Decode):
+            raise TypeError("cached tokens are attended to in decode steps")
+        batch, heads, _, width = query.shape
+        view = step.view(self._groups, heads, how, query.dtype)
+        visible = slice(view.first, step.shape.stop)
+        output = _attention(
+            query.view(batch, self._groups, heads // self._groups, width),
+            self.kept[0][:batch, :, visible],
+            self.kept[-1][:batch, :, visible, :value_width],
+            view.bias,
+            how,
+        )
+        return output.reshape(batch, heads, 1, -1)
 
     def reserve(self, rows: int, length: int, *, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate room for sequences of `length` tokens, with the tokens so far."""
-        groups, head_dim = self._sizes
+        before = self.kept
         # Zeros: masked values are multiplied by 0, and 0 * NaN would be NaN.
-        keys, values = (
-            torch.zeros(rows, groups, length, head_dim, dtype=dtype, device=device) for _ in "kv"
-        )
-        if self.keys.numel():
-            so_far = self.keys.size(2)
-            keys[:, :, :so_far], values[:, :, :so_far] = self.keys, self.values
-        self.keys, self.values = keys, values
+        self.kept = [
+            torch.zeros(rows, self._groups, length, width, dtype=dtype, device=device)
+            for width in self._widths
+        ]
+        for kept, old in zip(self.kept, before, strict=True):
+            if old.numel():
+                kept[:, :, : old.size(2)] = old
 
     def clear(self, rows: slice) -> None:
         """Zero these rows."""
-        for kept in (self.keys, self.values):
+        for kept in self.kept:
             kept[rows] = 0
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row to another."""
-        for kept in (self.keys, self.values):
+        for kept in self.kept:
             kept[target, :, :length] = kept[source, :, :length]
 
     def reorder(self, rows: Sequence[int], order: Tensor, length: int) -> None:
         """Copy the first `length` tokens of row rows[i] to row i; `order` are the rows on the device."""
-        for kept in (self.keys, self.values):
+        for kept in self.kept:
             kept[: len(rows), :, :length] = kept[order, :, :length]
+
+
+class CachedAttention(TokenCache):
+    """Core attention of one layer in generation, which caches keys and values.
+
+    Args:
+        kernel: the layer's attention kernel, without a cache: computes prefill.
+        current: returns the pass that runs.
+        groups: query groups of this rank.
+        head_dim: features of a head.
+
+    Shapes: query [b, a, s, d], key and value [b, g, s, d] -> [b, a, s, d].
+    """
+
+    def __init__(self, kernel: Attend, current: "CurrentStep", *, groups: int, head_dim: int):
+        super().__init__(current, groups=groups, widths=(head_dim, head_dim))
+        self._kernel = kernel
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
+        """Update the cache and return the attention output."""
+        self.store(key, value)
+        step = self._current()
+        if isinstance(step, Prefill):
+            return self._kernel(query, key, value, _with_bias(how, query.size(2), key.size(2)))
+        if not step.lengths:
+            return self.attend(query, how)
+        # Row by row: a plugin's attention takes queries to be the last positions of the keys.
+        keys, values = self.kept
+        return torch.cat(
+            [
+                self._kernel(
+                    query[i, None],
+                    keys[i, None, :, :stop],
+                    values[i, None, :, :stop],
+                    _with_bias(how, 1, stop),
+                )
+                for i, stop in enumerate(step.lengths)
+            ]
+        )
 
 
 class Prefill:
@@ -94,14 +160,10 @@ class Prefill:
             self._on_device = to_device(self._lengths, device)
         return self._on_device
 
-    def attend(
-        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
-    ) -> Tensor:
-        """Store keys and values, and attend without the cache."""
-        length = key.size(2)
-        layer.keys[self.rows, :, :length] = key
-        layer.values[self.rows, :, :length] = value
-        return layer.attend(query, key, value, _with_bias(how, query.size(2), length))
+    def store(self, kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        """Store the tokens of new sequences in the tensors of a cache."""
+        for cache, tokens in zip(kept, new, strict=True):
+            cache[self.rows, :, : tokens.size(2)] = tokens
 
 
 class Decode:
@@ -124,7 +186,7 @@ class Decode:
     ):
         self.rows = slice(0, len(positions_b))
         self.positions, self.shape = positions_b, shape
-        self._lengths = lengths
+        self.lengths = lengths
         self._slots: dict[tuple[int, int], Tensor] = {}
         self._views: dict[tuple[int, int, int], _View] = {}
 
@@ -132,53 +194,23 @@ class Decode:
         """Return the number of tokens of each sequence in this pass, [b] int64."""
         return torch.ones_like(self.positions)
 
-    def attend(
-        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
-    ) -> Tensor:
-        """Store the key and the value, and attend to all cached tokens of the row.
+    def store(self, kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        """Store the new token of each row in the tensors of a cache."""
+        for cache, tokens in zip(kept, new, strict=True):
+            batch, groups, _, width = tokens.shape
+            if self.shape.is_even:
+                cache[:batch, :, self.shape.start] = tokens.squeeze(2)
+            else:
+                slots = self._slots_of(groups, cache.size(2))
+                cache.view(-1, width).index_copy_(0, slots, tokens.reshape(-1, width))
 
-        Queries that share a key (grouped-query attention) are passed like positions of one
-        sequence, so that keys and values need no copies.
-        """
-        keys, values = layer.keys, layer.values
-        batch, heads, _, head_dim = query.shape
-        groups = key.size(1)
-        layers = how.mask.window, groups, heads  # the key of a view
+    def view(self, groups: int, heads: int, how: ScoreOptions, dtype: torch.dtype) -> "_View":
+        """Return the cached positions that `heads` in `groups` see, and their bias."""
+        layers = how.mask.window, groups, heads
         if layers not in self._views:
             # Once for all layers that are alike.
-            self._views[layers] = self._view(*layers, how, query.dtype)
-        view = self._views[layers]
-        if self.shape.is_even:
-            position = self.shape.start
-            keys[:batch, :, position] = key.squeeze(2)
-            values[:batch, :, position] = value.squeeze(2)
-        else:
-            slots = self._slots_of(groups, keys.size(2))
-            for kept, new in ((keys, key), (values, value)):
-                size = kept.size(3)
-                kept.view(-1, size).index_copy_(0, slots, new.reshape(-1, size))
-        if self._lengths:
-            # Row by row: such attention takes queries to be the last positions of the keys.
-            return torch.cat(
-                [
-                    layer.attend(
-                        query[i, None],
-                        keys[i, None, :, :stop],
-                        values[i, None, :, :stop],
-                        _with_bias(how, 1, stop),
-                    )
-                    for i, stop in enumerate(self._lengths)
-                ]
-            )
-        visible = slice(view.first, self.shape.stop)
-        output = _attention(
-            query.view(batch, groups, heads // groups, head_dim),
-            keys[:batch, :, visible],
-            values[:batch, :, visible],
-            view.bias,
-            how,
-        )
-        return output.reshape(batch, heads, 1, head_dim)
+            self._views[layers] = self._view(*layers, how, dtype)
+        return self._views[layers]
 
     def _slots_of(self, groups: int, capacity: int) -> Tensor:
         """Return the slots of the new keys and values in the flattened caches of these sizes."""

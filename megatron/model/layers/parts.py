@@ -7,6 +7,8 @@ they are built, and `megatron.inference.engine.model_runner.ModelRunner` allocat
 sequence. In training `LayerParts.states` is None and nothing is kept. The contract:
 
 - `parts.self_attention(number, groups=…, head_dim=…)` is core attention, in generation with a KV cache.
+- `parts.token_cache(groups=…, widths=…)` is a `TokenCache` of other vectors of each token, such as the
+  latents of latent attention; None in training.
 - `parts.state(*shape)` is a `DecodeState`, a tensor [rows, *shape]; None in training. One size may be
   None: that dimension is as long as what was written.
 - A pass is either the prefill of sequences that begin with it, or a decode step. `state.read()` returns
@@ -25,7 +27,7 @@ sequence. In training `LayerParts.states` is None and nothing is kept. The contr
   `megatron.config.architecture.architecture`. Others recompute their sequences for each new token.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -34,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention_kernels import Attend, CoreAttention
+from megatron.model.layers.attention_kernels import Attend, CoreAttention, ScoreOptions
 from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
 
 MixtureBuilder = Callable[..., nn.Module]
@@ -62,6 +64,29 @@ class DecodeState(Protocol):
         ...
 
 
+class TokenCache(Protocol):
+    """Vectors that one layer keeps of each token: tensors [rows, groups, capacity, width]."""
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether this pass is a decode step; else layers compute as in training."""
+        ...
+
+    def store(self, *new: Tensor) -> None:
+        """Store the tokens of this pass, [b, groups, s, width] for each tensor; before `attend`."""
+        ...
+
+    def attend(self, query: Tensor, how: ScoreOptions, *, value_width: int | None = None) -> Tensor:
+        """Attend from the new token of each sequence to its cached tokens, in a decode step.
+
+        Keys are the first tensor, values the first `value_width` features of the last one (default:
+        all). Of one tensor, values are thus a part of the keys.
+
+        Shapes: query [b, a, 1, width of keys], groups divides a -> [b, a, 1, value_width].
+        """
+        ...
+
+
 class DecodeStates(Protocol):
     """The states of all layers of a pipeline stage, of which each layer asks for its own."""
 
@@ -71,6 +96,10 @@ class DecodeStates(Protocol):
 
     def attention(self, attend: Attend, *, groups: int, head_dim: int) -> Attend:
         """Return self-attention with a KV cache of `groups` heads; `attend` computes prefill."""
+        ...
+
+    def token_cache(self, *, groups: int, widths: Sequence[int]) -> TokenCache:
+        """Return the cache of `groups` vectors of each token, in a tensor for each width."""
         ...
 
 
@@ -137,3 +166,7 @@ class LayerParts:
         if self.states is None:
             return attend
         return self.states.attention(attend, groups=groups, head_dim=head_dim)
+
+    def token_cache(self, *, groups: int, widths: Sequence[int]) -> TokenCache | None:
+        """Return the cache of a layer with other vectors of each token: see the module's contract."""
+        return self.states.token_cache(groups=groups, widths=widths) if self.states else None

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.kv_cache import Decode, Prefill
-from megatron.model.layers.attention_kernels import Mask, ScoreOptions
+from megatron.model.layers.attention_kernels import Mask, ScoreOptions, sdpa_attention
 
 HOW = ScoreOptions(mask=Mask(), scale=0.5)
 LENGTHS = (3, 5)
@@ -41,3 +41,24 @@ def test_decode_steps_attend_by_the_plugin():
     assert_close(
         core(*news, HOW), torch.stack([expected[row, :, [p]] for row, p in enumerate(LENGTHS)])
     )
+
+
+def test_values_may_be_a_part_of_the_cached_keys():
+    torch.manual_seed(0)
+    query, latents = torch.randn(2, 4, 6, 5), torch.randn(2, 1, 6, 5)
+    cache = states_of(rows=2)
+    core = cache.token_cache(groups=1, widths=(5,))
+    cache.reserve(8)
+    cache.start(Prefill(0, (6, 6)))
+    core.store(latents)
+    assert not core.is_decode
+    expected = sdpa_attention(query, latents, latents[..., :3], HOW)
+    for positions in (LENGTHS, (4, 4)):
+        shape = StepShape(2, min(positions), max(positions) + 1)
+        cache.start(Decode(torch.tensor(positions), shape))
+        now = [
+            torch.stack([x[i, :, [p]] for i, p in enumerate(positions)]) for x in (query, latents)
+        ]
+        core.store(now[1])
+        found = core.attend(now[0], HOW, value_width=3)
+        assert_close(found, torch.stack([expected[i, :, [p]] for i, p in enumerate(positions)]))
