@@ -28,7 +28,7 @@ def nan_in_empty_tensors() -> Iterator[None]:
     fills = deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()
     deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # without torch.compile, which its setter imports
     try:
         yield
     finally:
