@@ -104,7 +104,7 @@ def operations(
     yield (  # of a copy: both kernels write the gradient into their input
         "cross-entropy of a copy",
         sides(
-            lambda k, x: k.cross_entropy.full(x * 1, target).mean(),
+            lambda k, x: k.cross_entropy.full(x * 1, target, vocabulary).mean(),
             logits,
             (lambda x: liger.LigerCrossEntropyFunction.apply(x * 1, target, None)[0], logits),
         ),

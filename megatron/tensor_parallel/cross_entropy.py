@@ -11,27 +11,31 @@ from torch import Tensor
 class LocalCrossEntropy(Protocol):
     """Local computations of the cross-entropy on a slice of v vocabulary entries for n tokens.
 
-    A target is an index into the slice, -1 if it lies in another rank's slice.
+    A target is an index into the slice, -1 if it lies in another rank's slice. The first `real`
+    columns take part; the gradient of the others is zero.
     """
 
     @property
-    def largest(self) -> Callable[[Tensor], Tensor]:
-        """logits_nv -> the largest logit of every token, [n] float32."""
+    def largest(self) -> Callable[[Tensor, int], Tensor]:
+        """(logits_nv, real) -> the largest logit of every token, [n] float32."""
 
     @property
-    def sums(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """(logits_nv, largest_n, target_n) -> two times [n] float32.
+    def sums(self) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]:
+        """(logits_nv, largest_n, target_n, real) -> two times [n] float32.
 
         The sums of exp(logit - largest), and the targets' logit - largest, 0 for a foreign one.
         """
 
     @property
-    def gradient(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """(logits_nv, log_total_n, target_n, grad_n) -> [n, v]; may overwrite the logits."""
+    def gradient(self) -> Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]:
+        """(logits_nv, log_total_n, target_n, grad_n, real) -> [n, v]; may overwrite the logits."""
 
     @property
-    def full(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """(logits_nv, target_n) -> the loss [n] float32 if the slice is the full vocabulary."""
+    def full(self) -> Callable[[Tensor, Tensor, int], Tensor]:
+        """(logits_nv, target_n, real) -> the loss [n] float32 if the slice is the full vocabulary.
+
+        It may overwrite the logits.
+        """
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
@@ -49,25 +53,27 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         target_n: Tensor,
         group: dist.ProcessGroup,
         local: LocalCrossEntropy,
+        real: int,
     ) -> Tensor:
         """Return the loss of every token."""
-        largest_n = local.largest(logits_nv)
+        largest_n = local.largest(logits_nv, real)
         dist.all_reduce(largest_n, op=dist.ReduceOp.MAX, group=group)
 
         own_n = target_n - group.rank() * logits_nv.size(-1)
         own_n = own_n.where((own_n >= 0) & (own_n < logits_nv.size(-1)), -1)
-        sums_2n = torch.stack(local.sums(logits_nv, largest_n, own_n))
+        sums_2n = torch.stack(local.sums(logits_nv, largest_n, own_n, real))
         dist.all_reduce(sums_2n, group=group)
         total_n, target_logit_n = sums_2n
         log_total_n = total_n.log()
-        ctx.local = local
+        ctx.local, ctx.real = local, real
         ctx.save_for_backward(logits_nv, log_total_n + largest_n, own_n)
         return log_total_n - target_logit_n
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Return (softmax - one_hot(target)) * grad."""
-        return ctx.local.gradient(*ctx.saved_tensors, grads[0]), None, None, None
+        grad_nv = ctx.local.gradient(*ctx.saved_tensors, grads[0], ctx.real)
+        return grad_nv, None, None, None, None
 
 
 def vocab_parallel_cross_entropy(
@@ -87,23 +93,12 @@ def vocab_parallel_cross_entropy(
 
     Shapes: logits [..., V/t] (any float), target [...] int64 -> loss [...] float32.
     """
-    if vocab_size is not None:
-        _exclude_padding(logits, vocab_size, group)
     logits_nv, target_n = logits.flatten(0, -2), target.flatten()
+    real = columns = logits.size(-1)
+    if vocab_size is not None:
+        real = min(max(vocab_size - group.rank() * columns, 0), columns)
     if group.size() > 1:
-        loss_n = VocabParallelCrossEntropy.apply(logits_nv, target_n, group, local)
+        loss_n = VocabParallelCrossEntropy.apply(logits_nv, target_n, group, local, real)
     else:
-        loss_n = local.full(logits_nv, target_n)
+        loss_n = local.full(logits_nv, target_n, real)
     return loss_n.view_as(target)
-
-
-def _exclude_padding(logits: Tensor, vocab_size: int, group: dist.ProcessGroup) -> None:
-    """Set this rank's columns from `vocab_size` on to -inf, in place.
-
-    No autograd function is needed: the softmax of these columns is zero, and so is their gradient.
-    """
-    columns = logits.size(-1)
-    real = min(max(vocab_size - group.rank() * columns, 0), columns)
-    if real < columns:
-        with torch.no_grad():
-            logits[..., real:] = -torch.inf

@@ -325,7 +325,7 @@ def exact_cross_entropy(logits, target):
 def check_cross_entropy(kernels, device, dtype, columns):
     target = torch.randint(columns, (6,), generator=torch.Generator().manual_seed(3))
     compare(
-        lambda logits, target: kernels.cross_entropy.full(logits * 1, target),
+        lambda logits, target: kernels.cross_entropy.full(logits * 1, target, logits.size(1)),
         exact_cross_entropy,
         [(6, columns)],
         device=device,
@@ -335,18 +335,25 @@ def check_cross_entropy(kernels, device, dtype, columns):
 
 
 class Sliced(torch.autograd.Function):
-    """The parts of every slice, put together as the ranks' collectives do."""
+    """The parts of every slice, put together as the ranks' collectives do.
+
+    Args:
+        vocabulary: columns of all slices that take part.
+    """
 
     @staticmethod
-    def forward(ctx, logits, target, parts, count):
+    def forward(ctx, logits, target, parts, count, vocabulary):
         slices = [x.contiguous() for x in logits.chunk(count, 1)]
         width = slices[0].size(1)
         own = [target - i * width for i in range(count)]
         own = [t.where((t >= 0) & (t < width), -1) for t in own]
-        largest = torch.stack([parts.largest(x) for x in slices]).amax(0)
-        sums = [torch.stack(parts.sums(x, largest, t)) for x, t in zip(slices, own, strict=True)]
+        real = [min(max(vocabulary - i * width, 0), width) for i in range(count)]
+        pairs = zip(slices, real, strict=True)
+        largest = torch.stack([parts.largest(x, columns) for x, columns in pairs]).amax(0)
+        each = zip(slices, own, real, strict=True)
+        sums = [torch.stack(parts.sums(x, largest, t, columns)) for x, t, columns in each]
         total, of_target = sum(sums)
-        ctx.parts, ctx.count = parts, count
+        ctx.parts, ctx.count, ctx.real = parts, count, real
         ctx.save_for_backward(total.log() + largest, *slices, *own)
         return total.log() - of_target
 
@@ -355,15 +362,16 @@ class Sliced(torch.autograd.Function):
         log_total, *rest = ctx.saved_tensors
         slices, own = rest[: ctx.count], rest[ctx.count :]
         parts = [
-            ctx.parts.gradient(x, log_total, t, grad) for x, t in zip(slices, own, strict=True)
+            ctx.parts.gradient(x, log_total, t, grad, real)
+            for x, t, real in zip(slices, own, ctx.real, strict=True)
         ]
-        return torch.cat(parts, 1), None, None, None
+        return torch.cat(parts, 1), None, None, None, None
 
 
 def check_sliced_cross_entropy(kernels, device, dtype, columns):
     target = torch.randint(2 * columns, (6,), generator=torch.Generator().manual_seed(3))
     compare(
-        lambda logits, target: Sliced.apply(logits, target, kernels.cross_entropy, 2),
+        lambda logits, target: Sliced.apply(logits, target, kernels.cross_entropy, 2, 2 * columns),
         exact_cross_entropy,
         [(6, 2 * columns)],
         device=device,
@@ -373,14 +381,14 @@ def check_sliced_cross_entropy(kernels, device, dtype, columns):
 
 
 def check_padded_cross_entropy(kernels, device, dtype, columns):
-    """Four slices, the padding of -inf from within the third one on."""
+    """Four slices, the padding from within the third one on."""
     real = 3 * columns - columns // 2
     target = torch.randint(real, (6,), generator=torch.Generator().manual_seed(3))
 
     def loss(logits, target):
-        padding = torch.full((6, 4 * columns - real), -torch.inf, dtype=dtype, device=device)
+        padding = torch.full((6, 4 * columns - real), 30.0, dtype=dtype, device=device)
         padded = torch.cat([logits, padding], 1)
-        return Sliced.apply(padded, target, kernels.cross_entropy, 4)
+        return Sliced.apply(padded, target, kernels.cross_entropy, 4, real)
 
     compare(
         loss,
@@ -396,8 +404,8 @@ def check_padding_beside_the_whole_vocabulary(kernels, device, dtype, columns):
     target = torch.randint(columns, (6,), generator=torch.Generator().manual_seed(3))
 
     def loss(logits, target):
-        padding = torch.full((6, 5), -torch.inf, dtype=dtype, device=device)
-        return kernels.cross_entropy.full(torch.cat([logits, padding], 1), target)
+        padding = torch.full((6, 5), 30.0, dtype=dtype, device=device)
+        return kernels.cross_entropy.full(torch.cat([logits, padding], 1), target, columns)
 
     compare(
         loss,

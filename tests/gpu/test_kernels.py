@@ -114,7 +114,7 @@ def test_what_a_kernel_cannot_take_goes_to_the_reference():
             kernels.glu(x[..., :4], None, "swiglu"),
             kernels.bias_dropout_add(x * 1, weight, x, 0.0, True),
             kernels.rotary(x, angles.cos(), angles.sin()),
-            kernels.cross_entropy.full(x[0, 0, :2], target),
+            kernels.cross_entropy.full(x[0, 0, :2], target, x.size(-1)),
         )
         for kernels in (TRITON, REFERENCE)
     ]

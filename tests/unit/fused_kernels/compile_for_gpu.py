@@ -104,11 +104,11 @@ def call_rows(columns: int, dtype: torch.dtype) -> None:
 
 
 def call_cross_entropy(columns: int, dtype: torch.dtype) -> None:
-    """The loss over a full vocabulary, and over two ranks' slices."""
+    """The loss over a full vocabulary with padding, and over two ranks' slices."""
     logits, target = tensor(8, columns, dtype=dtype), torch.zeros(8, dtype=torch.int64)
-    TRITON.cross_entropy.full(logits, target).sum().backward()
-    largest = TRITON.cross_entropy.largest(logits)
-    TRITON.cross_entropy.sums(logits, largest, target)
+    TRITON.cross_entropy.full(logits, target, columns - 47).sum().backward()
+    largest = TRITON.cross_entropy.largest(logits, columns - 47)
+    TRITON.cross_entropy.sums(logits, largest, target, columns - 47)
 
 
 def call_attention(dtype: torch.dtype) -> None:

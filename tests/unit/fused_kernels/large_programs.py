@@ -127,12 +127,17 @@ def check_cross_entropy(rows: int, columns: int) -> None:
     """The loss over a full vocabulary, and over a slice of it."""
     logits, target = tensor(rows, columns), torch.zeros(rows, dtype=torch.int64)
     few, chosen = logits[ENDS].detach().requires_grad_(), target[ENDS]
-    largest, exact = TRITON.cross_entropy.largest(logits), REFERENCE.cross_entropy
-    close(largest, exact.largest(few))
-    sums = TRITON.cross_entropy.sums(logits, largest, target)
-    for mine, right in zip(sums, exact.sums(few, exact.largest(few), chosen), strict=True):
+    largest, exact = TRITON.cross_entropy.largest(logits, columns), REFERENCE.cross_entropy
+    close(largest, exact.largest(few, columns))
+    sums = TRITON.cross_entropy.sums(logits, largest, target, columns)
+    for mine, right in zip(
+        sums, exact.sums(few, exact.largest(few, columns), chosen, columns), strict=True
+    ):
         close(mine, right)
-    losses, right = TRITON.cross_entropy.full(logits, target), exact.full(few, chosen)
+    losses, right = (
+        TRITON.cross_entropy.full(logits, target, columns),
+        exact.full(few, chosen, columns),
+    )
     close(losses, right)
     (got,) = torch.autograd.grad(losses.sum(), logits)
     close(got, torch.autograd.grad(right.sum(), few)[0])
