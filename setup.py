@@ -1,5 +1,6 @@
 """Which folders are installed, under which names, and what they need; the rest is in pyproject.toml."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from setuptools import find_namespace_packages, find_packages, setup
 # Scripts are installed under names that no other package has.
 SCRIPTS = {"megatron_tools": "tools", "megatron_tasks": "tasks"}
 PRESETS = {"megatron_models": "examples/models"}
+# The address of the repository: this checkout may be a copy that has none.
+REPOSITORY = os.environ.get("REPOSITORY_URL", "")
 # The pictures of the project's pages.
 NOT_INSTALLED = ["docs", "docs.*"]
 
@@ -15,6 +18,17 @@ NOT_INSTALLED = ["docs", "docs.*"]
 def requirements(part: str = "") -> str:
     """Return the text of a requirements file."""
     return (Path(__file__).parent / f"requirements{part}.txt").read_text(encoding="utf-8")
+
+
+def description() -> str:
+    """Return README.md, with complete links if the address of the repository is known."""
+    text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"(?<=\]\()(?!https?:|#)[^)]+", complete_link, text) if REPOSITORY else text
+
+
+def complete_link(path: re.Match[str]) -> str:
+    """Return the address of a file of the repository: of a picture itself, or of its page."""
+    return f"{REPOSITORY}/{'raw' if path[0].endswith(('.png', '.svg')) else 'blob'}/HEAD/{path[0]}"
 
 
 # Of "needed by all # [extra] its own # [extra] its own".
@@ -28,6 +42,9 @@ extras["dev"] = "\n".join(
 )
 
 setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
+    project_urls={"Repository": REPOSITORY} if REPOSITORY else {},
     install_requires=needed,
     extras_require=extras,
     packages=[

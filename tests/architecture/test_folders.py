@@ -25,7 +25,7 @@ def _folder(module: str) -> str:
 
 
 def _is_extension(module: str) -> bool:
-    return module.split(".")[1] == "extensions"
+    return module.split(".")[1:2] == ["extensions"]
 
 
 def imports_of_extensions(package: Path) -> list[str]:

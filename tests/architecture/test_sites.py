@@ -1,6 +1,7 @@
 """Files for containers and continuous integration agree with the repository; nothing is built."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,13 @@ import pytest
 import yaml
 from pages_of_docs import PAGES, blocks_of
 from source import REPOSITORY
+
+from megatron.common.version import VERSION
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DOCKERFILES = sorted((REPOSITORY / "docker").glob("*.Dockerfile"))
 SHOWN = "".join(block.text for page in PAGES for block in blocks_of(page, "console"))
@@ -64,10 +72,37 @@ def test_the_installed_torch_is_kept() -> None:
     assert "numpy" not in done.stdout
 
 
-def test_workflows_run_scripts_that_exist() -> None:
+def test_workflows_run_scripts_that_exist_and_actions_that_cannot_change() -> None:
     (workflow,) = (REPOSITORY / ".github" / "workflows").iterdir()
     jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
-    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert commands == ["bash .ci/run", "bash tools/docs.sh"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    commands = [step["run"] for step in steps if "run" in step]
+    assert commands == [
+        *("bash .ci/run", "bash tests/run.sh tests/unit"),
+        *("bash tools/docs.sh", "bash .ci/release"),
+    ]
     for command in commands:
-        assert (REPOSITORY / command.split()[1]).is_file()
+        assert all((REPOSITORY / path).exists() for path in command.split()[1:])
+    actions = [step["uses"] for step in steps if "uses" in step]
+    assert [each for each in actions if not re.search("@[0-9a-f]{40}$", each)] == []
+    assert jobs["release"]["needs"] == [name for name in jobs if name != "release"]
+
+
+def test_unit_tests_run_with_every_python_that_the_package_promises() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    prefix = "Programming Language :: Python :: "
+    promised = [
+        each.removeprefix(prefix) for each in project["project"]["classifiers"] if prefix in each
+    ]
+    assert (
+        yaml.safe_load(workflow)["jobs"]["unit-tests"]["strategy"]["matrix"]["python"] == promised
+    )
+
+
+def test_only_the_tag_of_the_version_is_released() -> None:
+    """The script ends before it builds anything."""
+    command, names = ["bash", ".ci/release"], {**os.environ, "GITHUB_REF_NAME": "v0.0.1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=names, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert VERSION in done.stderr

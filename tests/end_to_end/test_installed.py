@@ -1,6 +1,7 @@
 """The package as pip installs it, from the wheel of an sdist, away from the repository."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,22 @@ def site(sources: Path) -> Path:
     options = ("--no-deps", "--no-build-isolation", "--target", str(folder))
     subprocess.run([*PIP, "install", *options, str(archive)], check=True)
     return folder
+
+
+def test_the_description_links_to_the_repository(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its address is known, as in a release: elsewhere links stay relative."""
+    monkeypatch.setenv("REPOSITORY_URL", "https://example.org/team/project")
+    (sources / "meta").mkdir()
+    build = "import setuptools.build_meta as it; it.prepare_metadata_for_build_wheel('meta')"
+    subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True)
+    (metadata,) = (sources / "meta").glob("*.dist-info/METADATA")
+    text = metadata.read_text(encoding="utf-8")
+    assert "Project-URL: Repository, https://example.org/team/project" in text
+    assert "](https://example.org/team/project/blob/HEAD/docs/install.md)" in text
+    assert "](https://example.org/team/project/raw/HEAD/docs/badge_version.svg)" in text
+    assert re.findall(r"\]\((?!https?:|#)", text) == []
 
 
 def run(site: Path, folder: Path, command: str, *words: str, code: int = 0) -> str:

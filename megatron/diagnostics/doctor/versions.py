@@ -10,10 +10,13 @@ from megatron.common.version import VERSION, commit
 from megatron.diagnostics.doctor.findings import VERSIONS, Problem, Section
 
 ABSENT = "not installed"
+_SAME_NAME = "megatron-core"
+"""The package that is imported as `megatron` too."""
+
 _PACKAGES = (
     *("torch", "deepspeed", "numpy", "triton", "flash-attn", "apex", "bitsandbytes"),
     *("transformers", "tokenizers", "gigatoken", "sentencepiece", "tiktoken", "safetensors"),
-    *("ninja", "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    *("ninja", "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13", _SAME_NAME),
 )
 _NEEDED = ("torch", "deepspeed", "numpy")
 _REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
@@ -40,13 +43,19 @@ def versions_section(requirements: Path = _REQUIREMENTS) -> Section:
 
 
 def version_problems(installed: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield the missing packages without which no run starts."""
+    """Yield the missing packages without which no run starts, and one that hides this project."""
     for name in _NEEDED:
         if installed[name] == ABSENT:
             yield Problem(
                 f"the package {name} is not installed",
                 "run `python -m pip install -r requirements.txt` in the environment of this python",
             )
+    if installed[_SAME_NAME] != ABSENT:
+        yield Problem(
+            f"{_SAME_NAME} {installed[_SAME_NAME]} is imported as megatron too: the first of the two "
+            "in sys.path hides the other",
+            "install them in separate environments",
+        )
 
 
 def installed_version(package: str) -> str:

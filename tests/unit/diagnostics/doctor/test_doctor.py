@@ -38,6 +38,11 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 UNLIMITED = resource.RLIM_INFINITY
 
+INSTALLED = {
+    **dict.fromkeys(("torch", "deepspeed", "numpy"), "1"),
+    "megatron-core": versions.ABSENT,
+}
+
 
 def lines_of(problems):
     return [f"{problem.what}: {problem.mend}" for problem in problems]
@@ -67,10 +72,14 @@ def lines_of(problems):
         (host.locked_memory_problems(8 * MIB, has_infiniband=True), ["lock 8 MiB", "ulimit -l"]),
         (host.compiler_problems({"clang"}, {"gcc or clang": "Triton"}), []),
         (host.compiler_problems({"g++"}, {"ninja": "Adam"}), ["Adam needs ninja", "install ninja"]),
-        (versions.version_problems(dict.fromkeys(("torch", "deepspeed", "numpy"), "1")), []),
+        (versions.version_problems(INSTALLED), []),
+        (
+            versions.version_problems({**INSTALLED, "megatron-core": "0.16"}),
+            ["megatron-core 0.16", "hides", "separate environments"],
+        ),
         (
             versions.version_problems(
-                {"torch": "1", "numpy": "1", "deepspeed": versions.installed_version("no-such")}
+                {**INSTALLED, "deepspeed": versions.installed_version("no-such")}
             ),
             ["the package deepspeed is not installed", "pip install"],
         ),
