@@ -10,6 +10,7 @@ from tiny import VOCAB_SIZE, tiny_config
 from torch import Tensor
 
 from megatron.checkpointing.conversion.network import parameters_of, weights_of
+from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
@@ -100,11 +101,14 @@ def whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     return {name: parameter.weight.all() for name, parameter in parameters.items()}
 
 
-def in_transformers(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def in_transformers(
+    spec: ModelSpec, weights: dict[str, Tensor], family: Family | None = None
+) -> dict[str, Tensor]:
     """Return weights, or their gradients, as the tensors of transformers'."""
     return {
         name: tensor
-        for part in family_of(spec).parts(spec)
+        for part in (family or family_of(spec)).parts(spec)
+        if part.ours in weights
         for name, tensor in zip(
             part.theirs, part.mapping.to_hugging_face(weights[part.ours]), strict=True
         )

@@ -102,7 +102,7 @@ def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     return total.to(grad.dtype)
 
 
-def shard_of(parameter: nn.Parameter) -> Shard | None:
+def shard_of(parameter: Tensor) -> Shard | None:
     """Return the shard that `parameter` is marked as; None for a replicated one."""
     return getattr(parameter, "shard", None)
 

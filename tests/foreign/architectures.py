@@ -25,9 +25,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from megatron.checkpointing.conversion.network import load_network, weights_of
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.checkpointing.conversion.network import weights_of
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools" / "convert_checkpoint"
 SIZES = """
@@ -212,9 +210,9 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-THEIRS = {
+THEIRS = {  # every one is compared with ours: see `families.py`
     "gpt2": GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40),
-    "bloom": BloomConfig(vocab_size=30, hidden_size=24, n_layer=2, n_head=3),
+    "bloom": BloomConfig(vocab_size=30, hidden_size=24, n_layer=2, n_head=4),
     "llama 3.1": LlamaConfig(**_GROUPED, rope_parameters=_LLAMA_3, tie_word_embeddings=True),
     "llama": LlamaConfig(**_GROUPED, head_dim=8, attention_bias=True, mlp_bias=True),
     "llama, other constants": LlamaConfig(
@@ -379,27 +377,6 @@ THEIRS = {
         rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
 }
-
-
-def their_model(config, dtype=torch.float32):
-    """Return a random model, with biases and norms that are not all zeros and ones."""
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        routers = (b for name, b in model.named_buffers() if name.endswith("correction_bias"))
-        for tensor in (*model.parameters(), *routers):
-            tensor.add_(0.1 * torch.randn_like(tensor))
-    return model.to(dtype)
-
-
-def our_logits(folder, tokens):
-    manifest = read_manifest(folder)
-    spec = manifest.spec
-    with torch.no_grad():
-        positions = torch.arange(tokens.size(1)).expand_as(tokens)
-        return load_network(spec, read_checkpoint(folder, manifest, optimizer=False))(
-            batch_of(tokens, positions)
-        )
 
 
 def export_to(group, folder):

@@ -6,10 +6,6 @@ from typing import Literal
 from megatron.common.registry import EXPORTERS
 from megatron.config.parsing.declaration import setting
 
-ModelType = Literal[
-    "gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
@@ -26,7 +22,7 @@ class ExportConfig:
     """Format to write: transformers, safetensors with our own names of parameters, NeMo's .nemo
     archive or mp_autoresume checkpoint (nemo, nemo-autoresume), or a plugin exporter's."""
 
-    model_type: ModelType | None = None
+    model_type: str | None = None
     """Model type in transformers (default: the first that can express the network)."""
 
     target_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(None, older=("--torch-dtype",))
@@ -63,7 +59,7 @@ class AdapterConfig:
     base_model: str = ""
     """Folder, or name on the hub, of the model without adapters, by which PEFT finds it."""
 
-    model_type: ModelType | None = None
+    model_type: str | None = None
     """Model type in transformers (default: the first that can express the network)."""
 
 

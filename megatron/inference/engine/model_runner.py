@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron.checkpointing.conversion.network import weights_of
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.architecture.architecture import network_of
@@ -351,12 +352,12 @@ def nonfinite_logits_error(dtype: torch.dtype) -> MegatronError:
 
 
 def fill_parameters(model: SequentialModel, weights: Mapping[str, ParameterState]) -> None:
-    """Copy this rank's shards of the unsharded `weights` into the parameters of `model`.
+    """Copy this rank's shards of the unsharded `weights` into `model`, and the biases of its routers.
 
     Raises:
         CheckpointError: a weight is missing or has another shape.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in weights_of(model).items():
         if name not in weights:
             raise CheckpointError(
                 f"the checkpoint has no weight {name}: it was saved by a run of another model"

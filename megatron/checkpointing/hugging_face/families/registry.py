@@ -13,7 +13,7 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
     QWEN2_MOE,
     QWEN3_MOE,
 )
-from megatron.common.errors import CheckpointError
+from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import FAMILIES, NETWORKS
 from megatron.config.architecture.architecture import network_named, network_of
 from megatron.config.network.model_spec import ModelSpec
@@ -53,6 +53,7 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         wanted: the only one to look at, by its model_type; None for any.
 
     Raises:
+        ConfigError: none has this model_type.
         CheckpointError: there is none; lists the mismatches with the nearest one.
     """
     network = network_of(spec)
@@ -68,6 +69,8 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         for family, name in networks.items()
         if wanted == family.model_type or (not wanted and name == network.name)
     ]
+    if not candidates:
+        raise ConfigError(f"--model-type {wanted}: known are {_model_types()}")
     unfit = {family: [*family.problems(spec)] for family in candidates}
     nearest = min(candidates, key=lambda family: len(unfit[family]))
     if not unfit[nearest]:
@@ -93,10 +96,11 @@ def family_of_config(config: HuggingFaceConfig) -> Family:
     for name in NETWORKS.with_extensions():
         if reason := network_named(name).unlike.get(str(model_type)):
             raise CheckpointError(f"config.json: {reason}")
-    raise CheckpointError(
-        f"config.json: model_type is {model_type!r}; known are "
-        f"{', '.join(dict.fromkeys(family.model_type for family in families))}"
-    )
+    raise CheckpointError(f"config.json: model_type is {model_type!r}; known are {_model_types()}")
+
+
+def _model_types() -> str:
+    return ", ".join(dict.fromkeys(family.model_type for family in all_families()))
 
 
 def require_same_network(family: Family, config: HuggingFaceConfig, spec: ModelSpec) -> None:

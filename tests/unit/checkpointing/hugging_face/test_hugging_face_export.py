@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from architectures import LLAMA, THEIRS, UNTIED, logits_of, their_logits, their_model, tokens, tool
+from architectures import LLAMA, THEIRS, UNTIED, logits_of, their_logits, tokens, tool
+from families import their_model
 from problems import problem
 from safetensors.torch import load_file
 

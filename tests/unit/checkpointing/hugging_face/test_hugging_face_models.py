@@ -8,15 +8,21 @@ from architectures import (
     OURS,
     THEIRS,
     logits_of,
-    our_logits,
     require_equal,
     rows_with_tokens,
     their_logits,
-    their_model,
     tokens,
     tool,
 )
-from checkpoints import whole_weights
+from checkpoints import in_transformers, whole_weights
+from families import (
+    decoded_logits,
+    logits_and_gradients,
+    require_close,
+    sample,
+    their_logits_and_gradients,
+    their_model,
+)
 from safetensors.torch import load_file
 from tiny import VOCAB_SIZE
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -27,8 +33,12 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from megatron.checkpointing.conversion.network import load_network
+from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import flat
+from megatron.inference.loading.loaded_model import lone_groups
 
 
 @pytest.mark.parametrize("case", OURS)
@@ -73,21 +83,39 @@ def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path
     model = their_model(THEIRS[case])
     model.save_pretrained(tmp_path / "hf", max_shard_size="10KB")
     tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours", "--seq-length", 20)
-    ids = torch.randint(30, (2, 25), generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        expected = model(ids).logits
-    found = our_logits(tmp_path / "ours/global_step0", ids)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    folder = tmp_path / "ours/global_step0"
+    manifest = read_manifest(folder)
+    spec, checkpoint = manifest.spec, read_checkpoint(folder, manifest, optimizer=False)
+    own = load_network(spec, checkpoint)
+    assert spec.num_parameters == sum(p.numel() for p in own.parameters())
 
-    own = ["--model-type", "mistral"] if "mistral" in case else []
-    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back", "--no-verify", *own)
+    own_type = ["--model-type", model.config.model_type]
+    tool(
+        "to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back", "--no-verify", *own_type
+    )
     files = (tmp_path / "hf").glob("*.safetensors")
     wanted = {name: weight for file in files for name, weight in load_file(file).items()}
-    found = load_file(tmp_path / "back/model.safetensors")
-    for renamed in (found, wanted):  # which name GPT-NeoX's head has depends on the version
-        if "embed_out.weight" in renamed:
-            renamed["lm_head.weight"] = renamed.pop("embed_out.weight")
-    require_equal(found, wanted)
+    require_equal(
+        with_one_head(load_file(tmp_path / "back/model.safetensors")), with_one_head(wanted)
+    )
+
+    ids = sample(length=25)
+    logits, gradients = logits_and_gradients(own, ids)
+    expected, theirs = their_logits_and_gradients(model, ids, tmp_path / "gradients")
+    require_close(logits, expected)
+    family = family_of(spec, model.config.model_type)
+    found, theirs = map(with_one_head, (in_transformers(spec, gradients, family), theirs))
+    assert len(found) > 2 and found.keys() <= theirs.keys()
+    for name, gradient in found.items():
+        require_close(gradient, theirs[name], name)
+
+    decoded, positions_bn = decoded_logits(spec, checkpoint.parameters, ids, lone_groups())
+    require_close(decoded, expected[torch.arange(len(ids))[:, None], positions_bn])
+
+
+def with_one_head(weights):
+    """Rename GPT-NeoX's head, whose name depends on the version of transformers."""
+    return {name.replace("embed_out.", "lm_head."): weight for name, weight in weights.items()}
 
 
 def test_the_language_model_of_a_multimodal_one_is_imported(group, tmp_path, capsys):
@@ -105,8 +133,9 @@ def test_the_language_model_of_a_multimodal_one_is_imported(group, tmp_path, cap
     ids = torch.randint(27, (2, 25), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         expected = model(ids).logits
-    found = our_logits(tmp_path / "ours/global_step0", ids)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    manifest = read_manifest(tmp_path / "ours/global_step0")
+    checkpoint = read_checkpoint(tmp_path / "ours/global_step0", manifest, optimizer=False)
+    require_close(logits_and_gradients(load_network(manifest.spec, checkpoint), ids)[0], expected)
     tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back")
     config = json.loads((tmp_path / "back/config.json").read_text())
     assert config["architectures"] == ["Gemma3ForCausalLM"]
