@@ -26,12 +26,14 @@ from megatron.extensions.tasks.inference_flags import (
     stride_of,
     task_problems,
 )
-from megatron.inference.loading.model_source import ModelSource, read_model_source
+from megatron.inference.loading.model_source import (
+    PRINTS_AND_EXITS,
+    ModelSource,
+    read_model_source,
+)
 from megatron.training.entry import train_from
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_rank, run_tool_or_rank
-
-_HELP = {"-h", "--help", "--help-legacy", "--version"}
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
@@ -79,7 +81,7 @@ def evaluate(argv: Sequence[str]) -> None:
     log.configure(read_launch(None).rank)
     task = task_in(argv)
     raise_if_any(name_problems(task))
-    if task is None and peek(argv).get("load") is None and not _HELP & {*argv}:
+    if task is None and peek(argv).get("load") is None and not PRINTS_AND_EXITS & {*argv}:
         raise ConfigError(
             "--task is required: a dataset to finetune on, such as MNLI, or to evaluate on, such as "
             "WIKITEXT103"

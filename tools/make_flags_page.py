@@ -62,7 +62,7 @@ from megatron.config.tools.preprocess import (
 INTRODUCTION = """\
 # Flags
 
-`python PROGRAM --help` prints what this page lists; `python tools/make_flags_page.py` writes it from \
+`python PROGRAM --help-all` prints what this page lists; `python tools/make_flags_page.py` writes it from \
 the dataclasses in `megatron/config/`. How flags are given, also in files: \
 [configuration.md](configuration.md).
 
@@ -223,7 +223,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def page() -> str:
-    """Return the text of the page; as --help, it names the parts of all extensions."""
+    """Return the text of the page; as --help-all, it names the parts of all extensions."""
     for name in extension_names():
         load_extension(name)
     sections = list(dict.fromkeys(each for own in PROGRAMS.values() for each in own))

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     """Serve the model of the command line `argv` until a signal."""
     keep_writable()
     log.configure(read_launch(None).rank)
-    sections = {"generation": GenerationConfig, "serving": ServingConfig}
+    sections = {"serving": ServingConfig, "generation": GenerationConfig}
     source = read_model_source(argv, sections, description=__doc__)
     generation: GenerationConfig = source.own["generation"]
     options: ServingConfig = source.own["serving"]

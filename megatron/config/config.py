@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ from megatron.config.parsing.files import Values, flag_words, with_file_flags
 from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import Given, peek
+from megatron.config.parsing.titles import BASICS
 from megatron.config.plugins import (
     PluginConfig,
     load_plugins,
@@ -234,6 +235,8 @@ def _parse(
     defaults: Mapping[str, Any],
     description: str = "",
     legacy: Sequence[Legacy] = (),
+    own: Collection[str] = (),
+    basics: Sequence[str] = BASICS,
 ) -> Parsed:
     return parse_sections(
         words,
@@ -242,6 +245,9 @@ def _parse(
         legacy=[*LEGACY, *legacy],
         answers={**TRAINER_NAMES, **FOREIGN_VALUES},
         defaults=defaults,
+        own=own,
+        shared=SECTIONS.keys(),
+        basics=basics,
     )
 
 
@@ -297,6 +303,7 @@ def parse_config_for_checkpoint(
     extra: Mapping[str, type],
     *,
     description: str = "",
+    basics: Sequence[str] = BASICS,
 ) -> tuple[Config, dict[str, Any]]:
     """Parse `argv` for a tool that opens a trained model; flags default to training's values.
 
@@ -305,6 +312,7 @@ def parse_config_for_checkpoint(
     Args:
         saved: the config in the checkpoint's manifest, as nested dictionaries, or a part of one.
         extra: further sections of the tool at hand.
+        basics: fields of a run that `--help` lists.
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
@@ -313,7 +321,8 @@ def parse_config_for_checkpoint(
     raise_if_any(missing_plugins(saved, plugins_in(argv)))
     run_sections = {name: section for name, section in saved.items() if name != "plugins"}
     words = with_file_flags(argv, sections)
-    parsed = _parse(words, {**sections, **extra}, flatten(run_sections), description)
+    defaults, known = flatten(run_sections), {**sections, **extra}
+    parsed = _parse(words, known, defaults, description, own=extra, basics=basics)
     for notice in parsed.notices:
         log.warning(notice)
     tool_sections = {name: parsed.sections.pop(name) for name in extra}
@@ -383,6 +392,9 @@ def parse_conversion(
     sections = load_sections([*in_files, *argv])
     words = [*in_files, *with_file_flags(argv, sections)]
     tool_sections = {**sections, "own": section}
-    parsed = _parse(words, tool_sections, flatten(ANY_RUN), description or "", legacy)
+    defaults = flatten(ANY_RUN)
+    parsed = _parse(
+        words, tool_sections, defaults, description or "", legacy, own=["own"], basics=()
+    )
     tool = parsed.sections.pop("own")
     return ConversionCommand(config_of(parsed.sections), tool, parsed.notices)

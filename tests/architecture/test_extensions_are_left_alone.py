@@ -81,4 +81,4 @@ def test_flags_of_an_extension_that_is_not_loaded_are_refused(objective, flags, 
 
 def test_the_help_lists_the_objectives_of_extensions():
     code = "import sys; from megatron.config.config import parse_config; parse_config(sys.argv[1:])"
-    assert "bert" in printed(code, "--help").partition("--objective {")[2].partition("}")[0]
+    assert "bert" in printed(code, "--help-all").partition("--objective {")[2].partition("}")[0]

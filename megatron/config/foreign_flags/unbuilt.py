@@ -76,8 +76,8 @@ NETWORK_FLAGS = (
         "num-unique-layers param-sharing-style",
     ),
     *refused(
-        "this activation is not built; write --activation with one that --help lists, and leave this "
-        "flag out",
+        "this activation is not built; write --activation with one that --help-all lists, and "
+        "leave this flag out",
         """quick-geglu glu-linear-offset activation-func-clamp-value activation-func-tanh-clamp-scale
         activation-func-tanh-clamp-scale-linear situ-glu moe-use-situ-glu situ-glu-beta1
         situ-glu-beta2""",

@@ -23,9 +23,10 @@ from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.declaration import Flag, flags_of
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import OFF, FlagParser, merge_messages
-from megatron.config.parsing.titles import BASICS, about, title_of
+from megatron.config.parsing.titles import about, title_of
 
-HELP = frozenset({"-h", "--help"})
+HELP_ALL = "--help-all"
+HELP = frozenset({"-h", "--help", HELP_ALL})
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,17 @@ def parse_sections(
     legacy: Iterable[Legacy] = (),
     answers: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    own: Collection[str] = (),
+    shared: Collection[str] = (),
+    basics: Sequence[str] = (),
 ) -> Parsed:
     """Parse `argv`; return one instance per section.
 
     Args:
         description: the first lines of `--help`.
+        own: names of the sections that `--help` lists first.
+        shared: names of the sections of which `--help` lists the fields in `basics` only, and
+            `--help-all` all.
         legacy: flags of other systems to refuse or to accept with a notice.
         answers: by name, what to write in place of flags of other programs; see `FlagParser`.
         defaults: values by field name that replace the fields' own defaults.
@@ -121,33 +128,52 @@ def parse_sections(
         answers={**(answers or {}), **refused},
         others=[each.option for each in legacy],
     )
+    parser.add_argument(HELP_ALL, action="help", help="List all flags." if shared else SUPPRESS)
     # Help texts are read from the source, which takes longer than all the rest.
-    shows_help = not shows_legacy and not HELP.isdisjoint(argv)
-    trains = any("num_layers" in section.__annotations__ for section in sections.values())
-    first = parser.add_argument_group("To begin with") if trains and shows_help else None
-    # Plugins last, so that a clash of names is reported as theirs.
-    for section in sorted(sections.values(), key=is_own_section):
-        add_section(parser, section, defaults or {}, first=first, is_shown=shows_help)
+    listed = {*sections} if HELP_ALL in argv else {*sections} - {*shared}
+    if shows_legacy or HELP.isdisjoint(argv):
+        listed, basics = set(), ()
+    ordered = _in_order_of_help(sections, own)
+    first = None
+    for name in ordered:
+        if basics and first is None and name not in own:
+            first = parser.add_argument_group("Common flags" if own else "To begin with")
+        is_shown = name in listed
+        add_section(parser, sections[name], defaults or {}, first, basics, is_shown=is_shown)
+    if first:  # in the order of `basics`, whichever sections its flags are of
+        first._group_actions.sort(key=lambda action: basics.index(action.dest))
     if legacy:
-        parser.add_argument(
-            "--help-legacy",
-            action="help",
-            help="List the flags of other systems, with what happens or what to write instead.",
-        )
-        others = parser.add_argument_group("Flags of other systems")
-        # There are hundreds of them: flags that are not listed or given take no time.
-        given_names = {plain(word.partition("=")[0]) for word in argv}
-        for flag in legacy:
-            is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)
-            if shows_legacy or is_given:
-                _add_legacy(others, flag, is_shown=shows_legacy)
-                argv = [word for word in argv if not _turns_off(word, flag)]
-    # The first group has the order of BASICS, whichever sections its flags are of.
-    if first:
-        first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
+        argv = _add_all_legacy(parser, legacy, argv, is_shown=shows_legacy)
     given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {name: _build_section(section, given) for name, section in sections.items()}
     return Parsed(built, tuple(merge_messages([notice.text(given) for notice in given["notices"]])))
+
+
+def _in_order_of_help(sections: Mapping[str, type], own: Collection[str]) -> list[str]:
+    """Return the names of sections: those in `own` first, and plugins last."""
+    # A clash of names is reported as the plugin's.
+    others = [name for name in sections if name not in own]
+    return [*own, *sorted(others, key=lambda name: is_own_section(sections[name]))]
+
+
+def _add_all_legacy(
+    parser: FlagParser, legacy: Sequence[Legacy], argv: Sequence[str], *, is_shown: bool
+) -> list[str]:
+    """Add the flags of other systems; return `argv` without those that a file turns off."""
+    parser.add_argument(
+        "--help-legacy",
+        action="help",
+        help="List the flags of other systems, with what happens or what to write instead.",
+    )
+    group, words = parser.add_argument_group("Flags of other systems"), list(argv)
+    # There are hundreds of them: flags that are not listed or given take no time.
+    given_names = {plain(word.partition("=")[0]) for word in argv}
+    for flag in legacy:
+        is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)
+        if is_shown or is_given:
+            _add_legacy(group, flag, is_shown=is_shown)
+            words = [word for word in words if not _turns_off(word, flag)]
+    return words
 
 
 def _build_section(section: type, given: Mapping[str, Any]) -> Any:
@@ -169,15 +195,16 @@ def add_section(
     parser: FlagParser,
     section: type,
     defaults: Mapping[str, Any] | None = None,
-    *,
     first: Any = None,
+    basics: Collection[str] = (),
+    *,
     is_shown: bool = True,
 ) -> None:
     """Add one flag per field of `section`, in a group headed by its title.
 
     Args:
-        first: the group of the flags that a beginner needs, if there is one.
-        is_shown: whether the help lists them.
+        first: the group of the fields in `basics`, if there is one.
+        is_shown: whether the help lists the other fields.
     """
     group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
     is_own = is_own_section(section)
@@ -192,9 +219,10 @@ def add_section(
             keywords |= {"required": False, "default": defaults[flag.name]}
             if is_switch(keywords):
                 del keywords["required"]
-        keywords |= _help_keywords(flag, section, keywords) if is_shown else {"help": SUPPRESS}
-        of_beginners = first is not None and flag.name in BASICS
-        (first if of_beginners else group).add_argument(*flag.options, dest=flag.name, **keywords)
+        is_first = first is not None and flag.name in basics
+        is_listed = is_shown or is_first
+        keywords |= _help_keywords(flag, section, keywords) if is_listed else {"help": SUPPRESS}
+        (first if is_first else group).add_argument(*flag.options, dest=flag.name, **keywords)
 
 
 def is_switch(keywords: Mapping[str, Any]) -> bool:

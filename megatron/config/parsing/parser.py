@@ -239,7 +239,7 @@ class FlagParser(ToolParser):
         """
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         for flag in flags:
-            yield f"unknown flag {flag}; {self._answer(flag) or '--help lists all flags'}"
+            yield f"unknown flag {flag}; {self._answer(flag) or '--help-all lists all flags'}"
         if words and not flags:
             yield self._stray(words[0], typed)
 

@@ -11,6 +11,17 @@ BASICS = (
 )
 """Fields of the flags that a first training run needs, in the order of its help."""
 
+BASICS_OF_TOKENIZERS = (
+    *("tokenizer_type", "tokenizer_name_or_path", "vocab_file", "merge_file", "tokenizer_model"),
+)
+"""Fields of the flags that choose a tokenizer."""
+
+BASICS_OF_MODELS = (
+    *("load", "micro_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("device", "plugin"),
+)
+"""Fields of the flags that programs need which use a trained model."""
+
 TITLES = {
     "ExpertConfig": "Experts",
     "LoraConfig": "LoRA",

@@ -13,6 +13,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, Parsed, parse_sections
+from megatron.config.parsing.titles import BASICS_OF_TOKENIZERS
 from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.run.urls import UrlConfig
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
@@ -112,11 +113,17 @@ def parse_flags(
         ConfigError: listing all problems.
     """
     load_plugins(modules_in(argv))
-    known = {
-        **{"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig},
-        **{"plugins": PluginModulesConfig, "urls": UrlConfig, **(extra or {})},
-    }
-    return parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
+    own = {"preprocess": PreprocessConfig, **(extra or {})}
+    shared = {"tokenizer": TokenizerConfig, "plugins": PluginModulesConfig, "urls": UrlConfig}
+    return parse_sections(
+        argv,
+        {**own, **shared},
+        description=description,
+        legacy=[*_LEGACY, *legacy],
+        own=own,
+        shared=shared,
+        basics=BASICS_OF_TOKENIZERS,
+    )
 
 
 def to_command(parsed: Parsed) -> PreprocessCommand:

@@ -22,6 +22,8 @@ from megatron.config.config import (
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.inference.generation import LAYOUT
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
+from megatron.config.parsing.flags import HELP
+from megatron.config.parsing.titles import BASICS_OF_MODELS
 from megatron.config.run.urls import cache_of, urls_in
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 
 Weights = Callable[[], AbstractContextManager["FullCheckpoint"]]
+
+PRINTS_AND_EXITS = HELP | {"--help-legacy", "--version"}
+"""Flags of programs that print and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +68,13 @@ def read_model_source(
         ConfigError: a flag is unknown, refused or malformed, or --load is missing.
         WrongCheckpointError: there is no model in --load.
     """
-    parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
-    if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
+    parse = partial(
+        parse_config_for_checkpoint,
+        extra=sections,
+        description=description or "",
+        basics=BASICS_OF_MODELS,
+    )
+    if PRINTS_AND_EXITS & set(argv):
         parse(argv, {})  # prints and exits
     given = options_given(argv)
     load = given.get("load")

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 from problems import problem
+from scripts import run_script
 
 from megatron.common.errors import ConfigError
 from megatron.common.version import VERSION
@@ -144,12 +145,12 @@ def test_the_last_word_wins():
         ("--num-things 3 --sizes", "--sizes … one argument"),
         ("--num-things 3 --fast=True", "--fast … no value … 'True'"),
         ("--num-things 3 --nmae n", "--nmae … --name?"),
-        ("--num-things 3 --rest-of", "--rest-of … --help"),
+        ("--num-things 3 --rest-of", "--rest-of … --help-all"),
         ("--num-things 3 --thigns 4", "--thigns … --num-things"),
         ("--num-things 3 --fast True", "--fast … no value … True; leave True out"),
         ("--num-things 3 --fast off", "--fast … no value … off; leave --fast out"),
         ("--num-things 3 --rat 4", "--rat; … --rate?"),
-        ("--num-things 3 --xyz=4", "--xyz … --help"),
+        ("--num-things 3 --xyz=4", "--xyz … --help-all"),
         ("--num-things 3 stray", "stray … --NAME VALUE"),
         ("--things 3 --num-things 3", "--things: … --num-things"),
     ],
@@ -164,7 +165,7 @@ def test_all_unknown_flags_are_told_at_once():
         parse("--num-things 3 --nmae n --xyz 2 --color red")
     assert caught.value.problems == (
         "unknown flag --nmae; did you mean --name?",
-        "unknown flag --xyz; --help lists all flags",
+        "unknown flag --xyz; --help-all lists all flags",
     )
 
 
@@ -173,7 +174,7 @@ def test_all_wrong_values_are_reported_at_once():
         parse("--num-things x --rate fast --name ok --style oval --xyz 2")
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         *("argument --num-things", "argument --rate", "argument --style"),
-        "unknown flag --xyz; --help lists all flags",
+        "unknown flag --xyz; --help-all lists all flags",
     ]
 
 
@@ -223,21 +224,47 @@ def help_of(capsys, word):
     return capsys.readouterr().out
 
 
-def test_help_starts_with_what_a_beginner_needs(capsys):
+def test_help_is_what_a_beginner_needs(capsys):
     text = help_of(capsys, "--help")
     lines = text.splitlines()
     assert lines[0].endswith("[flags]")
     order = [
-        text.index(f"\n{words}")
-        for words in ("To begin with:", "  --num-layers N", "  --data-path PATH", "Model:\n")
+        text.index(f"\n{words}") for words in ("To begin with:", "  --num-layers N", "  --load")
     ]
     assert order == sorted(order)
     assert lines.index("To begin with:") < 20
     assert "(default: 1)" in text
+    assert "--norm-epsilon" not in text
+    assert len(lines) < 100
+
+
+def test_all_flags_have_a_help_of_their_own(capsys):
+    text = help_of(capsys, "--help-all")
+    order = [text.index(f"\n{words}") for words in ("To begin with:", "Model:\n", "  --ffn-hidden")]
+    assert order == sorted(order)
     # Headings are words, each flag is listed once, and those of other systems are elsewhere.
     assert "Config:" not in text
     assert text.count("\n  --num-layers ") == 1
     assert "--use-mcore-models" not in text
+
+
+@pytest.mark.parametrize(
+    ("tool", "flags"),
+    [
+        ("tools/generate_samples_gpt.py", ("--prompt PROMPT", "--load LOAD")),
+        ("tools/run_text_generation_server.py", ("--port N", "--load LOAD")),
+        ("tools/plan.py", ("--search N", "--num-layers N")),
+        ("tools/preprocess_data.py", ("--input INPUT", "--tokenizer-type")),
+    ],
+)
+def test_the_help_of_a_tool_begins_with_its_own_flags(tool, flags):
+    done = run_script(tool, "--help")
+    assert done.returncode == 0
+    places = [done.stdout.index(f"\n  {flag}") for flag in flags]
+    assert places == sorted(places)
+    assert done.stdout[: places[0]].count("\n") < 60
+    assert "--norm-epsilon" not in done.stdout
+    assert "--object-storage-cache-path" in run_script(tool, "--help-all").stdout
 
 
 def test_the_flags_of_other_systems_have_a_help_of_their_own(capsys):
