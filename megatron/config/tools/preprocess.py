@@ -12,12 +12,13 @@ class PreprocessConfig:
 
     input: list[str]
     """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or
-    compressed (.gz, .zst, .xz, .bz2), or Parquet files; globs; - for standard input. They are read
-    one after the other."""
+    compressed (.gz, .zst, .xz, .bz2), or Parquet files; folders, of which files with these names are
+    read; globs; - for standard input. They are read one after the other."""
 
     input_format: Literal["auto", "json", "text"] = "auto"
     """What the inputs hold: json is one JSON object a line, or a JSON array of objects, or Parquet;
-    text is plain text in UTF-8. auto is text with --document-separator, and json without."""
+    text is plain text in UTF-8. auto decides for each file: .jsonl and .json are json, .txt and .md are
+    text unless JSON begins them, and others are text with --document-separator, and json without."""
 
     document_separator: Literal["line", "blank-line", "file"] | None = None
     """What ends a document of plain text: each line is a document, or a blank line is between two,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -22,7 +23,7 @@ from megatron.data.preprocessing.block_encoder import KEYS
 from megatron.data.preprocessing.preprocess import input_problems
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.documents import Selection
-from megatron.data.readers.inputs import STDIN
+from megatron.data.readers.inputs import STDIN, files_in
 from megatron.data.readers.text_formats import TextSeparator
 from megatron.data.token_files.publish import (
     collection_problems,
@@ -144,13 +145,15 @@ def to_command(parsed: Parsed) -> PreprocessCommand:
     if problems:
         texts = [] if config.conversations else config.input
         keys = config.json_keys
-        raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
+        text, by_name = text_separator(config), is_text_by_name(config)
+        raise ConfigError(*problems, *input_problems(texts, keys, text, by_name=by_name))
     # Files of the same names may have changed since an earlier command of this process.
     _build_tokenizer.cache_clear()
     _built_for_chats.cache_clear()
     spec = _spec(config, tokenizer_args, plugins.plugin or ())
     notices = [
         *parsed.notices,
+        *_folder_notices(config.input),
         *_sentence_notices(config, tokenizer_args["tokenizer_type"]),
         *replacement_notices(spec.prefixes),
     ]
@@ -214,6 +217,7 @@ def _spec(
     return PreprocessSpec(
         inputs=tuple(config.input),
         text=text_separator(config),
+        text_by_name=is_text_by_name(config),
         where=Selection(config.where[0], tuple(config.where[1:])) if config.where else None,
         output_prefix=str(config.output_prefix),
         json_keys=KEYS if template else tuple(config.json_keys),
@@ -286,6 +290,15 @@ def _problems(config: PreprocessConfig) -> Iterator[str]:
         yield "--input - -: standard input can be read only once"
 
 
+def _folder_notices(inputs: Sequence[str]) -> Iterator[str]:
+    for folder in filter(os.path.isdir, inputs):
+        found, others = files_in(folder)
+        left = (
+            f"; {others} with other suffixes are left out: name them to read them" if others else ""
+        )
+        yield f"--input {folder}: {len(found)} files{left}"
+
+
 def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator[str]:
     if tokenizer_type.startswith("BertWordPiece") and not config.split_sentences:
         yield (
@@ -319,11 +332,17 @@ def _output_problems(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]
 
 
 def text_separator(config: PreprocessConfig) -> TextSeparator | None:
-    """Return the separator of documents in plain text; None if the inputs are not plain text."""
+    """Return the separator of documents in plain text; None if the flags do not say that there is any."""
     is_text = config.input_format == "text" or (
         config.input_format == "auto" and config.document_separator is not None
     )
     return (config.document_separator or "line") if is_text else None
+
+
+def is_text_by_name(config: PreprocessConfig) -> bool:
+    """Whether inputs are plain text or JSON as their names say; not with flags that text has no use for."""
+    is_of_json = config.conversations or config.where or len(config.json_keys) > 1
+    return config.input_format == "auto" and not is_of_json
 
 
 def _text_problems(config: PreprocessConfig) -> Iterator[str]:

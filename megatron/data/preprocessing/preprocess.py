@@ -176,17 +176,22 @@ def convert_shards(
 
 
 def input_problems(
-    inputs: Iterable[str], json_keys: Sequence[str], text: TextSeparator | None = None
+    inputs: Iterable[str],
+    json_keys: Sequence[str],
+    text: TextSeparator | None = None,
+    *,
+    by_name: bool = False,
 ) -> Iterator[str]:
     """Yield a message for each input that is missing or whose first document is not as expected.
 
     Args:
         text: separator of documents, if the inputs are plain text.
+        by_name: inputs may be JSON and plain text, as their names say.
     """
     limits = Limits(block_bytes=1, line_bytes=1 << 26)
     for pattern in inputs:
         try:
-            for source in find_sources([pattern], text):
+            for source in find_sources([pattern], text, by_name=by_name):
                 if source.path == STDIN or source.kind == "stream":
                     continue
                 word, before = "row" if source.is_table else "line", 0

@@ -40,6 +40,7 @@ class PreprocessSpec:
         inputs: files, globs, or `-`; read in this order.
         output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
         text: separator of documents in plain text; None for JSON lines and tables.
+        text_by_name: inputs may be JSON and plain text, as their names say.
         where: documents to convert, by their metadata; None for all.
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: identifies the tokenizer, for the comparison on resuming.
@@ -64,6 +65,7 @@ class PreprocessSpec:
     output_prefix: str
     json_keys: tuple[str, ...] = ("text",)
     text: TextSeparator | None = None
+    text_by_name: bool = False
     where: Selection | None = None
     make_encoder: Callable[[], Encoder]
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class PreprocessSpec:
         Raises:
             DataError: one is missing, or of another format.
         """
-        return find_sources(self.inputs, self.text)
+        return find_sources(self.inputs, self.text, by_name=self.text_by_name)
 
     def limits(self) -> Limits:
         """Return how the input is cut into blocks."""

@@ -21,9 +21,12 @@ from megatron.data.readers import arrow, parquet
 from megatron.data.readers.decompress import UnreadableFormatError, compression_of, decompress
 from megatron.data.readers.line_blocks import EXCERPT_BYTES, Limits, whole_lines
 from megatron.data.readers.text_formats import (
+    SUFFIXES,
     TextSeparator,
     documents_of_text,
+    has_known_suffix,
     is_array,
+    is_text_by_name,
     unpacked_array,
 )
 
@@ -90,16 +93,29 @@ class Block:
         return len(self.data or b"") if self.rows else self.end - self.start
 
 
-def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> list[Source]:
-    """Return the inputs that `patterns` name: files, URLs, globs, or `-` for standard input.
+def find_sources(
+    patterns: Iterable[str], text: TextSeparator | None = None, *, by_name: bool = False
+) -> list[Source]:
+    """Return the inputs that `patterns` name: files, folders, URLs, globs, or `-` for standard input.
 
     Args:
         text: separator of documents, if the inputs are plain text.
+        by_name: files may be JSON and plain text, as their names say; see `is_text_by_name`.
 
     Raises:
-        DataError: a file is missing, is a directory or of another format, or nothing matches a glob.
+        DataError: a file is missing or of another format, or nothing matches a glob or is in a folder.
     """
-    return [_source(path, text) for pattern in patterns for path in _matches(pattern)]
+    return [
+        _source(path, text, by_name=by_name) for pattern in patterns for path in _matches(pattern)
+    ]
+
+
+def files_in(folder: str) -> tuple[list[str], int]:
+    """Return the files of documents below a folder, by their suffixes, and the number of others."""
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    visible = [path for path in paths if not path.name.startswith(".")]
+    found = [str(path) for path in visible if has_known_suffix(path.name)]
+    return found, len(visible) - len(found)
 
 
 def cut_source(source: Source, low: int, high: int) -> Iterator[Source]:
@@ -198,6 +214,14 @@ def count_lines(path: str, end: int) -> int:
 
 
 def _matches(pattern: str) -> list[str]:
+    if os.path.isdir(pattern):
+        found, _ = files_in(pattern)
+        if not found:
+            raise DataError(
+                f"the folder --input {pattern} has no file that ends in {', '.join(SUFFIXES)}, also "
+                "compressed; name its files"
+            )
+        return found
     if pattern == STDIN or os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     with _read_errors_name(pattern):
@@ -208,7 +232,7 @@ def _matches(pattern: str) -> list[str]:
     return found
 
 
-def _source(path: str, text: TextSeparator | None) -> Source:
+def _source(path: str, text: TextSeparator | None, *, by_name: bool) -> Source:
     if path == STDIN:
         return Source(path, "stream", 0, text=text)
     with _read_errors_name(path):
@@ -220,6 +244,10 @@ def _source(path: str, text: TextSeparator | None) -> Source:
         with open_input(path, _ARRAY_BYTES) as file:
             begin = file.read(_ARRAY_BYTES)
         kind = _table_kind(begin) or compression_of(begin)
+        if by_name and kind in _TABLES:
+            text = None
+        elif by_name:
+            text = _separator_by_name(path, text, begin, kind)
     if kind in _TABLES and text:
         raise DataError(f"--input {path} is {kind.title()}; leave --input-format text out")
     if kind is None and (is_array(begin) if text is None else text != "line"):
@@ -227,6 +255,15 @@ def _source(path: str, text: TextSeparator | None) -> Source:
     if kind is not None:
         return Source(path, kind, num_bytes, text=text)
     return Source(path, "plain", num_bytes, 0, num_bytes, text)
+
+
+def _separator_by_name(
+    path: str, text: TextSeparator | None, begin: bytes, compression: str | None
+) -> TextSeparator | None:
+    if compression:
+        with open_input(path) as file:
+            begin = next(decompress(file), b"")[:_ARRAY_BYTES]
+    return (text or "line") if is_text_by_name(path, begin, is_default=text is not None) else None
 
 
 def _table_kind(begin: bytes) -> str | None:

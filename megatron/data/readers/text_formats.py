@@ -1,6 +1,7 @@
 """Plain text and JSON arrays as JSON lines, in pieces: memory does not grow with a file.
 
-A flag sets the separator of documents in a text; the first character identifies a JSON array.
+A flag sets the separator of documents in a text; the first character identifies a JSON array, and the
+name of a file tells text from JSON.
 """
 
 import codecs
@@ -13,11 +14,35 @@ from typing import Literal
 TextSeparator = Literal["line", "blank-line", "file"]
 """Separator of documents in plain text."""
 
+_JSON, _TEXT = (".jsonl", ".json", ".ndjson"), (".txt", ".text", ".md")
+SUFFIXES = (*_JSON, *_TEXT, ".parquet", ".arrow")
+"""Suffixes of files of documents, in front of the suffix of a compression."""
+
+_COMPRESSED = re.compile(r"\.(gz|zst|xz|lzma|bz2)$")
+_JSON_BEGINS = re.compile(rb"\s*(\{|\[\s*[{\]])")
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 _WHITE_SPACE = b" \t\r\n"
 _SPACES = re.compile(r"[ \t\r\n]*")
 _TO_ESCAPE = re.compile(rb'["\\\x00-\x1f]')
 _LONGEST_BLANK = 1 << 18  # bytes of a blank line; a longer line is not held to look at it
+
+
+def has_known_suffix(name: str) -> bool:
+    """Whether the name of a file is one of a file of documents."""
+    return _COMPRESSED.sub("", name.lower()).endswith(SUFFIXES)
+
+
+def is_text_by_name(name: str, begin: bytes, *, is_default: bool) -> bool:
+    """Whether a file is plain text, and not JSON, by its name and its first bytes.
+
+    Args:
+        is_default: whether other files than JSON's are text.
+    """
+    plain_name = _COMPRESSED.sub("", name.lower())
+    if plain_name.endswith(_JSON):
+        return False
+    is_json = _JSON_BEGINS.match(begin.removeprefix(BYTE_ORDER_MARK)) is not None
+    return is_default or (plain_name.endswith(_TEXT) and not is_json)
 
 
 def is_array(begin: bytes) -> bool:

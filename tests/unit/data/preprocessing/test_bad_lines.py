@@ -119,8 +119,9 @@ def test_one_key_without_text_leaves_no_files_of_the_others(tmp_path):
 def test_an_input_that_cannot_be_read_is_named(tmp_path):
     with problem("--input … none.jsonl: No such file", DataError):
         run(tmp_path, [str(tmp_path / "none.jsonl")])
-    with problem(f"--input {tmp_path}: Is a directory", DataError):
-        run(tmp_path, [str(tmp_path)])
+    (tmp_path / "empty").mkdir()
+    with problem(f"--input {tmp_path}/empty … .jsonl", DataError):
+        run(tmp_path, [str(tmp_path / "empty")])
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path):

@@ -170,8 +170,8 @@ def test_a_conversion_of_texts_and_arrays_is_resumed(tmp_path, monkeypatch, sepa
     ],
 )
 def test_flags_of_plain_text(tmp_path, flags, message):
-    (tmp_path / "corpus.txt").write_text("plain text\n")
-    line = f"--input {tmp_path}/corpus.txt --output-prefix {tmp_path}/out"
+    (tmp_path / "corpus").write_text("plain text\n")
+    line = f"--input {tmp_path}/corpus --output-prefix {tmp_path}/out"
     # Each is reported together with the missing vocabulary.
     with problem("--vocab-size missing") as error:
         read_flags(
@@ -184,6 +184,7 @@ def test_plain_text_is_read_by_the_flags(tmp_path):
     (tmp_path / "corpus.txt").write_text("1 2\n3\n\n4\n")
     line = f"--input {tmp_path}/corpus.txt --output-prefix {tmp_path}/out --tokenizer-type NullTokenizer"
     for flags, expected in (
+        ("", [[1, 2], [3], [4]]),
         ("--input-format text", [[1, 2], [3], [4]]),
         ("--document-separator blank-line", [[1, 2, 3], [4]]),
         ("--input-format text --document-separator file", [[1, 2, 3, 4]]),
@@ -192,3 +193,34 @@ def test_plain_text_is_read_by_the_flags(tmp_path):
         (written,) = preprocess(read_flags(words, description="").spec)
         dataset = IndexedDataset(written.prefix)
         assert [dataset[i].tolist() for i in range(len(dataset))] == expected
+
+
+def test_a_folder_may_mix_json_and_text_by_suffix(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.txt").write_text("1 2\n3\n")
+    (folder / "b.jsonl").write_text('{"text": "4"}\n')
+    (folder / "c.txt").write_text('{"text": "5"}\n')
+    (folder / "more" / "d.txt.gz").write_bytes(gzip.compress(b"6\n"))
+    (folder / "more" / "e.json.gz").write_bytes(gzip.compress(b'[{"text": "7"}]'))
+    (folder / "LICENSE").write_text("8\n")
+    line = f"--input {folder} --output-prefix {tmp_path}/out --tokenizer-type NullTokenizer"
+    expected = {"": [[1, 2], [3], [4], [5], [6], [7]]}
+    expected["--document-separator file"] = [[1, 2, 3], [4], [5], [6], [7]]
+    for flags in expected:
+        words = [*line.split(), "--vocab-size", "9", *flags.split()]
+        if flags:
+            (folder / "c.txt").write_text("5\n")
+        command = read_flags(words, description="")
+        (written,) = preprocess(command.spec)
+        dataset = IndexedDataset(written.prefix)
+        assert [dataset[i].tolist() for i in range(len(dataset))] == expected[flags]
+        assert f"--input {folder}: 5 files; 1 with other suffixes" in command.notices[0]
+
+
+def test_json_in_the_folder_is_all_that_conversations_and_keys_take(tmp_path):
+    (tmp_path / "a.txt").write_text("1 2\n")
+    line = f"--input {tmp_path} --output-prefix {tmp_path}/out --tokenizer-type NullTokenizer"
+    words = [*line.split(), "--vocab-size", "9", "--json-keys", "text", "title"]
+    with problem("a.txt … --input-format text", DataError):
+        preprocess(read_flags(words, description="").spec)
