@@ -38,14 +38,14 @@ def is_buffer(name: str) -> bool:
     return name.endswith(".router.expert_bias")
 
 
-def expert_file(share: int, rank: int) -> str:
-    """Return the name of the file with the experts of one rank of an expert-parallel group.
+def expert_file(replica: int, rank: int) -> str:
+    """Return the name of the file with the experts of one rank that the first replica does not have.
 
     Args:
-        share: the rank; of the first one the experts are in DeepSpeed's files.
+        replica: of the rank; the experts of the first one are in DeepSpeed's files.
         rank: among the ranks of a replica.
     """
-    return f"experts_{share:02d}_mp_rank_{rank:02d}_model_states.pt"
+    return f"experts_{replica:02d}_mp_rank_{rank:02d}_model_states.pt"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
 from megatron.config.foreign_flags.values import FOREIGN_VALUES
-from megatron.config.network.experts import ExpertConfig, expert_ranks
+from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
@@ -91,9 +91,16 @@ class Config:
     """The sections of extensions by name, and of plugins by the name of their class."""
 
     @property
-    def expert_parallel_size(self) -> int:
-        """Ranks of data and sequence parallelism that share a layer's experts, in this layout."""
-        return expert_ranks(self.experts, tensor=self.parallel.tensor_model_parallel_size)
+    def ranks_per_expert(self) -> int:
+        """Neighbouring ranks that share each expert."""
+        given = self.experts.expert_tensor_parallel_size
+        has_experts = max(self.experts.num_experts or [1]) > 1
+        return given if given and has_experts else self.parallel.tensor_model_parallel_size
+
+    @property
+    def ranks_with_all_experts(self) -> int:
+        """Neighbouring ranks of a stage that hold all experts of a layer once."""
+        return self.experts.moe_expert_parallel_size * self.ranks_per_expert
 
     def section(self, kind: type[Section]) -> Section:
         """Return the section of an extension; its defaults for a run without that extension."""

@@ -145,7 +145,7 @@ class Engine(ABC):
         shorten_gradient_path(engine.optimizer)
         skip_lone_all_reduce(engine)
         self._reduction = reduce_beside_backward(engine, groups)
-        self._gather = gather_beside_forward(engine, groups)
+        self._gather = gather_beside_forward(engine)
         if self._reduction is None:
             if groups.expert is None:
                 watch_replicated_weights(engine, groups)
@@ -155,7 +155,8 @@ class Engine(ABC):
         read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:
             replace_fp32_clipping(engine, self._clip_gradients)
-            if groups.data_and_sequence.size() == 1:
+            copies = (groups.data_and_sequence, groups.expert_data)
+            if all(group is None or group.size() == 1 for group in copies):
                 skip_allreduce(engine)
 
     @property

@@ -40,6 +40,7 @@ def mixture_builder(
         MixtureOfExperts,
         plan=plan,
         expert_group=groups.expert,
+        expert_tensor_group=groups.expert_tensor,
         sequence_group=groups.sequence,
         data_group=groups.data,
         auxiliary=auxiliary,
@@ -51,7 +52,9 @@ def register_experts(model: nn.Module, groups: Groups) -> None:
     if groups.expert is None or groups.expert_data is None:
         return
     name = f"ep_size_{groups.expert.size()}"
-    register_expert_groups(name, groups.expert, groups.expert_data, tensor=groups.tensor.size())
+    register_expert_groups(
+        name, groups.expert, groups.expert_data, tensor=groups.topology.ranks_per_expert
+    )
     for parameter in filter(is_expert, model.parameters()):
         mark_expert_gradient(parameter, name)
 
@@ -119,8 +122,8 @@ def save_experts(engine: Any, groups: Groups, folder: Path, write: Callable[...,
 
     Their optimizer states are in DeepSpeed's files where it partitions them.
     """
-    share = groups.data_and_sequence.rank()
-    if groups.expert is None or not 0 < share < groups.expert.size():
+    replica = groups.data_and_sequence.rank()
+    if groups.expert_data is None or groups.expert_data.rank() > 0 or not replica:
         return
     named = {n: p for n, p in engine.module.named_parameters() if is_expert(p)}
     optimizer = engine.optimizer
@@ -129,5 +132,5 @@ def save_experts(engine: Any, groups: Groups, folder: Path, write: Callable[...,
         states = {name: optimizer.state[p] for name, p in named.items() if p in optimizer.state}
     rank = groups.stage * groups.topology.tensor + groups.tensor_rank
     weights = {name: p.detach() for name, p in named.items()}
-    path = folder / expert_file(share, rank)
+    path = folder / expert_file(replica, rank)
     write({"module": weights, "optimizer": states}, path)

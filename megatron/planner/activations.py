@@ -295,8 +295,11 @@ class Activations:
         """Return the activations of experts: sorted tokens, exchanged ones, and scores in 32 bits."""
         spec, moe = self.plan.model, self.plan.model.part(MoESpec)
         expert_bytes = self._mlp() * spec.expert_width // spec.mlp.ffn_hidden_size
-        exchanged = 2 if self.plan.parallel.expert > 1 else 0
-        rows = (2 + exchanged) * self.tokens * spec.hidden_size * self._bytes
+        parallel, tokens = self.plan.parallel, 2 * self.tokens
+        if parallel.divides_experts:
+            # Those that this rank sends, and those that arrive at its experts.
+            tokens = tokens * (1 + parallel.ranks_per_expert) // parallel.tensor
+        rows = tokens * spec.hidden_size * self._bytes
         router = 4 * self.tokens * (spec.hidden_size + 2 * max(moe.num_experts))
         shared = self._mlp() * moe.shared_expert_ffn_hidden_size // spec.mlp.ffn_hidden_size
         return (

@@ -28,13 +28,19 @@ class Layout:
     micro_batch_size: int
     recompute: str  # none, selective or full
     expert: int = 1
+    expert_tensor: int = 0  # ranks that share each expert; 0: the tensor-parallel ones
 
     def __str__(self) -> str:
-        experts = f" ep {self.expert}" if self.expert > 1 else ""
         return (
-            f"tp {self.tensor} pp {self.pipeline} dp {self.data}{experts} | ZeRO {self.zero_stage} | "
+            f"tp {self.tensor} pp {self.pipeline} dp {self.data}{self.of_experts} | ZeRO {self.zero_stage} | "
             f"micro-batch {self.micro_batch_size} | recompute {self.recompute}"
         )
+
+    @property
+    def of_experts(self) -> str:
+        """How experts are divided, with a space in front; "" if as other layers are."""
+        per_expert = f" etp {self.expert_tensor}" if self.expert_tensor else ""
+        return f" ep {self.expert}{per_expert}" if self.expert > 1 else ""
 
     def flags(self) -> str:
         """Return the flags that ask for it."""
@@ -47,6 +53,8 @@ class Layout:
             words += " --sequence-parallel"
         if self.expert > 1:
             words += f" --moe-expert-parallel-size {self.expert}"
+        if self.expert_tensor:
+            words += f" --expert-tensor-parallel-size {self.expert_tensor}"
         if self.recompute == "selective":
             words += " --recompute-activations"
         return words + (" --checkpoint-activations" if self.recompute == "full" else "")
@@ -68,8 +76,10 @@ def layouts_of(num_gpus: int, num_layers: int, num_experts: int = 1) -> Iterator
             stages = (1,) if pipeline > 1 else (1, 2, 3)
             for zero_stage, micro, recompute in product(stages, _MICRO_BATCHES, _RECOMPUTED):
                 # ZeRO stage 3 divides the weights of experts itself.
-                shared = 1 if zero_stage == 3 else math.gcd(num_experts, data)
-                for expert in (size for size in range(1, shared + 1) if shared % size == 0):
+                divides = zero_stage < 3
+                for expert, expert_tensor in _divisions(
+                    num_experts, data, tensor if divides else 0
+                ):
                     yield Layout(
                         tensor=tensor,
                         pipeline=pipeline,
@@ -78,7 +88,19 @@ def layouts_of(num_gpus: int, num_layers: int, num_experts: int = 1) -> Iterator
                         micro_batch_size=micro,
                         recompute=recompute,
                         expert=expert,
+                        expert_tensor=expert_tensor,
                     )
+
+
+def _divisions(num_experts: int, data: int, tensor: int) -> Iterator[tuple[int, int]]:
+    """Yield expert-parallel sizes, each with the ranks that share an expert: 0 for all `tensor` ones, or 1."""
+    yield 1, 0
+    for ranks, expert_tensor in ((data, 0), (data * tensor, 1)):
+        if tensor > expert_tensor:
+            shared = math.gcd(num_experts, ranks)
+            yield from (
+                (size, expert_tensor) for size in range(2, shared + 1) if shared % size == 0
+            )
 
 
 def places(
@@ -102,7 +124,7 @@ def places(
 def _along(layout: Layout, axis: Axis) -> str:
     sizes = {"tp": layout.tensor, "pp": layout.pipeline, "dp": layout.data}
     words = " ".join(f"{name} {sizes[name]}" for name in axis.split())
-    return f"{words} ep {layout.expert}" if layout.expert > 1 and "tp pp" in axis else words
+    return words + layout.of_experts if "tp pp" in axis else words
 
 
 def _apart(layouts: Iterable[Layout], stages: set[int]) -> str:

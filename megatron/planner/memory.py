@@ -281,7 +281,7 @@ class _Sizes:
         parallel = self.plan.parallel
         # Ranks that divide a sample hold the same weights, as replicas do.
         copies = parallel.data * parallel.sequence
-        experts = -(-held.experts * each // max(1, copies // parallel.expert))
+        experts = -(-held.experts * each // parallel.copies_of_experts)
         return -(-held.dense * each // copies) + experts
 
 

@@ -308,7 +308,7 @@ def _config_of(config: Config, layout: Layout) -> Config:
         experts=replace(
             config.experts,
             moe_expert_parallel_size=layout.expert,
-            expert_tensor_parallel_size=None,
+            expert_tensor_parallel_size=layout.expert_tensor or None,
         ),
         training=replace(config.training, micro_batch_size=layout.micro_batch_size),
         deepspeed=replace(config.deepspeed, zero_stage=layout.zero_stage),

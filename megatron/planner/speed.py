@@ -138,7 +138,7 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int, slowdow
     micro_batch += _exposed_s(
         one.sequence, inside, forward=(1 + again) * attention, backward=2 * attention
     )
-    experts_near = parallel.tensor * parallel.expert <= gpus_per_node
+    experts_near = parallel.ranks_per_expert * parallel.expert <= gpus_per_node
     micro_batch += _exposed_s(one.experts, node if experts_near else network)
     outside, passes = node if small else network, sent.data_passes
     between = _exposed_s(sent.pipeline, outside) + _exposed_s(

@@ -164,22 +164,25 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
         # Projections are gathered, as a rank has not all features of its query group.
         features = attention.query_features + 2 * attention.key_features
         exposed += once * layers * (2 + again) * features / spec.hidden_size
-    if divides and parallel.expert > 1:
-        # Behind the exchange the rows of experts are gathered, in place of the tokens of an MLP.
-        mixtures = sum(spec.experts_of(layer) > 1 for layer in stage.layers)
-        tokens = 2 * (2 + again) * mixtures * full
-        exposed += number * _ring(parallel.tensor) * (_rows_of_experts(plan, stage) - tokens)
+    if parallel.divides_experts:
+        # Behind the exchange the rows of experts are gathered; with a divided sequence in place of the
+        # tokens of an MLP.
+        rows, ranks = _rows_of_experts(plan, stage), parallel.ranks_per_expert
+        exposed += number * rows * (ranks - 1) / parallel.tensor
+        if divides:
+            mixtures = sum(spec.experts_of(layer) > 1 for layer in stage.layers)
+            exposed -= once * 2 * (2 + again) * mixtures
     return Volume(exposed=exposed, backward=once * beside)
 
 
 def _tokens_of_experts(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the all-to-alls of tokens: to the experts and back, forward and backward.
 
-    Tensor-parallel ranks that divide the sequence each send their part.
+    Tensor-parallel ranks each send their part.
     """
     parallel = plan.parallel
-    parts = parallel.tensor if parallel.sequence_parallel else 1
-    return Volume(exposed=number * _rows_of_experts(plan, stage) * _ring(parallel.expert) / parts)
+    rows = _rows_of_experts(plan, stage) / parallel.tensor
+    return Volume(exposed=number * rows * _ring(parallel.expert))
 
 
 def _rows_of_experts(plan: Plan, stage: Stage) -> float:
@@ -195,7 +198,7 @@ def _data(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the data-parallel traffic: reduction of gradients, and gathering of divided weights."""
     held, copies = weights_of(plan, stage), plan.parallel.data * plan.parallel.sequence
     all_alike = _Copied(held.dense, copies, _tied_elements(plan, stage))
-    experts = _Copied(held.experts, copies // plan.parallel.expert)
+    experts = _Copied(held.experts, plan.parallel.copies_of_experts)
     volumes = [
         _copies_volume(plan, each, number, held=held.total)
         for each in (all_alike, experts)

@@ -21,7 +21,9 @@ class Groups:
         data: data-parallel ranks: the same shard of the model and of the sequence.
         data_and_sequence: all ranks with the same shard of the model.
         model: the ranks of one replica (tensor and pipeline parallel).
-        expert: the ranks that divide the experts of a layer; None if each has all.
+        expert: the ranks that divide the experts of a layer; None where experts are divided as other
+            layers are.
+        expert_tensor: the ranks that divide each of their experts; None likewise.
         expert_data: all ranks with the same shard of the same experts; None likewise.
     """
 
@@ -33,6 +35,7 @@ class Groups:
     data_and_sequence: dist.ProcessGroup
     model: dist.ProcessGroup
     expert: dist.ProcessGroup | None = None
+    expert_tensor: dist.ProcessGroup | None = None
     expert_data: dist.ProcessGroup | None = None
 
     @property
@@ -62,7 +65,7 @@ def build_groups(topology: Topology) -> Groups:
     Communication: creates one process group per set of ranks.
     """
     rank = dist.get_rank()
-    divides = topology.expert > 1
+    divides = topology.divides_experts
     return Groups(
         topology=topology,
         rank=rank,
@@ -72,6 +75,7 @@ def build_groups(topology: Topology) -> Groups:
         data_and_sequence=_own_group(rank, topology.data_and_sequence_groups()),
         model=_own_group(rank, topology.model_groups()),
         expert=_own_group(rank, topology.expert_groups()) if divides else None,
+        expert_tensor=_own_group(rank, topology.expert_tensor_groups()) if divides else None,
         expert_data=_own_group(rank, topology.expert_data_groups()) if divides else None,
     )
 

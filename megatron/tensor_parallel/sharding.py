@@ -111,8 +111,8 @@ def shard_of(parameter: Tensor) -> Shard | None:
 class ExpertShare:
     """Rows of a parameter's full tensor that this rank has: share `index` of `replicas` equal ones.
 
-    Rows are experts (mixture of experts). Expert-parallel groups are neighbouring replicas, from the
-    first one on.
+    Rows are experts (mixture of experts). Expert-parallel groups are neighbouring ranks of a stage,
+    from the first one on.
     """
 
     index: int
@@ -128,11 +128,6 @@ def expert_share_of(parameter: nn.Parameter) -> ExpertShare:
     """Return which experts of `parameter` this rank has: all if they are not divided."""
     share: ExpertShare = getattr(parameter, "expert_share", ExpertShare(0, 1))
     return share
-
-
-def replicas_that_differ(parameter: nn.Parameter) -> int:
-    """Return how many neighbouring replicas have different values of `parameter`: 1, or the expert-parallel size."""
-    return expert_share_of(parameter).replicas
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
@@ -198,9 +193,10 @@ def layout_of(layer: Any) -> str:
 def mark_replicated_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Mark the unsharded parameters, whose gradients are sums over the ranks that divide the sequence.
 
-    Norms, biases after row-parallel layers and positions see other tokens on each of them.
+    Norms, biases after row-parallel layers and positions see other tokens on each of them. Experts
+    that ranks divide in another way get the tokens of all.
     Source: arXiv:2205.05198, section 4.2.
     """
     for parameter in model.parameters():
-        if shard_of(parameter) is None:
+        if shard_of(parameter) is None and not is_expert(parameter):
             mark_partial_gradient(parameter, group)

@@ -23,7 +23,8 @@ class Topology:
     PipeModelDataParallelTopology.
 
     Args:
-        expert: neighbours along the axes data and sequence that divide the experts of a layer.
+        expert: sets of `ranks_per_expert` neighbours of a stage that divide the experts of a layer.
+        expert_tensor: neighbours that divide each expert; 0 for the tensor-parallel ranks.
         zigzag: whether a sequence is divided into chunks of `zigzag_chunks`, for ring attention,
             rather than into one slice for each rank.
     """
@@ -33,7 +34,18 @@ class Topology:
     tensor: int
     sequence: int = 1
     expert: int = 1
+    expert_tensor: int = 0
     zigzag: bool = False
+
+    @property
+    def ranks_per_expert(self) -> int:
+        """Neighbouring ranks that divide each expert."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def divides_experts(self) -> bool:
+        """Whether experts are divided in another way than other layers."""
+        return self.expert > 1 or self.ranks_per_expert != self.tensor
 
     def rank(self, *, pipeline: int, data: int, tensor: int, sequence: int = 0) -> int:
         """Return the global rank at these coordinates."""
@@ -67,15 +79,23 @@ class Topology:
         """List the data-parallel groups."""
         return self._sets("data")
 
+    def expert_tensor_groups(self) -> list[list[int]]:
+        """List the sets of ranks that divide each of their experts."""
+        size = self.ranks_per_expert
+        return [
+            part[i : i + size] for part in self._expert_parts() for i in range(0, len(part), size)
+        ]
+
     def expert_groups(self) -> list[list[int]]:
         """List the sets of ranks that divide the experts of a layer."""
-        size, sets = self.expert, self.data_and_sequence_groups()
-        return [ranks[i : i + size] for ranks in sets for i in range(0, len(ranks), size)]
+        size = self.ranks_per_expert
+        return [part[i::size] for part in self._expert_parts() for i in range(size)]
 
     def expert_data_groups(self) -> list[list[int]]:
         """List the sets of ranks with the same shard of the same experts."""
-        sets = self.data_and_sequence_groups()
-        return [ranks[i :: self.expert] for ranks in sets for i in range(self.expert)]
+        size = self.expert * self.ranks_per_expert
+        stages = self._sets("data", "sequence", "tensor")
+        return [ranks[i::size] for ranks in stages for i in range(size)]
 
     def data_and_sequence_groups(self) -> list[list[int]]:
         """List the sets of ranks with the same shard of the model."""
@@ -84,6 +104,12 @@ class Topology:
     def model_groups(self) -> list[list[int]]:
         """List the sets of ranks that make up one replica of the model."""
         return self._sets("pipeline", "tensor")
+
+    def _expert_parts(self) -> list[list[int]]:
+        """List the sets of neighbours of a stage that hold all experts of a layer once."""
+        size = self.expert * self.ranks_per_expert
+        stages = self._sets("data", "sequence", "tensor")
+        return [ranks[i : i + size] for ranks in stages for i in range(0, len(ranks), size)]
 
     def _sets(self, *along: str) -> list[list[int]]:
         """List the sets of ranks that differ only in their coordinates on the axes `along`."""

@@ -188,6 +188,7 @@ def build_process_groups(plan: Plan) -> Groups:
             sequence=parallel.sequence,
             tensor=parallel.tensor,
             expert=parallel.expert,
+            expert_tensor=parallel.expert_tensor,
             zigzag=parallel.ring,
         )
     )

@@ -45,6 +45,7 @@ FLAGS = [
 ]
 SHARED = ["--moe-expert-parallel-size", "2"]
 DIVIDED = ["--tensor-model-parallel-size", "2"]
+FULL = ["--expert-tensor-parallel-size", "1"]
 LR, STEPS = 0.02, 3
 fill = partial(initialise, seed=1, std=0.3, num_layers=2)
 
@@ -66,6 +67,7 @@ def engine_of(*flags, device="cpu"):
             data=parallel.data,
             tensor=parallel.tensor,
             expert=parallel.expert,
+            expert_tensor=parallel.expert_tensor,
         )
     )
     rng = start_streams(groups, seed=5, activation_checkpointing={})
@@ -197,6 +199,15 @@ def experts_step_alike_where_tensor_ranks_divide_the_sequence(rank):
     require_same_path(rank, *divided, "--topk", "1", "--zero-stage", "1")
 
 
+def full_experts_of_tensor_ranks_step_like_plain_torch(rank):
+    for size in "1", "2":
+        for stage in range(3):
+            layout = [*DIVIDED, *FULL, "--moe-expert-parallel-size", size]
+            require_same_path(rank, *layout, "--zero-stage", str(stage), "--topk", "2")
+    divided = [*DIVIDED, *FULL, *SHARED, "--sequence-parallel", "--seq-length", "6"]
+    require_same_path(rank, *divided, "--topk", "2", "--swiglu", "--checkpoint-activations")
+
+
 def experts_step_alike_in_pipelines(rank):
     stages = ["--pipeline-model-parallel-size", "2", "--global-batch-size", "8"]
     for zero in range(2):
@@ -223,19 +234,39 @@ def experts_divided_over_replicas_and_tensor_ranks_step_alike(rank):
     require_same_path(rank, *divided, *OF_8, "--zero-stage", "1")
 
 
+def experts_of_other_numbers_of_ranks_step_alike(rank):
+    four = ["--tensor-model-parallel-size", "4", "--num-attention-heads", "4"]
+    for layout in (
+        [*DIVIDED, *FULL, "--moe-expert-parallel-size", "4", "--zero-stage", "1"],
+        [*DIVIDED, *FULL, *SHARED, *STAGES, "--zero-stage", "1"],
+        [*DIVIDED, *FULL, *STAGES],
+        [*four, *SHARED, "--expert-tensor-parallel-size", "2"],
+        [*four, *FULL, *SHARED, "--zero-stage", "2"],
+        [*DIVIDED, *SHARED, *FULL, *OFFLOADED, "--zero-stage", "2"],
+        ["--expert-tensor-parallel-size", "2", *SHARED, "--zero-stage", "1"],
+    ):
+        require_same_path(rank, *layout, *OF_8)
+    sequence = ["--sequence-parallel", "--seq-length", "6"]
+    require_same_path(rank, *DIVIDED, *FULL, *SHARED, *sequence, *OF_8)
+
+
 def a_capacity_is_that_of_a_micro_batch_where_tensor_ranks_exchange_their_own_tokens(rank):
     given = [each for each in FLAGS if "--disable-moe-token-dropping" not in each]
     given += ["--moe-expert-capacity-factor", "0.6", "--moe-min-capacity", "1", *OF_8]
     for policy in "probs", "position":
         found = []
-        for layout in (SHARED, [*SHARED, *DIVIDED, "--sequence-parallel"]):
+        for layout in (
+            SHARED,
+            [*SHARED, *DIVIDED, "--sequence-parallel"],
+            [*SHARED, *DIVIDED, *FULL],
+        ):
             engine, plan, groups = engine_of_run(*given, "--moe-token-drop-policy", policy, *layout)
             batches = batches_of(plan, groups)
             for _ in range(STEPS):
                 loss = float(engine.train_batch(batches))
                 load = engine.expert_load
                 found.append((loss, engine.grad_norm, load.loss, load.dropped))
-        assert found[STEPS:] == [pytest.approx(each, rel=1e-6) for each in found[:STEPS]]
+        assert found[STEPS:] == [pytest.approx(each, rel=1e-6) for each in 2 * found[:STEPS]]
         assert all(0.2 < dropped < 0.6 for *_, dropped in found)
 
 
@@ -374,12 +405,14 @@ CHECKS = [
     experts_of_one_replica_step_like_plain_torch,
     experts_divided_over_tensor_ranks_step_like_plain_torch,
     experts_step_alike_where_tensor_ranks_divide_the_sequence,
+    full_experts_of_tensor_ranks_step_like_plain_torch,
     experts_step_alike_in_pipelines,
     sixteen_bits_find_the_same_norms,
 ]
 CHECKS_OF_FOUR = [
     replicas_that_divide_experts_in_several_ways_step_alike,
     experts_divided_over_replicas_and_tensor_ranks_step_alike,
+    experts_of_other_numbers_of_ranks_step_alike,
     a_capacity_is_that_of_a_micro_batch_where_tensor_ranks_exchange_their_own_tokens,
     experts_divided_over_the_replicas_of_a_pipeline_step_alike,
     experts_divided_over_the_parts_of_samples_step_alike,

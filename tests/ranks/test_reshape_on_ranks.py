@@ -35,7 +35,7 @@ NETWORK = (
 )
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 EXPERT, ULYSSES = "--moe-expert-parallel-size", "--ds-sequence-parallel-size 2"
-RING = "--context-parallel-size"
+RING, FULL = "--context-parallel-size", "--expert-tensor-parallel-size 1"
 BUCKETS = "--zero-reduce-bucket-size 300"
 LATE = {"bf16": {"enabled": True, "immediate_grad_update": False}}
 WHOLE = f"--deepspeed_config {json_file(LATE)}"
@@ -57,11 +57,14 @@ PATHS = {
     "fp32 experts": [
         *(f"{EXPERT} 2 {PIPELINE}", f"{EXPERT} 2 {TENSOR} --zero-stage 1", "--zero-stage 3"),
         *(f"{EXPERT} 2 {PIPELINE} --zero-stage 1", f"{EXPERT} 4 --zero-stage 2"),
-        *(f"{EXPERT} 4 {ULYSSES}", f"{EXPERT} 2 {ULYSSES} --zero-stage 1", ""),
+        *(f"{EXPERT} 4 {ULYSSES}", f"{EXPERT} 2 {ULYSSES} --zero-stage 1"),
+        *(f"{EXPERT} 4 {TENSOR} {FULL}", f"{EXPERT} 2 {TENSOR} {FULL} --zero-stage 1"),
+        *(f"{TENSOR} {PIPELINE} {FULL}", f"{EXPERT} 2 {TENSOR} {PIPELINE} {FULL} --zero-stage 1"),
+        *(f"{EXPERT} 2 --expert-tensor-parallel-size 2 --zero-stage 2", ""),
     ],
     "bf16 experts": [
         *(f"{EXPERT} 2 {PIPELINE}", f"{EXPERT} 2 {TENSOR} --zero-stage 2"),
-        f"{EXPERT} 2 {PIPELINE}",
+        *(f"{EXPERT} 2 {TENSOR} {FULL}", f"{EXPERT} 2 {PIPELINE}"),
     ],
 }
 """The layouts that one state passes through, each loading what the one before saved."""

@@ -95,6 +95,7 @@ def sharded_index(folder: Path, manifest: Manifest, *, optimizer: bool = True) -
     return ShardedIndex(
         tensor=parallel.tensor,
         expert=parallel.expert,
+        ranks_per_expert=parallel.ranks_per_expert,
         parameters={
             name: replace(entry, dim=manifest.partition_dims.get(name))
             for name, entry in files.in_layout(

@@ -77,11 +77,13 @@ class ShardedIndex:
 
     Args:
         tensor: tensor-parallel ranks of the run that saved it.
-        expert: neighbouring replicas that divided the experts of a layer.
+        expert: sets of neighbouring ranks of a stage that divided the experts of a layer.
+        ranks_per_expert: neighbouring ranks that divided each expert.
         progress: counters, and the attributes of the loss scaler.
     """
 
     tensor: int
+    ranks_per_expert: int
     parameters: Mapping[str, ParameterLocation]
     progress: tuple[Mapping[str, int], Mapping[str, Any]]
     expert: int = 1
@@ -105,8 +107,10 @@ class ShardedIndex:
         self, files: "ShardFiles", name: str, entry: ParameterLocation
     ) -> ParameterState:
         shape = list(entry.shape)
-        numel, count = math.prod(shape), 1 if entry.dim is None else self.tensor
-        shares = self.expert if is_of_experts(name) else 1
+        shares, ranks = (
+            (self.expert, self.ranks_per_expert) if is_of_experts(name) else (1, self.tensor)
+        )
+        numel, count = math.prod(shape), 1 if entry.dim is None else ranks
         shape[0] *= shares
         if entry.dim is not None:
             shape[entry.dim] *= count
@@ -120,17 +124,19 @@ class ShardedIndex:
                     partition=place.partition or numel,
                     read=partial(
                         files.slice_of,
-                        _of_share(place, name, share, rank=entry.stage * self.tensor + tensor),
+                        place,
                         name,
                         numel,
-                        share=share,
-                        shares=shares,
-                        tensor=tensor,
-                        rank=entry.stage * self.tensor + tensor,
+                        Holders(
+                            first=share * ranks + index,
+                            step=shares * ranks,
+                            tensor=self.tensor,
+                            stage=entry.stage,
+                        ),
                     ),
                 )
                 for share in range(shares)
-                for tensor in range(count)
+                for index in range(count)
             ]
             return ShardedTensor(
                 shape=tuple(shape),
@@ -145,6 +151,28 @@ class ShardedIndex:
             states={state: joined(place) for state, place in entry.states.items()},
             steps=entry.steps,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holders:
+    """The ranks with the same shard of a parameter, each of which may have a partition of it.
+
+    Args:
+        first: the first of them, among the ranks of a stage.
+        step: between them.
+        tensor: tensor-parallel ranks.
+        stage: of the pipeline.
+    """
+
+    first: int
+    step: int
+    tensor: int
+    stage: int
+
+    def ranks(self, partition: int) -> dict[str, int]:
+        """Return the replica of the rank with a partition, and its number in that, and its tensor rank."""
+        replica, tensor = divmod(self.first + partition * self.step, self.tensor)
+        return {"replica": replica, "tensor": tensor, "rank": self.stage * self.tensor + tensor}
 
 
 class ShardFiles:
@@ -172,34 +200,32 @@ class ShardFiles:
         place: ShardLocation,
         name: str,
         numel: int,
-        replica: int,
+        holders: Holders,
+        partition: int,
         low: int,
         high: int,
-        *,
-        share: int,
-        shares: int,
-        **ranks: int,
     ) -> Tensor:
-        """Return elements `low` to `high` of a replica's partition, or of an undivided tensor.
+        """Return elements `low` to `high` of a partition, or of an undivided tensor.
 
         Args:
             name: of the parameter.
             numel: of its shard.
-            replica: among those that have the same experts.
-            share: which experts, of `shares` parts of them.
+            partition: its number; 0 of an undivided tensor.
 
         Raises:
             CheckpointError: the file does not hold them.
         """
 
         def cut() -> Tensor:
-            content = self.read(place.file.format(replica=share + replica * shares, **ranks))
-            if place.spans:
-                _require_span(_at(content, place.spans), place, name, numel, replica)
-            flat: Tensor = _at(content, place.keys).reshape(-1)
-            first = place.start if place.is_of_stage_3 else 0
+            ranks = holders.ranks(partition)
+            own = _of_replica(place, name, ranks["replica"], ranks["rank"])
+            content = self.read(own.file.format(**ranks))
+            if own.spans:
+                _require_span(_at(content, own.spans), own, name, numel, partition)
+            flat: Tensor = _at(content, own.keys).reshape(-1)
+            first = own.start if own.is_of_stage_3 else 0
             found = flat[first + low : first + high]
-            if len(found) != high - low or not place.partition and flat.numel() != numel:
+            if len(found) != high - low or not own.partition and flat.numel() != numel:
                 raise ValueError(f"the tensor of {name} has {flat.numel()} elements")
             return found
 
@@ -232,13 +258,13 @@ class ShardFiles:
         return 1 + max(int(match[2]) for match in found)
 
 
-def _of_share(place: ShardLocation, name: str, share: int, *, rank: int) -> ShardLocation:
+def _of_replica(place: ShardLocation, name: str, replica: int, rank: int) -> ShardLocation:
     """Return where the experts of a further replica lie, of which DeepSpeed writes the partitions."""
-    if not share or place.partition:
+    if not replica or place.partition:
         return place
     is_state = place.keys[0] == "optimizer"
     keys = ("optimizer", name, place.keys[-1]) if is_state else ("module", name)
-    return replace(place, file=expert_file(share, rank), keys=keys)
+    return replace(place, file=expert_file(replica, rank), keys=keys)
 
 
 def _at(content: Any, keys: Sequence[Key]) -> Any:
@@ -248,15 +274,15 @@ def _at(content: Any, keys: Sequence[Key]) -> Any:
 
 
 def _require_span(
-    spans: Mapping[str, Any], place: ShardLocation, name: str, numel: int, replica: int
+    spans: Mapping[str, Any], place: ShardLocation, name: str, numel: int, partition: int
 ) -> None:
     """Refuse a partition that has other elements of a parameter than follow from its length."""
-    begins = replica * place.partition
+    begins = partition * place.partition
     low = max(place.start, begins) - begins
     length = min(place.start + numel, begins + place.partition) - begins - low
     found = spans[name]
     if (found.start, found.numel) != (low, length):
         raise ValueError(
-            f"elements {found.start} to {found.start + found.numel} of replica {replica}'s "
-            f"partition belong to {name}, instead of {low} to {low + length}"
+            f"elements {found.start} to {found.start + found.numel} of partition {partition} "
+            f"belong to {name}, instead of {low} to {low + length}"
         )

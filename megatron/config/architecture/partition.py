@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 
 from megatron.common.errors import ConfigError
-from megatron.config.architecture.architecture import Entry
+from megatron.config.architecture.architecture import Architecture, Entry
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.pipeline import LAYERS, even_parts, layers_in
 
@@ -14,6 +16,19 @@ LAYER = "transformer"
 """What --pp-partition-method type:REGEX matches for every transformer layer, whatever its class."""
 
 _ENCODER_NORM = "EncoderNormPipe"
+
+
+def entries_of_rank(network: Architecture, spec: ModelSpec, parallel: ParallelPlan) -> list[Entry]:
+    """Return the list of layers of a network, with the weights that a rank has of each."""
+    tensor, expert = parallel.tensor, parallel.expert
+    entries = network.entries(spec, tensor=tensor, expert=expert)
+    if parallel.ranks_per_expert == tensor:
+        return entries
+    experts = network.entries(spec, tensor=parallel.ranks_per_expert, expert=expert)
+    return [
+        replace(entry, weights=replace(entry.weights, experts=other.weights.experts))
+        for entry, other in zip(entries, experts, strict=True)
+    ]
 
 
 def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]:

@@ -36,7 +36,8 @@ def expert_problems(start: Start) -> Iterator[str]:
         return
     yield from _routing_problems(experts, min(counts))
     yield from _layout_problems(start.config, sorted(counts), data=start.replicas)
-    if start.config.expert_parallel_size > 1:
+    tensor = start.config.parallel.tensor_model_parallel_size
+    if experts.moe_expert_parallel_size > 1 or start.config.ranks_per_expert != tensor:
         yield from _divided_problems(start)
     has_biases = start.config.model.add_bias_linear
     if start.config.optimizer.bitfit and not has_biases and start.zero.stage:
@@ -123,15 +124,28 @@ def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
 
 
 def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterator[str]:
-    experts, parallel, size = config.experts, config.parallel, config.expert_parallel_size
-    flag = f"--moe-expert-parallel-size {experts.moe_expert_parallel_size}"
-    if experts.moe_expert_parallel_size != size:
-        flag += f" ({size} by --expert-tensor-parallel-size {experts.expert_tensor_parallel_size})"
+    experts, parallel = config.experts, config.parallel
+    size, per_expert = experts.moe_expert_parallel_size, config.ranks_per_expert
+    flag = f"--moe-expert-parallel-size {size}"
     for count in counts:
         if count % size:
             yield f"--num-experts {count} is not a multiple of {flag}"
-    sequence = sequence_size(parallel)
-    if data * sequence % size:
+    width = experts.moe_ffn_hidden_size
+    if width and width % per_expert:
+        yield (
+            f"--moe-ffn-hidden-size {width} is not a multiple of the {per_expert} ranks that share "
+            "each expert (--expert-tensor-parallel-size, or else --tensor-model-parallel-size)"
+        )
+    sequence, tensor = sequence_size(parallel), max(1, parallel.tensor_model_parallel_size)
+    if per_expert != tensor:
+        ranks = data * sequence * tensor
+        if ranks % (size * per_expert):
+            yield (
+                f"{flag} * --expert-tensor-parallel-size {per_expert} = {size * per_expert} does not "
+                f"divide the {ranks} ranks of a pipeline stage: experts are shared by groups of that "
+                "size; write sizes whose product divides them"
+            )
+    elif data * sequence % size:
         sequence_note = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
             f"{flag} does not divide the {data} replicas{sequence_note}: experts are shared by groups of "
@@ -156,7 +170,8 @@ def _divided_problems(start: Start) -> Iterator[str]:
     if stage == 3:
         yield (
             "ZeRO stage 3 does not take experts that replicas divide: write --zero-stage 2, or "
-            "--moe-expert-parallel-size 1, with which it partitions them like other weights"
+            "--moe-expert-parallel-size 1 without --expert-tensor-parallel-size, with which it "
+            "partitions them like other weights"
         )
     for key, least in (("reduce_scatter", 1), ("contiguous_gradients", 2)):
         given = value_at(user, f"zero_optimization.{key}")

@@ -38,7 +38,7 @@ def _slow_rank_problems(start: Start) -> Iterator[str]:
     if start.config.logging.slow_rank_factor is None:
         return
     replicas = start.world_size // replica_size(parallel)
-    expert = start.config.expert_parallel_size
+    ranks = start.config.ranks_with_all_experts
     if start.zero.given_stage == 3:
         yield (
             "--slow-rank-factor cannot find slow ranks at ZeRO stage 3, where each layer waits "
@@ -49,7 +49,7 @@ def _slow_rank_problems(start: Start) -> Iterator[str]:
             "--slow-rank-factor compares replicas, and this run has no second one: start more "
             "processes, or leave it out"
         )
-    elif replicas <= replicas_with_all_experts(parallel, expert):
+    elif replicas <= replicas_with_all_experts(parallel, ranks):
         yield (
             "--slow-rank-factor cannot find slow ranks that wait for each other's tokens in "
             f"each layer, as all {replicas} replicas do at this --moe-expert-parallel-size: "

@@ -76,9 +76,10 @@ class Start:
     def replicas(self) -> int:
         """Replicas; of a wrong number of processes the least that is possible."""
         replicas, left_over = divmod(self.world_size, replica_size(self.config.parallel))
-        expert = self.config.expert_parallel_size
-        least = replicas_with_all_experts(self.config.parallel, expert) if left_over else replicas
-        return max(1, least)
+        if left_over:
+            ranks = self.config.ranks_with_all_experts
+            replicas = replicas_with_all_experts(self.config.parallel, ranks)
+        return max(1, replicas)
 
     @cached_property
     def precision(self) -> PrecisionPlan:

@@ -89,13 +89,15 @@ class ExpertConfig:
     moe_expert_parallel_size: int = setting(
         1, at_least=1, older=("--expert-model-parallel-size",), plan="parallel.expert"
     )
-    """Expert-parallel size: ranks of data and sequence parallelism that share the experts of a layer,
-    each keeping its part."""
+    """Expert-parallel size: ranks that share the experts of a layer, each keeping its part. They
+    belong to different replicas, or divide a sample, or with --expert-tensor-parallel-size a layer."""
 
-    expert_tensor_parallel_size: int | None = setting(None, at_least=1)
-    """Tensor-parallel ranks that --expert-model-parallel-size is meant with (default:
-    --tensor-model-parallel-size). Experts are divided over all tensor-parallel ranks, so with fewer
-    of them here the expert-parallel size is smaller: a rank has as many weights of experts."""
+    expert_tensor_parallel_size: int | None = setting(
+        None, at_least=1, plan="parallel.expert_tensor"
+    )
+    """Neighbouring ranks that share each expert, each keeping some of its features (default:
+    --tensor-model-parallel-size). With 1, ranks hold undivided experts, and tensor-parallel ranks
+    send their tokens to those of other ranks."""
 
     moe_train_capacity_factor: float | None = setting(None, above=0, remedy=_NO_LIMIT)
     """Capacity of an expert in training, relative to an even share of the tokens (default: 1; no
@@ -234,12 +236,6 @@ def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | N
         router_groups=experts.moe_router_num_groups or 0,
         router_groups_per_token=experts.moe_router_group_topk or 0,
     )
-
-
-def expert_ranks(experts: ExpertConfig, *, tensor: int) -> int:
-    """Return the expert-parallel size on `tensor` tensor-parallel ranks that all divide experts."""
-    size, meant = experts.moe_expert_parallel_size, experts.expert_tensor_parallel_size
-    return size if meant is None else min(size, max(1, size * meant // max(1, tensor)))
 
 
 def plan_experts(experts: ExpertConfig) -> ExpertPlan:

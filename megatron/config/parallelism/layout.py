@@ -74,7 +74,8 @@ class ParallelPlan:
     sequence_parallel: bool  # whether tensor-parallel ranks divide the sequence between regions
     partition_method: str
     zero_stage: int
-    expert: int = 1  # neighbouring data- and sequence-parallel ranks that share a layer's experts
+    expert: int = 1  # sets of neighbouring ranks of a stage that share a layer's experts
+    expert_tensor: int = 0  # neighbouring ranks that share each expert; 0: the tensor-parallel ones
     split_rank: int = 0  # first stage of the decoder after an encoder; 0: as the method cuts
     chunks: int = 1  # of the model on each pipeline rank; above 1 the schedule is interleaved
     splits_backward: bool = False  # into gradients of activations, and of weights (zero bubble)
@@ -90,6 +91,22 @@ class ParallelPlan:
     def world_size(self) -> int:
         """Number of processes."""
         return self.tensor * self.pipeline * self.sequence * self.data
+
+    @property
+    def ranks_per_expert(self) -> int:
+        """Number of ranks that share each expert."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def divides_experts(self) -> bool:
+        """Whether experts are divided in another way than other layers."""
+        return self.expert > 1 or self.ranks_per_expert != self.tensor
+
+    @property
+    def copies_of_experts(self) -> int:
+        """Number of ranks with the same shard of the same experts."""
+        ranks = self.data * self.sequence * self.tensor
+        return max(1, ranks // (self.expert * self.ranks_per_expert))
 
 
 def replica_size(parallel: ParallelConfig) -> int:
@@ -114,9 +131,10 @@ def sequence_size(parallel: ParallelConfig) -> int:
     return max(1, parallel.ds_sequence_parallel_size) * max(1, parallel.context_parallel_size)
 
 
-def replicas_with_all_experts(parallel: ParallelConfig, expert: int) -> int:
-    """Return the fewest replicas whose ranks hold all experts, at expert-parallel size `expert`."""
-    return expert // math.gcd(expert, sequence_size(parallel)) if expert > 0 else 1
+def replicas_with_all_experts(parallel: ParallelConfig, ranks: int) -> int:
+    """Return the fewest replicas that `ranks` of a stage, which hold all experts, are a part of."""
+    in_replica = max(1, parallel.tensor_model_parallel_size) * sequence_size(parallel)
+    return ranks // math.gcd(ranks, in_replica) if ranks > 0 else 1
 
 
 def uses_ring(parallel: ParallelConfig) -> bool:
@@ -144,10 +162,12 @@ def plan_parallel(
     zero_stage: int,
     num_layers: int,
     expert: int = 1,
+    ranks_per_expert: int = 0,
 ) -> ParallelPlan:
     """Return the decided layout of `world_size` processes."""
+    tensor = max(1, parallel.tensor_model_parallel_size)
     return ParallelPlan(
-        tensor=max(1, parallel.tensor_model_parallel_size),
+        tensor=tensor,
         pipeline=max(1, parallel.pipeline_model_parallel_size),
         sequence=sequence_size(parallel),
         data=max(1, world_size // replica_size(parallel)),
@@ -155,6 +175,7 @@ def plan_parallel(
         partition_method=partition_method_of(parallel, num_layers),
         zero_stage=zero_stage,
         expert=expert,
+        expert_tensor=0 if ranks_per_expert == tensor else ranks_per_expert,
         split_rank=parallel.pipeline_model_parallel_split_rank or 0,
         chunks=chunks_of(parallel, num_layers),
         splits_backward=parallel.enable_zbh1_pipeline,

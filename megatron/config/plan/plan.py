@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.common.errors import raise_if_any
 from megatron.common.registry import OBJECTIVES
-from megatron.config.architecture.partition import stage_problems
+from megatron.config.architecture.partition import entries_of_rank, stage_problems
 from megatron.config.checks.start import Start
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan
@@ -115,7 +115,8 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         world_size=start.world_size,
         zero_stage=start.zero.stage,
         num_layers=start.num_layers,
-        expert=config.expert_parallel_size,
+        expert=config.experts.moe_expert_parallel_size,
+        ranks_per_expert=config.ranks_per_expert,
     )
     deepspeed = _merge_ds_config(start, parallel)
     if _has_bf16_optimizer(start, parallel):
@@ -174,7 +175,7 @@ def _require_fitting_network(start: Start, model: ModelSpec, parallel: ParallelP
     """
     config, tensor = start.config, parallel.tensor
     raise_if_any(size_problems(config.training, model.num_parameters))
-    entries = start.network.entries(model, tensor=tensor, expert=parallel.expert)
+    entries = entries_of_rank(start.network, model, parallel)
     layers_only = {
         "--lora-rank": model.lora is not None,
         "--bitfit": start.optimizer.biases_only,
@@ -203,7 +204,8 @@ def _merge_ds_config(start: Start, parallel: ParallelPlan) -> dict[str, Any]:
 
 
 def _overlaps_reduction(start: Start, parallel: ParallelPlan) -> bool:
-    return parallel.data * parallel.sequence > 1 and not start.zero.offloads
+    copies = max(parallel.data * parallel.sequence, parallel.copies_of_experts)
+    return copies > 1 and not start.zero.offloads
 
 
 def _has_bf16_optimizer(start: Start, parallel: ParallelPlan) -> bool:

@@ -24,7 +24,7 @@ from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, 
 def fewest_processes(config: Config) -> int:
     """Return the least number of processes in which every flag of `config` has a meaning."""
     compared = 2 if config.logging.slow_rank_factor else 1
-    replicas = replicas_with_all_experts(config.parallel, config.expert_parallel_size)
+    replicas = replicas_with_all_experts(config.parallel, config.ranks_with_all_experts)
     return replica_size(config.parallel) * replicas * compared
 
 

@@ -173,13 +173,11 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
 
 def _other_effect_notices(config: Config) -> Iterator[str]:
     """Yield a notice for every flag that has no effect, or another one, because of other flags."""
-    meant = config.experts.expert_tensor_parallel_size
-    tensor, size = config.parallel.tensor_model_parallel_size, config.expert_parallel_size
-    if meant not in (None, tensor):
+    per_expert = config.experts.expert_tensor_parallel_size
+    if per_expert and not config.experts.num_experts:
         yield (
-            f"--expert-tensor-parallel-size {meant}: experts are divided over all {tensor} tensor-"
-            f"parallel ranks; --moe-expert-parallel-size {config.experts.moe_expert_parallel_size} is "
-            f"read as {size}"
+            f"--expert-tensor-parallel-size {per_expert} has no effect: the network has no experts "
+            "(--num-experts)"
         )
     if config.schedule.decoupled_lr and config.lora.lora_rank:
         yield "--decoupled-lr has no effect with --lora-rank: no embedding is trained"

@@ -26,7 +26,7 @@ from megatron.engine.deepspeed.patches.master_weights import (
     master_weight,
 )
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import replicas_that_differ, shard_of
+from megatron.tensor_parallel.sharding import is_expert, shard_of
 
 
 @torch.no_grad()
@@ -87,7 +87,10 @@ def counts_here(parameter: nn.Parameter, groups: Groups) -> bool:
     """Whether this rank adds `parameter` to its replica's norm, so that each weight is added once."""
     if getattr(parameter, "ds_pipe_replicated", False):
         return False
-    return shard_of(parameter) is not None or groups.tensor_rank == 0
+    if shard_of(parameter) is not None:
+        return True
+    divided = groups.expert_tensor if is_expert(parameter) else None
+    return (groups.tensor if divided is None else divided).rank() == 0
 
 
 def watch_replicated_weights(engine: Any, groups: Groups) -> None:
@@ -217,7 +220,8 @@ class ZeroCounter:
 
 def _is_first_copy(parameter: Any, groups: Groups) -> bool:
     """Whether this rank counts a weight that other replicas hold as well."""
-    return groups.data_and_sequence.rank() < replicas_that_differ(parameter)
+    copies = groups.expert_data if is_expert(parameter) else None
+    return (groups.data_and_sequence if copies is None else copies).rank() == 0
 
 
 def _is_partitioned(parameter: Any) -> bool:

@@ -75,6 +75,7 @@ class GradientReduction:
         self._buckets = _in_order(optimizer, optimizer.fp32_groups_gradients_flat, own, parameters)[
             ::-1
         ]
+        self._reduces = any(bucket.group.size() > 1 for bucket in self._buckets)
         self._of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._next, self._is_armed = 0, False
         self._works: list[dist.Work] = []
@@ -98,7 +99,7 @@ class GradientReduction:
 
     def backward_begins(self) -> None:
         """Reduce during this pass if it completes gradients."""
-        self._is_armed = self._passes in self._last_passes and self._replicas.size() > 1
+        self._is_armed = self._passes in self._last_passes and self._reduces
         self._passes += 1
 
     def ready(self, parameter: nn.Parameter) -> None:
@@ -121,7 +122,7 @@ class GradientReduction:
 
         That sum comes last: all stages with a weight get the same bits.
         """
-        if self._replicas.size() > 1:
+        if self._reduces:
             while self._next < len(self._buckets):
                 self._launch()
             self._wait()
@@ -229,13 +230,15 @@ def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | N
     return reduction
 
 
-def gather_beside_forward(engine: Any, groups: Groups) -> ParameterGather | None:
+def gather_beside_forward(engine: Any) -> ParameterGather | None:
     """Let the bf16 optimizer of DeepSpeed's `engine` gather its weights during the next forward pass.
 
     Returns:
         None for another optimizer, and without other replicas.
     """
-    if not reduces_in_fp32_at_once(engine) or groups.data_and_sequence.size() == 1:
+    if not reduces_in_fp32_at_once(engine):
+        return None
+    if all(group.size() == 1 for group in replica_groups(engine.optimizer)):
         return None
     return ParameterGather(engine, parameters=[*engine.module.parameters()])
 

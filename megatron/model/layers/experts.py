@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.config.network.experts import ExpertPlan, MoESpec
@@ -28,12 +29,13 @@ from megatron.tensor_parallel.sharding import ExpertShare, exact_quotient
 
 
 class Experts(nn.Module):
-    """The MLPs of this rank's experts, computed together; each tensor-parallel rank has a part of all.
+    """The MLPs of this rank's experts, computed together; ranks that share an expert have a part each.
 
     Args:
         spec: the network.
         parts: what its layers are built with.
         number: the layer's, from 1 on.
+        group: the ranks that share each expert.
         expert_group: the ranks that divide the experts; None if this rank has all.
 
     Shapes: x [rows, h] -> this rank's term of [rows, h].
@@ -45,6 +47,7 @@ class Experts(nn.Module):
         parts: LayerParts,
         *,
         number: int,
+        group: dist.ProcessGroup,
         expert_group: dist.ProcessGroup | None,
     ):
         super().__init__()
@@ -52,7 +55,7 @@ class Experts(nn.Module):
         self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
         width = spec.expert_width
         form: dict[str, Any] = {
-            "group": parts.group,
+            "group": group,
             "num_experts": exact_quotient(spec.experts_of(number), ranks, "num_experts"),
             "share": ExpertShare(expert_group.rank(), ranks) if expert_group else None,
             "has_bias": spec.mlp.linear_bias,
@@ -76,9 +79,9 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Sum of the outputs of each token's experts, times the router's weights.
 
-    Each replica routes its own tokens; those that share experts exchange them, as many as there
-    are. Experts are divided over the tensor-parallel ranks like an ordinary MLP. An expert with a
-    capacity drops tokens that exceed it: they pass on the residual stream. In addition there
+    Each replica routes its own tokens; ranks that divide experts exchange them, as many as there
+    are, and each tensor-parallel rank its part. Otherwise experts are divided over the
+    tensor-parallel ranks like an ordinary MLP. An expert with a capacity drops tokens that exceed it: they pass on the residual stream. In addition there
     may be an MLP for every token: shared experts, with or without a gate, or a residual MLP, which
     a learned weight mixes with the experts.
 
@@ -88,14 +91,15 @@ class MixtureOfExperts(nn.Module):
         number: the layer's, from 1 on.
         plan: how tokens are routed in training; None for inference, which drops none.
         expert_group: the ranks that divide the experts of a layer; None if each has all.
+        expert_tensor_group: with it, the ranks that share each expert.
         sequence_group: the ranks that divide a sample's sequence throughout; None for one rank.
         data_group: the replicas; None for one.
         auxiliary: takes the balancing losses and the loads; None for inference.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], None).
     Communication: without `expert_group` that of a ParallelMLP over `group`, and one all-reduce of the
-        weights' gradient. With it that of a TokenExchange, in which ranks that divide the sequence
-        send the tokens of their part; where they do not, each sends all, and sums as a ParallelMLP.
+        weights' gradient. With it that of a TokenExchange, and unless the ranks divide the sequence
+        also that of a ParallelMLP.
     Source: arXiv:2211.15841 for grouped products; arXiv:2401.06066 for shared and fine-grained
         experts; arXiv:2201.05596 for the residual form.
     """
@@ -108,6 +112,7 @@ class MixtureOfExperts(nn.Module):
         number: int,
         plan: ExpertPlan | None = None,
         expert_group: dist.ProcessGroup | None = None,
+        expert_tensor_group: dist.ProcessGroup | None = None,
         sequence_group: dist.ProcessGroup | None = None,
         data_group: dist.ProcessGroup | None = None,
         auxiliary: AuxiliaryLoss | None = None,
@@ -118,8 +123,7 @@ class MixtureOfExperts(nn.Module):
         self.num_experts = spec.experts_of(number)  # also read by DeepSpeed
         self.group, self.sequence_parallel = parts.group, parts.sequence_parallel
         self._expert_group, self._auxiliary = expert_group, auxiliary
-        # Tensor-parallel ranks that divide the sequence: each sends its own tokens to other ranks.
-        self._exchanges_own = parts.sequence_parallel and expert_group is not None
+        self._expert_tensor_group = expert_tensor_group or parts.group
         divided = sequence_group is not None and sequence_group.size() > 1
         self.router = Router(
             spec,
@@ -133,7 +137,13 @@ class MixtureOfExperts(nn.Module):
             data_group=data_group,
             auxiliary=auxiliary,
         )
-        self.experts = Experts(spec, parts, number=number, expert_group=expert_group)
+        self.experts = Experts(
+            spec,
+            parts,
+            number=number,
+            group=self._expert_tensor_group,
+            expert_group=expert_group,
+        )
         if moe.shared_expert_ffn_hidden_size:
             shared = replace(spec.mlp, ffn_hidden_size=moe.shared_expert_ffn_hidden_size)
             self.shared_experts = ParallelMLP(replace(spec, mlp=shared), parts)
@@ -161,76 +171,83 @@ class MixtureOfExperts(nn.Module):
     def _route_and_mix(self, x_sbh: Tensor) -> Tensor:
         """Return the sum of the chosen experts' outputs."""
         routing = self.router(x_sbh)
-        if self._exchanges_own:
-            return self._mix_experts(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
+        if self._drops_tokens:
+            routing = self._drop_tokens(routing)
         if self.sequence_parallel:
+            if self._expert_group:
+                return self._exchange(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
             routing = Routing(*(gather_sequence(each, 0, self.group) for each in routing))
             x_sbh = gather_sequence(x_sbh, 0, self.group)
-        else:
-            # Each rank has a term of the outputs, and so a term of the weights' gradient.
-            weights = copy_to_tensor_parallel(routing.weights, self.group)
-            routing = routing._replace(weights=weights)
-            x_sbh = copy_to_tensor_parallel(x_sbh, self.group)
-        y_sbh = self._mix_experts(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
-        if self.sequence_parallel:
+            y_sbh = self._compute(x_sbh.flatten(0, 1), routing).view_as(x_sbh)
             return scatter_sequence(y_sbh, 0, self.group)
-        return reduce_from_tensor_parallel(y_sbh, self.group)
+        # Each rank has a term of the outputs, and so a term of the weights' gradient.
+        weights = copy_to_tensor_parallel(routing.weights, self.group)
+        routing = routing._replace(weights=weights)
+        x = copy_to_tensor_parallel(x_sbh, self.group).flatten(0, 1)
+        y = self._exchange_part(x, routing) if self._expert_group else self._compute(x, routing)
+        return reduce_from_tensor_parallel(y.view_as(x_sbh), self.group)
 
-    def _mix_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return this tensor-parallel rank's term for tokens [tokens, h], or all of it for own tokens."""
-        tokens, k = routing.experts.shape
-        choices, is_padded = tokens * k, False
-        order, counts, weights = self._sort_by_expert(routing)
-        if self._expert_group:
-            tensor_group = self.group if self._exchanges_own else None
-            exchange = TokenExchange(counts, self._expert_group, tensor_group)
-            order = order[: exchange.num_sent]
-            rows = exchange.compute(self.experts, TakeTokens.apply(x, order, k))
-        else:
-            segments = Segments(counts, len(order))
-            if self._drops_tokens and not (is_padded := self.experts.takes_padding(x)):
-                segments = segments.without_padding()
-                order = order[: segments.rows]
-            rows = self.experts(TakeTokens.apply(x, order, k, is_padded), segments)
-        # Rows of dropped choices stay zero; behind them is one for the padding.
-        outputs = rows.new_zeros(choices + is_padded, x.size(1))
-        outputs = outputs.index_copy(0, order, rows)[:choices]
-        mixed = torch.bmm(weights.to(x.dtype)[:, None], outputs.view(tokens, k, -1))
-        return mixed.squeeze(1)
+    def _exchange_part(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return the outputs of this tensor-parallel rank's part of the tokens [tokens, h]; else zeros."""
+        rank, ranks = self.group.rank(), self.group.size()
+        low, high = (len(x) * number // ranks for number in (rank, rank + 1))
+        own = Routing(*(each[low:high] for each in routing))
+        return F.pad(self._exchange(x[low:high], own), (0, 0, low, len(x) - high))
 
-    def _sort_by_expert(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the choices sorted by expert, how many each expert has, and the weights.
+    def _exchange(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return the outputs of tokens [tokens, h] of this rank alone, from the experts of all ranks."""
+        group, tensor_group = self._expert_group, self._expert_tensor_group
+        order, counts = self._sort_by_expert(routing)
+        exchange = TokenExchange(counts, cast(dist.ProcessGroup, group), tensor_group)
+        order = order[: exchange.num_sent]
+        rows = exchange.compute(self.experts, TakeTokens.apply(x, order, routing.experts.size(1)))
+        return _mix(rows, order, routing.weights.to(x.dtype))
 
-        With a capacity the dropped ones, numbered as one choice after the last, are padding: there
-        are as many rows as all experts have room for, which the host knows without waiting for the
-        device.
-        """
-        experts, plan = routing.experts.flatten(), self.plan
-        if plan is None or not plan.drops_tokens:
-            counts = count_choices(experts, self.num_experts)
-            return experts.argsort(stable=True), counts, routing.weights
-        tokens = len(routing.experts) * (self.group.size() if self._exchanges_own else 1)
-        capacity = self._capacity(plan, tokens)
-        is_kept = self._find_kept(routing, capacity)
-        kept = experts.masked_fill(~is_kept, self.num_experts)
-        counts, dropped = count_choices(kept, self.num_experts + 1).split([self.num_experts, 1])
+    def _compute(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return this tensor-parallel rank's term for tokens [tokens, h]."""
+        k, is_padded = routing.experts.size(1), False
+        order, counts = self._sort_by_expert(routing)
+        if self._drops_tokens:
+            # Dropped choices are padding, numbered as one after the last: there are as many rows as
+            # all experts have room for, which the host knows without waiting for the device.
+            order = order[: self._capacity(len(x)) * self.num_experts]
+            is_dropped = routing.experts.flatten()[order] == self.num_experts
+            order = order.masked_fill(is_dropped, routing.experts.numel())
+        segments = Segments(counts, len(order))
+        if self._drops_tokens and not (is_padded := self.experts.takes_padding(x)):
+            segments = segments.without_padding()
+            order = order[: segments.rows]
+        rows = self.experts(TakeTokens.apply(x, order, k, is_padded), segments)
+        return _mix(rows, order, routing.weights.to(x.dtype))
+
+    def _sort_by_expert(self, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Return the choices sorted by expert, dropped ones last, and how many each expert has."""
+        experts = routing.experts.flatten()
+        counts = count_choices(experts, self.num_experts + 1)[: self.num_experts]
+        return experts.argsort(stable=True), counts
+
+    def _drop_tokens(self, routing: Routing) -> Routing:
+        """Return the choices with the number of experts in place of one that has no room."""
+        is_kept = self._find_kept(routing)
         if self._auxiliary and torch.is_grad_enabled():
             self._auxiliary.add(
                 self.number,
-                assigned=torch.zeros_like(counts),
-                # Tensor-parallel ranks that divide the sequence each add their part.
-                dropped=dropped[0] / self._copies,
+                assigned=is_kept.new_zeros(self.num_experts, dtype=torch.long),
+                dropped=(~is_kept).sum(),
                 loss=routing.weights.new_zeros(()),
             )
-        order = kept.argsort(stable=True)[: capacity * self.num_experts]
-        order = order.where(is_kept[order], len(experts))
-        return order, counts, self._rescale(routing.weights, is_kept)
+        return routing._replace(
+            experts=routing.experts.masked_fill(~is_kept, self.num_experts),
+            weights=self._rescale(routing.weights, is_kept),
+        )
 
-    def _find_kept(self, routing: Routing, capacity: int) -> Tensor:
-        """Return whether an expert has room for a choice among those of the micro-batch: [choices]."""
-        experts, priority = routing.experts.flatten(), routing.priority.flatten()
-        if self._exchanges_own:
+    def _find_kept(self, routing: Routing) -> Tensor:
+        """Return whether an expert has room for a choice among those of the micro-batch: [tokens, k]."""
+        experts, priority = routing.experts, routing.priority
+        if self.sequence_parallel:
             experts, priority = (all_gather(each, 0, self.group) for each in (experts, priority))
+        capacity = self._capacity(len(experts))
+        experts, priority = experts.flatten(), priority.flatten()
         counts = count_choices(experts, self.num_experts)
         by_priority = priority.argsort(stable=True)
         order = by_priority[experts[by_priority].argsort(stable=True)]
@@ -239,20 +256,20 @@ class MixtureOfExperts(nn.Module):
         is_kept = torch.empty_like(order, dtype=torch.bool).index_copy(
             0, order, position < capacity
         )
-        if self._exchanges_own:
-            return is_kept.chunk(self.group.size())[self.group.rank()]
-        return is_kept
+        own = (
+            is_kept.chunk(self.group.size())[self.group.rank()]
+            if self.sequence_parallel
+            else is_kept
+        )
+        return own.view_as(routing.experts)
 
     @property
     def _drops_tokens(self) -> bool:
         return self.plan is not None and self.plan.drops_tokens
 
-    @property
-    def _copies(self) -> int:
-        """How many ranks add the same number of dropped tokens."""
-        return self.group.size() if self.sequence_parallel and not self._exchanges_own else 1
-
-    def _capacity(self, plan: ExpertPlan, tokens: int) -> int:
+    def _capacity(self, tokens: int) -> int:
+        """Return how many of the choices of `tokens` an expert has room for, in training with a capacity."""
+        plan = cast(ExpertPlan, self.plan)
         factor = plan.train_capacity if self.training else plan.eval_capacity
         share = tokens * self.moe.experts_per_token / self.num_experts
         return max(math.ceil(share * factor), plan.min_capacity)
@@ -261,8 +278,21 @@ class MixtureOfExperts(nn.Module):
         """Scale the weights of a token to the sum that they had before others were dropped."""
         if not self.moe.router_normalises:
             return weights
-        left = weights * is_kept.view_as(weights)
+        left = weights * is_kept
         return left / left.sum(-1, keepdim=True).clamp(min=1e-9) * self.moe.router_scale
+
+
+def _mix(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+    """Sum the rows of each token's choices times their weights: -> [tokens, h].
+
+    Args:
+        rows: outputs [rows, h] of the choices `order`, of which the one after the last is padding.
+        weights: [tokens, k].
+    """
+    tokens, k = weights.shape
+    # Rows of dropped choices stay zero.
+    outputs = rows.new_zeros(tokens * k + 1, rows.size(1)).index_copy(0, order, rows)[:-1]
+    return torch.bmm(weights[:, None], outputs.view(tokens, k, -1)).squeeze(1)
 
 
 def build_mlp(spec: ModelSpec, parts: LayerParts, *, number: int) -> nn.Module:

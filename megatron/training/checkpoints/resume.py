@@ -133,7 +133,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
             _other_head(folder, manifest.spec, plan.model, task_in(now), other)
         )
     # DeepSpeed would load the experts of the first replica on all.
-    by_name = universal or any(adds) or new_head or plan.parallel.expert > 1
+    by_name = universal or any(adds) or new_head or plan.parallel.divides_experts
     if not (changes or by_name):
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(

@@ -68,7 +68,7 @@ class ReplicaCheck(Hook):
             # ZeRO-3 holds a weight once, in pieces.
             if hasattr(parameter, "ds_id"):
                 continue
-            shard = self._groups.tensor_rank if shard_of(parameter) else "all"
+            shard = part.index if (part := shard_of(parameter)) else "all"
             experts = expert_share_of(parameter).index
             yield (name, (shard, experts)), fingerprint(parameter.detach())
         for name, buffer in self._engine.module.named_buffers():

@@ -293,11 +293,10 @@ def test_tokenizer_arguments():
     ("line", "world_size", "notice"),
     [
         (
-            "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1 --num-experts 4 "
-            "--expert-model-parallel-size 4 --global-batch-size 8",
-            8,
-            "--expert-tensor-parallel-size 1: experts are divided over all 2 tensor-parallel ranks; "
-            "--moe-expert-parallel-size 4 is read as 2",
+            "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --global-batch-size 8",
+            2,
+            "--expert-tensor-parallel-size 4 has no effect: the network has no experts "
+            "(--num-experts)",
         ),
         (
             "--decoupled-lr 0.1 --lora-rank 2",
@@ -313,5 +312,6 @@ def test_tokenizer_arguments():
 )
 def test_what_a_flag_does_not_do_beside_others_is_a_notice(line, world_size, notice):
     assert notice in tiny_plan(*line.split(), world_size=world_size).notices
-    more = ("--qk-layernorm", "--expert-tensor-parallel-size", "2", "--lora-rank", "0")
+    more = ("--qk-layernorm", "--num-experts", "2", "--expert-tensor-parallel-size", "1")
+    more += ("--lora-rank", "0")
     assert notice not in tiny_plan(*line.split(), *more, world_size=world_size).notices

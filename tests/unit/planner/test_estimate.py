@@ -422,6 +422,27 @@ def test_traffic_of_experts():
     sequence = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
     halves = tiny_plan(*flags, *sequence, "--moe-expert-parallel-size", "4", world_size=8)
     assert traffic_of(halves, 3).experts == Volume(exposed=sent.experts.exposed / 2)
+    tensor, full = ("--tensor-model-parallel-size", "2"), ("--expert-tensor-parallel-size", "1")
+    dense, shared, alone = (
+        tiny_plan(*flags, *tensor, "--moe-expert-parallel-size", size, *more, world_size=8)
+        for size, *more in (("1",), ("4",), ("4", *full))
+    )
+    assert (
+        traffic_of(shared, 3).experts
+        == traffic_of(alone, 3).experts
+        == traffic_of(halves, 3).experts
+    )
+    # Two ranks that share an expert gather the rows that arrive, each half of all.
+    gathered = 3 * exchanges * rows * 8 * 4 / 2
+    without = traffic_of(dense, 3).tensor.exposed
+    assert traffic_of(shared, 3).tensor.exposed == without + gathered
+    assert traffic_of(alone, 3).tensor.exposed == without
+    # Twice as wide, each on two ranks instead of one.
+    of_stage = [weights_of(plan, stages_of(plan)[0]) for plan in (shared, alone)]
+    biases = 2 * 8  # behind the experts, on all ranks; in two layers
+    assert of_stage[1].experts == 2 * of_stage[0].experts - biases
+    assert of_stage[1].dense == of_stage[0].dense
+    assert (shared.parallel.copies_of_experts, alone.parallel.copies_of_experts) == (1, 2)
     # With an expert on each rank there is nothing to reduce for experts, and no copy to gather.
     held = weights_of(together, stages_of(together)[0])
     assert weights_of(apart, stages_of(apart)[0]).experts == held.experts / 4
@@ -599,6 +620,28 @@ def test_the_search_divides_experts():
     partly = [part for refusal in found.refused for part in refusal.partly]
     assert any(part.startswith("tp 1 pp 1 ep 2 with ZeRO 1") for part in partly)
     assert {layout.expert for layout in layouts_of(8, 24, 48) if layout.zero_stage == 3} == {1}
+
+
+def test_the_search_tries_full_experts_on_tensor_ranks():
+    # 64 narrow experts: rows that arrive are gathered for nothing if ranks share each of them.
+    network = "--num-layers 8 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 8192"
+    config, _ = parse_config(
+        f"{network} --num-experts 64 --moe-ffn-hidden-size 768 --topk 8 --expert-interval 1 "
+        "--seq-length 4096 --lr 1e-4 --bf16 --micro-batch-size 1 --global-batch-size 8 "
+        "--data-path D --train-iters 10 --disable-moe-token-dropping".split()
+    )
+    found = search(config, num_gpus=8, vocab_size=50257, device=A100)
+    times = {one.layout: one.time.step_s for one in found.fitting}
+    pairs = [
+        (time, times[shared])
+        for layout, time in times.items()
+        if layout.expert_tensor and (shared := replace(layout, expert_tensor=0)) in times
+    ]
+    assert pairs
+    assert all(alone < shared for alone, shared in pairs)
+    full = next(layout for layout in times if layout.expert_tensor)
+    assert f" ep {full.expert} etp 1 " in str(full)
+    assert full.flags().count("--expert-tensor-parallel-size 1") == 1
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones():

@@ -53,6 +53,46 @@ def test_tensor_neighbours_are_adjacent_ranks():
     assert Topology(pipeline=2, data=2, tensor=2).tensor_groups()[:2] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "per_expert", "expert", "copies"),
+    [
+        # Experts are divided over the tensor-parallel ranks too.
+        ({"tensor": 2, "expert": 2}, [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 4], [1, 5]]),
+        # Not divided, over replicas and tensor-parallel ranks, or the latter alone.
+        (
+            {"tensor": 2, "expert": 4, "expert_tensor": 1},
+            [[0], [1]],
+            [[0, 1, 2, 3], [4, 5, 6, 7]],
+            [[0, 4], [1, 5]],
+        ),
+        (
+            {"tensor": 2, "expert": 2, "expert_tensor": 1},
+            [[0], [1]],
+            [[0, 1], [2, 3]],
+            [[0, 2, 4, 6]],
+        ),
+        ({"tensor": 2, "expert_tensor": 1}, [[0], [1]], [[0], [1]], [[*range(8)]]),
+        # Over some of the tensor-parallel ranks, and over more.
+        (
+            {"tensor": 4, "expert": 2, "expert_tensor": 2},
+            [[0, 1], [2, 3]],
+            [[0, 2], [1, 3]],
+            [[0, 4], [1, 5]],
+        ),
+        ({"tensor": 2, "expert_tensor": 4}, [[0, 1, 2, 3]], [[0], [1]], [[0, 4], [1, 5]]),
+    ],
+)
+def test_groups_of_experts_are_neighbours_as_in_megatron_lm(sizes, per_expert, expert, copies):
+    topology = Topology(pipeline=2, data=8 // sizes["tensor"], **sizes)
+    for groups, expected in (
+        (topology.expert_tensor_groups(), per_expert),
+        (topology.expert_groups(), expert),
+        (topology.expert_data_groups(), copies),
+    ):
+        assert groups[: len(expected)] == expected
+        assert sorted(rank for group in groups for rank in group) == [*range(16)]
+
+
 def test_ranks_that_divide_a_sequence_stand_beside_those_that_share_layers():
     topology = Topology(pipeline=2, data=2, sequence=2, tensor=2)
     assert topology.sequence_groups()[:3] == [[0, 2], [1, 3], [4, 6]]

@@ -9,7 +9,6 @@ from plain_mixture import PlainMixture
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
-from megatron.config.network.experts import ExpertConfig, expert_ranks
 from megatron.config.network.layer_pattern import experts_of_layers
 from megatron.config.plan.samples import fewest_processes
 from megatron.model.layers.layer_list import SequentialModel
@@ -91,10 +90,18 @@ def test_flags_of_both_systems_mean_the_same():
         ("--num-experts 3 --moe-expert-parallel-size 2", "3 is not a multiple of"),
         ("--num-experts 6 --moe-expert-parallel-size 3", "3 does not divide the 2 replicas"),
         (
-            "--num-experts 3 --expert-model-parallel-size 4 --tensor-model-parallel-size 2 "
+            "--num-experts 3 --expert-model-parallel-size 3 --tensor-model-parallel-size 2 "
             "--expert-tensor-parallel-size 1",
-            "3 is not a multiple of --moe-expert-parallel-size 4 (2 by "
-            "--expert-tensor-parallel-size 1)",
+            "--moe-expert-parallel-size 3 * --expert-tensor-parallel-size 1 = 3 does not divide the 2 "
+            "ranks of a pipeline stage",
+        ),
+        (
+            "--num-experts 2 --moe-ffn-hidden-size 9 --tensor-model-parallel-size 2",
+            "--moe-ffn-hidden-size 9 is not a multiple of the 2 ranks that share each expert",
+        ),
+        (
+            "--num-experts 2 --expert-tensor-parallel-size 2 --zero-stage 3",
+            "--moe-expert-parallel-size 1 without --expert-tensor-parallel-size",
         ),
         ("--moe-expert-parallel-size 2", "needs layers with experts: give --num-experts"),
         (
@@ -205,11 +212,14 @@ def test_operations_are_those_of_the_experts_that_a_token_passes_through():
 
 
 @pytest.mark.parametrize(
-    ("tensor", "meant", "given", "size"),
-    [(2, 1, 4, 2), (4, 1, 8, 2), (4, 2, 2, 1), (4, 1, 2, 1), (2, 4, 2, 2), (2, None, 4, 4)],
+    ("tensor", "per_expert", "expert", "found"),
+    [(2, "1", "4", (1, True, 1)), (4, "2", "2", (2, True, 1)), (2, "2", "1", (0, False, 2))],
 )
-def test_experts_that_fewer_tensor_ranks_divide_are_shared_by_fewer_replicas(
-    tensor, meant, given, size
-):
-    experts = ExpertConfig(moe_expert_parallel_size=given, expert_tensor_parallel_size=meant)
-    assert expert_ranks(experts, tensor=tensor) == size
+def test_experts_are_divided_apart_from_other_layers(tensor, per_expert, expert, found):
+    parallel = tiny_plan(
+        *("--num-experts", "4", "--tensor-model-parallel-size", str(tensor)),
+        *("--expert-tensor-parallel-size", per_expert, "--expert-model-parallel-size", expert),
+        *("--num-attention-heads", "4", "--global-batch-size", "8"),
+        world_size=4,
+    ).parallel
+    assert (parallel.expert_tensor, parallel.divides_experts, parallel.copies_of_experts) == found
