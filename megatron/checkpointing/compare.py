@@ -7,10 +7,11 @@ from typing import Any
 
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.extensions import declarations_in
-from megatron.config.architecture.architecture import Architecture, network_named
+from megatron.config.architecture.architecture import Architecture, network_named, network_of
+from megatron.config.architecture.partition import bounds_of, entries_of_rank
 from megatron.config.flag_names import flag_and_value, is_in_weights
 from megatron.config.network.lora import LoraSpec
-from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of
+from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of, spec_of
 from megatron.config.parallelism.layout import ParallelPlan
 
 _WIDTH = 40
@@ -203,15 +204,31 @@ _GROUPS = ("decays_qk_norms", "embeddings_apart")
 
 def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """List the differences of layout, and of parameter groups, which make a checkpoint need resharding."""
-    stages = then["parallel"]["pipeline"], now["parallel"]["pipeline"]
     # Schedules with the same chunks have the same layers on each stage.
-    skip = ("splits_backward", *(() if max(stages) > 1 else ("partition_method",)))
+    skip = ("splits_backward", *(("partition_method",) if _have_same_stages(then, now) else ()))
     return [
         *_differences(then, now, "model", only=_OF_LAYOUT),
         *_differences(then, now, "parallel", skip=skip),
         *_differences(then, now, "precision", only=("dtype", "fp32_gradients")),
         *_differences(then, now, "optimizer", only=_GROUPS),
     ]
+
+
+def _have_same_stages(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether each stage has the same layers, however the division is written."""
+    methods = {plan["parallel"]["partition_method"] for plan in (then, now)}
+    if len(methods) == 1 or max(plan["parallel"]["pipeline"] for plan in (then, now)) == 1:
+        return True
+    return _stages(then) == _stages(now)
+
+
+def _stages(plan: Mapping[str, Any]) -> list[int]:
+    """Return the bounds of the stages of a plan in the list of layers."""
+    saved, spec = plan["parallel"], spec_of(plan["model"])
+    names = [each.name for each in fields(ParallelPlan) if each.name in saved]
+    parallel = ParallelPlan(**{name: saved[name] for name in names})
+    mixed = plan["precision"]["dtype"] != "fp32"
+    return bounds_of(entries_of_rank(network_of(spec), spec, parallel, mixed=mixed), parallel)
 
 
 def adds_adapters(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

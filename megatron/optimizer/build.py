@@ -69,12 +69,7 @@ def sgd(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim
 @OPTIMIZERS.register("muon")
 @OPTIMIZERS.register("dist_muon")
 def muon(
-    groups: Groups,
-    lr: float,
-    plan: OptimizerPlan,
-    *,
-    tensor_group: dist.ProcessGroup,
-    dtype: torch.dtype,
+    groups: Groups, lr: float, plan: OptimizerPlan, *, dtype: torch.dtype, **_: Any
 ) -> torch.optim.Optimizer:
     """Return Muon for matrices with AdamW for the other parameters."""
     return Muon(
@@ -86,6 +81,5 @@ def muon(
         nesterov=plan.muon.nesterov,
         steps=plan.muon.steps,
         scale=muon_scale(plan.muon.scale_mode, plan.muon.extra_scale),
-        tensor_group=tensor_group,
         dtype=dtype,
     )

@@ -20,12 +20,14 @@ class MatrixSlice:
         start: index of its first element.
         shape: [rows, columns] or [experts, rows, columns] on this rank.
         dim: along which tensor parallelism shards it; None if replicated.
+        group: the ranks that have the shards; None likewise.
         is_transposed: whether rows are its input features.
     """
 
     start: int
     shape: tuple[int, ...]
     dim: int | None
+    group: dist.ProcessGroup | None
     is_transposed: bool = False
 
     @classmethod
@@ -33,7 +35,8 @@ class MatrixSlice:
         """Return the position of `parameter`, whose marks say how it is laid out."""
         shard = getattr(parameter, "shard", None)
         dim = None if shard is None else shard.dim
-        return cls(start, tuple(parameter.shape), dim, hasattr(parameter, "is_transposed"))
+        group = getattr(parameter, "shard_group", None)
+        return cls(start, tuple(parameter.shape), dim, group, hasattr(parameter, "is_transposed"))
 
     @property
     def stop(self) -> int:
@@ -57,7 +60,6 @@ class Muon(torch.optim.AdamW):
     it has elements of.
 
     Args:
-        tensor_group: tensor-parallel ranks.
         dtype: of the Newton-Schulz iteration.
 
     Communication: every step, one all-gather of each sharded matrix and one of each flat tensor.
@@ -76,13 +78,11 @@ class Muon(torch.optim.AdamW):
         nesterov: bool,
         steps: int,
         scale: Callable[[int, int], float],
-        tensor_group: dist.ProcessGroup,
         dtype: torch.dtype,
     ):
         super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
         self._momentum, self._nesterov = momentum, nesterov
         self._steps, self._scale, self._dtype = steps, scale, dtype
-        self._tensor_group = tensor_group
         self._flat: dict[Tensor, FlatLayout] = {}
 
     def lay_out(self, flat: Tensor, layout: FlatLayout) -> None:
@@ -139,13 +139,13 @@ class Muon(torch.optim.AdamW):
 
     def _direction(self, matrix: Tensor, layout: MatrixSlice) -> Tensor:
         """Return the scaled orthogonal matrix of a full matrix, or this rank's shard of it."""
-        ranks, dim = self._tensor_group.size(), layout.dim
-        if dim is None or ranks == 1:
+        group, dim = layout.group, layout.dim
+        if group is None or dim is None or group.size() == 1:
             return self._scaled_orthogonal(matrix, layout)
-        shards = [matrix.new_empty(matrix.shape) for _ in range(ranks)]
-        dist.all_gather(shards, matrix.contiguous(), group=self._tensor_group)
+        shards = [matrix.new_empty(matrix.shape) for _ in range(group.size())]
+        dist.all_gather(shards, matrix.contiguous(), group=group)
         direction = self._scaled_orthogonal(torch.cat(shards, dim), layout)
-        return direction.chunk(ranks, dim)[self._tensor_group.rank()]
+        return direction.chunk(group.size(), dim)[group.rank()]
 
     def _scaled_orthogonal(self, full: Tensor, layout: MatrixSlice) -> Tensor:
         rows, columns = full.shape[-2:]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from megatron.config.architecture.architecture import Entry, Kind, network_of
 from megatron.config.architecture.counts import Weights
-from megatron.config.architecture.partition import entries_of_rank, split_bounds, stage_bounds
+from megatron.config.architecture.partition import bounds_of, entries_of_rank
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 
@@ -78,17 +78,10 @@ def _join(index: int, chunks: tuple[Stage, ...]) -> Stage:
 
 def _virtual_stages(spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool) -> list[Stage]:
     """Return the parts that the partition cuts: stages, or chunks of stages."""
-    entries = entries_of_rank(network_of(spec), spec, parallel)
-    entries += [Entry(name="to_float32")] * mixed
-    bounds = [0, len(entries)]
-    if parallel.split_rank:
-        bounds = split_bounds(entries, parallel.pipeline, parallel.split_rank)
-    elif parallel.pipeline > 1:
-        parts = parallel.pipeline * parallel.chunks
-        bounds = stage_bounds(parallel.partition_method, entries, parts)
+    entries = entries_of_rank(network_of(spec), spec, parallel, mixed=mixed)
     return [
         Stage(index=index, entries=tuple(entries[start:stop]))
-        for index, (start, stop) in enumerate(pairwise(bounds))
+        for index, (start, stop) in enumerate(pairwise(bounds_of(entries, parallel)))
     ]
 
 

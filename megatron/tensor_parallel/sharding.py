@@ -38,6 +38,7 @@ def mark_sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) ->
     """
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     parameter.shard = Shard(dim, group.rank(), group.size())  # type: ignore[attr-defined]
+    parameter.shard_group = group  # type: ignore[attr-defined]
     return parameter
 
 

@@ -176,7 +176,7 @@ def shared_experts_step_like_plain_torch_at_every_stage(rank):
 def muon_steps_on_the_matrices_of_each_expert(rank):
     muon = ["--optimizer", "muon", "--muon-extra-scale-factor", "0.1", "--topk", "2"]
     for stage in range(3):
-        for layout in (SHARED, DIVIDED, []):
+        for layout in (SHARED, DIVIDED, [], [*SHARED, *DIVIDED, *FULL]):
             require_same_path(rank, *layout, *muon, "--zero-stage", str(stage))
 
 
@@ -246,6 +246,8 @@ def experts_of_other_numbers_of_ranks_step_alike(rank):
         ["--expert-tensor-parallel-size", "2", *SHARED, "--zero-stage", "1"],
     ):
         require_same_path(rank, *layout, *OF_8)
+    some = [*four, *SHARED, "--expert-tensor-parallel-size", "2", "--optimizer", "muon"]
+    require_same_path(rank, *some, "--muon-extra-scale-factor", "0.1", "--topk", "2")
     sequence = ["--sequence-parallel", "--seq-length", "6"]
     require_same_path(rank, *DIVIDED, *FULL, *SHARED, *sequence, *OF_8)
 

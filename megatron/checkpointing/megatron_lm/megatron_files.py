@@ -43,6 +43,7 @@ from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model import ModelConfig, VocabularySpec
+from megatron.config.network.model_problems import query_group_problems
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.parsing.declaration import Flag
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
@@ -237,11 +238,7 @@ def _problems(
         )
     for flag, parts, sizes in (
         (flags[1], pipeline, () if decoder_layers else ("num_layers",)),
-        (
-            flags[0],
-            tensor,
-            ("num_attention_heads", "num_query_groups", "ffn_hidden_size"),
-        ),
+        (flags[0], tensor, ("num_attention_heads", "ffn_hidden_size")),
     ):
         if parts < 1:
             yield f"{flag} {parts} must be at least 1"
@@ -249,6 +246,12 @@ def _problems(
         for size in sizes:
             if (value := flat(spec)[size]) % parts:
                 yield f"{flag} {parts} does not divide {size} {value}"
+    if tensor > 0:
+        # Ranks that share a query group have parts of its projection, as here.
+        attention = spec.attention
+        yield from query_group_problems(
+            attention.num_query_groups, attention.head_dim, tensor, flag=flags[0]
+        )
 
 
 def _expert_problems(spec: ModelSpec, *, distributed: bool) -> Iterator[str]:

@@ -18,17 +18,32 @@ LAYER = "transformer"
 _ENCODER_NORM = "EncoderNormPipe"
 
 
-def entries_of_rank(network: Architecture, spec: ModelSpec, parallel: ParallelPlan) -> list[Entry]:
-    """Return the list of layers of a network, with the weights that a rank has of each."""
+def entries_of_rank(
+    network: Architecture, spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool
+) -> list[Entry]:
+    """Return the list of layers of a network, with the weights that a rank has of each.
+
+    Args:
+        mixed: whether logits are cast to 32 bits at the end.
+    """
     tensor, expert = parallel.tensor, parallel.expert
     entries = network.entries(spec, tensor=tensor, expert=expert)
-    if parallel.ranks_per_expert == tensor:
-        return entries
-    experts = network.entries(spec, tensor=parallel.ranks_per_expert, expert=expert)
-    return [
-        replace(entry, weights=replace(entry.weights, experts=other.weights.experts))
-        for entry, other in zip(entries, experts, strict=True)
-    ]
+    if parallel.ranks_per_expert != tensor:
+        experts = network.entries(spec, tensor=parallel.ranks_per_expert, expert=expert)
+        entries = [
+            replace(entry, weights=replace(entry.weights, experts=other.weights.experts))
+            for entry, other in zip(entries, experts, strict=True)
+        ]
+    return entries + [Entry(name="to_float32")] * mixed
+
+
+def bounds_of(entries: Sequence[Entry], parallel: ParallelPlan) -> list[int]:
+    """Return the index of the first entry of each stage or chunk, and the number of entries."""
+    if parallel.split_rank:
+        return split_bounds(entries, parallel.pipeline, parallel.split_rank)
+    if parallel.pipeline == 1:
+        return [0, len(entries)]
+    return stage_bounds(parallel.partition_method, entries, parallel.pipeline * parallel.chunks)
 
 
 def stage_bounds(method: str, entries: Sequence[Entry], parts: int) -> list[int]:

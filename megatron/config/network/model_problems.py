@@ -259,16 +259,22 @@ def _activation_problems(model: ModelConfig) -> Iterator[str]:
         )
 
 
-def query_group_problems(groups: int, head_dim: int, tensor: int) -> Iterator[str]:
-    """Yield why `tensor` tensor-parallel ranks cannot divide the query groups, or share them."""
+def query_group_problems(
+    groups: int, head_dim: int, tensor: int, *, flag: str = "--tensor-model-parallel-size"
+) -> Iterator[str]:
+    """Yield why `tensor` tensor-parallel ranks cannot divide the query groups, or share them.
+
+    Args:
+        flag: that `tensor` is the value of.
+    """
     if groups % tensor and tensor % groups:
         yield (
-            f"{_indivisible('--num-query-groups', groups, tensor)}, nor a divisor of it: every rank "
+            f"--num-query-groups {groups} is not a multiple of {flag} {tensor}, nor a divisor of it: every rank "
             f"needs full groups of heads, or a part of one; take {tensor} groups, or other ranks"
         )
     elif 2 * groups * head_dim % tensor:
         yield (
-            f"--tensor-model-parallel-size {tensor} does not divide the {2 * groups * head_dim} "
+            f"{flag} {tensor} does not divide the {2 * groups * head_dim} "
             f"features of keys and values (--num-query-groups {groups}); take fewer ranks"
         )
 

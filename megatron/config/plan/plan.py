@@ -175,7 +175,7 @@ def _require_fitting_network(start: Start, model: ModelSpec, parallel: ParallelP
     """
     config, tensor = start.config, parallel.tensor
     raise_if_any(size_problems(config.training, model.num_parameters))
-    entries = entries_of_rank(start.network, model, parallel)
+    entries = entries_of_rank(start.network, model, parallel, mixed=start.precision.is_mixed)
     layers_only = {
         "--lora-rank": model.lora is not None,
         "--bitfit": start.optimizer.biases_only,

@@ -26,24 +26,32 @@ class TokenExchange:
     Args:
         counts: of this rank's rows for each expert of all ranks, on the device.
         group: the ranks that divide the experts.
-        tensor_group: ranks with different tokens, each with a part of an expert's features.
+        tensor_group: ranks with different tokens, each with a part of an expert's features; None for
+            one rank.
 
     Communication: over `group` one all-to-all of a number per expert, and two of rows forward and
         backward; over `tensor_group` one all-gather of these numbers, and of the rows that arrive
         an all-gather and a reduce-scatter forward and backward, as many as on the rank with most.
     """
 
-    def __init__(self, counts: Tensor, group: dist.ProcessGroup, tensor_group: dist.ProcessGroup):
+    def __init__(
+        self,
+        counts: Tensor,
+        group: dist.ProcessGroup,
+        tensor_group: dist.ProcessGroup | None = None,
+    ):
         self._group, self._tensor_group = group, tensor_group
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=group)
-        everyones = all_gather(arriving[None], 0, tensor_group)
+        everyones = arriving[None]
+        if tensor_group:
+            everyones = all_gather(everyones, 0, tensor_group)
         # Of each rank of `tensor_group`, from each of the ranks that divide the experts: [t, ranks, local].
         self._counts = everyones.view(len(everyones), group.size(), -1)
         sent, *received = (
             torch.cat([counts[None], everyones]).view(-1, *self._counts.shape[1:]).tolist()
         )
-        own = received[tensor_group.rank()]
+        own = received[tensor_group.rank() if tensor_group else 0]
         self._sent, self._received = [*map(sum, sent)], [*map(sum, own)]
         self._most = max(sum(map(sum, each)) for each in received)
         self._sizes = [sum(column) for column in zip(*chain(*received), strict=True)]
@@ -57,13 +65,15 @@ class TokenExchange:
         """Return the outputs for rows [num_sent, h] that are sorted by expert."""
         arrived = exchange_rows(rows, self._sent, self._received, self._group)
         number = len(arrived)
-        arrived = F.pad(arrived, (0, 0, 0, self._most - number))
-        arrived = gather_sequence(arrived, 0, self._tensor_group)
+        if self._tensor_group:
+            arrived = F.pad(arrived, (0, 0, 0, self._most - number))
+            arrived = gather_sequence(arrived, 0, self._tensor_group)
         order = self._order(len(arrived))
         segments = Segments(self._counts.sum((0, 1)), len(order), self._sizes)
         outputs = experts(TakeTokens.apply(arrived, order, 1), segments)
         back = outputs.new_zeros(arrived.shape).index_copy(0, order, outputs)
-        back = scatter_sequence(back, 0, self._tensor_group)[:number]
+        if self._tensor_group:
+            back = scatter_sequence(back, 0, self._tensor_group)[:number]
         return exchange_rows(back, self._received, self._sent, self._group)
 
     def _order(self, rows: int) -> Tensor:

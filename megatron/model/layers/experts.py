@@ -196,9 +196,12 @@ class MixtureOfExperts(nn.Module):
 
     def _exchange(self, x: Tensor, routing: Routing) -> Tensor:
         """Return the outputs of tokens [tokens, h] of this rank alone, from the experts of all ranks."""
-        group, tensor_group = self._expert_group, self._expert_tensor_group
         order, counts = self._sort_by_expert(routing)
-        exchange = TokenExchange(counts, cast(dist.ProcessGroup, group), tensor_group)
+        exchange = TokenExchange(
+            counts,
+            cast(dist.ProcessGroup, self._expert_group),
+            self._expert_tensor_group if self._expert_tensor_group.size() > 1 else None,
+        )
         order = order[: exchange.num_sent]
         rows = exchange.compute(self.experts, TakeTokens.apply(x, order, routing.experts.size(1)))
         return _mix(rows, order, routing.weights.to(x.dtype))

@@ -68,9 +68,12 @@ class ReplicaCheck(Hook):
             # ZeRO-3 holds a weight once, in pieces.
             if hasattr(parameter, "ds_id"):
                 continue
-            shard = part.index if (part := shard_of(parameter)) else "all"
+            shard = shard_of(parameter)
             experts = expert_share_of(parameter).index
-            yield (name, (shard, experts)), fingerprint(parameter.detach())
+            yield (
+                (name, (shard.index if shard else "all", experts)),
+                fingerprint(parameter.detach()),
+            )
         for name, buffer in self._engine.module.named_buffers():
             yield (name, "all"), fingerprint(buffer)
         groups = self._groups

@@ -149,9 +149,18 @@ def test_parameters_in_other_groups_need_a_checkpoint_to_be_read_by_name():
 def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
     method = ["--pp-partition-method", "type:transformer|embedding"]
     assert layout_changes(saved(), saved(*method)) == []
-    pipeline = ["--pipeline-model-parallel-size", "2"]
-    cut = layout_changes(saved(*pipeline, world_size=2), saved(*pipeline, *method, world_size=2))
-    assert [change.name for change in cut] == ["--pp-partition-method"]
+    pipeline = ["--pipeline-model-parallel-size", "2", "--num-layers", "4", "--bf16"]
+    plain, even, uneven = (
+        saved(*pipeline, *method, world_size=2)
+        for method in (
+            [],
+            ["--pp-partition-method", "layers:2,2"],
+            ["--pp-partition-method", "layers:1,3"],
+        )
+    )
+    assert layout_changes(plain, even) == layout_changes(even, plain) == []
+    (cut,) = layout_changes(plain, uneven)
+    assert cut.name == "--pp-partition-method"
 
 
 def test_chunks_of_stages_are_part_of_the_layout():

@@ -631,7 +631,7 @@ def test_the_search_tries_full_experts_on_tensor_ranks():
         "--data-path D --train-iters 10 --disable-moe-token-dropping".split()
     )
     found = search(config, num_gpus=8, vocab_size=50257, device=A100)
-    times = {one.layout: one.time.step_s for one in found.fitting}
+    times = {one.layout: one.speed.step_s for one in found.fitting}
     pairs = [
         (time, times[shared])
         for layout, time in times.items()

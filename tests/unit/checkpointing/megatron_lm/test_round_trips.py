@@ -3,6 +3,7 @@
 import pytest
 import torch
 from checkpoints import random_weights, whole_weights, write_checkpoint
+from problems import problem
 from tiny import tiny_plan
 
 from megatron.checkpointing.manifest import read_manifest
@@ -41,6 +42,18 @@ def test_gates_and_progress_come_back(group, tmp_path, activation, experts):
     assert len(gated) >= 2
     for name in gated:
         assert torch.equal(found[name], weights[name]), name
+
+
+def test_ranks_that_share_query_groups_come_back(group, tmp_path):
+    flags = ("--num-attention-heads", "4", "--group-query-attention", "--num-query-groups", "2")
+    weights = random_weights(tiny_plan(*flags, vocab_size=VOCAB).model)
+    write_checkpoint(tmp_path / "own", weights, *flags, vocab_size=VOCAB)
+    converted(tmp_path / "own", tmp_path / "theirs", saver="megatron", tensor=4)
+    back = converted(tmp_path / "theirs", tmp_path / "back", saver="own")
+    found = whole_weights(back, read_manifest(back))
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+    with problem("--num-query-groups 2 is not a multiple of --t 3, nor a divisor of it"):
+        converted(tmp_path / "own", tmp_path / "others", saver="megatron", tensor=3)
 
 
 @pytest.mark.parametrize(
