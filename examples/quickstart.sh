@@ -69,7 +69,7 @@ ls -l "$out/corpus.jsonl"
 
 step "A vocabulary of byte pairs"
 if [[ ! -d $out/tokenizer ]]; then
-    run python examples/quickstart/train_tokenizer.py --input "$out/corpus.jsonl" \
+    run python tools/train_tokenizer.py --input "$out/corpus.jsonl" \
         --output "$out/tokenizer" --vocab-size 4096
 fi
 ls -l "$out"/tokenizer/*

@@ -56,6 +56,7 @@ from megatron.config.tools.preprocess import (
     MergeConfig,
     PreprocessConfig,
     ShardConfig,
+    TokenizerTrainingConfig,
     WorkerTrialConfig,
 )
 
@@ -106,6 +107,7 @@ _OWN: Mapping[str, tuple[type, ...]] = {
     "tools/preprocess_data.py": (*_PREPROCESSING, UrlConfig, WorkerTrialConfig),
     "tools/preprocess_data_many_cores.py": (*_PREPROCESSING, UrlConfig),
     "tools/preprocess_data_dist.py": (*_PREPROCESSING, UrlConfig, ShardConfig),
+    "tools/train_tokenizer.py": (TokenizerTrainingConfig,),
     "tools/merge_preprocessed_data.py": (MergeConfig, UrlConfig),
     "tools/build_index.py": _TRAINING,
     "tools/inspect_data.py": (TokenizerConfig, InspectConfig, PluginModulesConfig, UrlConfig),

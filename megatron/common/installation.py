@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from megatron.common.commands import SCRIPTS, program
+from megatron.common.commands import NAMES, program
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, or the site-packages of an installed package."""
@@ -37,7 +37,7 @@ def in_this_installation(text: str) -> str:
 
 def _launch_target() -> str:
     """Return a launcher's arguments that start this program; "" for programs such as a notebook."""
-    if module := SCRIPTS.get(program()):
+    if module := NAMES.get(program()):
         return f"--module {module}"
     file = Path(sys.argv[0]).resolve()
     if not file.is_relative_to(ROOT) or file.suffix != ".py":
@@ -56,7 +56,7 @@ def _installed_name(match: re.Match[str]) -> str:
         module = f"megatron_{module}"
     if match["launch"]:
         return f"{match['launch']}--module {module}"
-    by_module = {each: command for command, each in SCRIPTS.items()}
+    by_module = {each: command for command, each in NAMES.items()}
     return by_module.get(module, f"python -m {module}")
 
 

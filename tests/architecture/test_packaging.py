@@ -65,7 +65,9 @@ def test_every_locked_version_has_a_hash() -> None:
 
 
 def test_commands_are_those_of_the_package_and_of_the_page() -> None:
-    assert PROJECT["project"]["scripts"] == dict.fromkeys(COMMANDS, "megatron.common.commands:main")
+    commands = dict.fromkeys(COMMANDS, "megatron.common.commands:main")
+    verbs = {"megatron": "megatron.common.commands:run_verb"}
+    assert PROJECT["project"]["scripts"] == verbs | commands
     page = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(megatron-[\w-]+)` \| `([\w./]+)` \|$", page, re.MULTILINE))
     modules = {

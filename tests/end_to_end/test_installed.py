@@ -14,7 +14,8 @@ import pytest
 from jobs import REPOSITORY, Corpus, clean_environment, journal
 from ports import free_port
 
-from megatron.common.commands import SCRIPTS
+from megatron.common.commands import SCRIPTS, VERBS
+from megatron.common.version import VERSION
 
 NETWORK = ("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2")
 TRAINING = (
@@ -89,7 +90,7 @@ def files_below(folder: Path) -> set[Path]:
 
 
 def test_an_sdist_installs_every_command_and_every_file(site: Path) -> None:
-    assert {file.name for file in (site / "bin").iterdir()} == set(SCRIPTS)
+    assert {file.name for file in (site / "bin").iterdir()} == {"megatron", *SCRIPTS}
     for package, folder in {"megatron_tools": "tools", "megatron_tasks": "tasks"}.items():
         scripts = {path for path in files_below(REPOSITORY / folder) if path.suffix == ".py"}
         scripts = {path for path in scripts if path.parts[0] != OWN_TOOLS}
@@ -108,6 +109,37 @@ def test_the_help_of_a_command_names_what_can_be_typed(
     assert f"usage: {command} " in text
     for name in (".py`", "python tools/", "requirements-"):
         assert name not in text, next(line for line in text.splitlines() if name in line)
+
+
+def test_one_command_runs_every_program(site: Path, tmp_path: Path) -> None:
+    shown = run(site, tmp_path, "megatron")
+    found = dict(re.findall(r"^  ([\w-]+) +(\w.*)$", shown, re.MULTILINE))
+    assert [*found] == [*VERBS]
+    assert {"pretrain-bert", "pretrain-t5", "train", "plan", "convert", "train-tokenizer"} <= {
+        *found
+    }
+    assert "usage: megatron inspect " in run(site, tmp_path, "megatron", "inspect", "--help")
+    assert f"megatron {VERSION}" in run(site, tmp_path, "megatron", "--version")
+    assert "did you mean serve?" in run(site, tmp_path, "megatron", "serv", code=2)
+
+
+def test_verbs_and_flags_are_completed(site: Path, tmp_path: Path) -> None:
+    """By the script that the command prints, as bash calls it."""
+    script = """
+        eval "$(megatron completion)"
+        COMP_WORDS=(megatron "ser") COMP_CWORD=1; _megatron; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(megatron serve "--po") COMP_CWORD=2; _megatron; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(megatron-plan "--sea") COMP_CWORD=1; _megatron; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(megatron merge "fi") COMP_CWORD=2; _megatron; echo "${COMPREPLY[@]}"
+        complete -p megatron megatron-to-hf
+    """
+    environment = {**clean_environment(), "PYTHONPATH": str(site)}
+    environment["PATH"] = f"{site / 'bin'}:{environment['PATH']}"
+    command = ["bash", "-euc", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["serve", "--port --position-embedding-type", "--search", ""], done
+    assert len(lines) == 6
 
 
 def test_messages_name_what_can_be_typed(site: Path, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ TITLES = {
     "PluginModulesConfig": "Plugins of a checkpoint",
     "PreprocessConfig": "Preprocessing",
     "WorkerTrialConfig": "Number of workers",
+    "TokenizerTrainingConfig": "Training of a tokenizer",
     "ShardConfig": "Shards",
     "MergeConfig": "Merging token files",
     "InspectConfig": "Token files to inspect",

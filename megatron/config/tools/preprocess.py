@@ -110,6 +110,27 @@ class WorkerTrialConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenizerTrainingConfig:
+    """Training of a vocabulary."""
+
+    input: list[str]
+    """Texts, as --input of preprocessing: JSON lines, plain text, Parquet, plain or compressed; files,
+    folders, globs; - for standard input."""
+
+    output: str
+    """Folder for vocab.json and merges.txt, which must not exist."""
+
+    vocab_size: int = setting(32000, at_least=257)
+    """Number of tokens, at most."""
+
+    json_key: str = "text"
+    """Key, or column, of the text."""
+
+    document_separator: Literal["line", "blank-line", "file"] | None = None
+    """What ends a document of plain text (default: line)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardConfig:
     """Shards of one preprocessing job on several machines."""
 

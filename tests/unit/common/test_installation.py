@@ -3,6 +3,7 @@
 import pytest
 
 from megatron.common import installation
+from megatron.common.commands import program
 from megatron.common.installation import in_this_installation
 
 
@@ -23,7 +24,9 @@ def installed(monkeypatch, command_line, tmp_path):
             "`deepspeed --num_gpus N --module pretrain_bert --lr …`",
         ),
         ("tools/preprocess_data.py makes", "megatron-preprocess makes"),
-        ("python tools/why_step.py --load", "python -m megatron_tools.why_step --load"),
+        ("python tools/why_step.py --load", "megatron why-step --load"),
+        ("python tools/build_index.py --seq", "python -m megatron_tools.build_index --seq"),
+        ("pretrain_t5.py trains", "megatron pretrain-t5 trains"),
         ("is for pretrain_gpt.py", "is for megatron-train"),
         (
             "python -m pip install --requirement requirements-server.txt",
@@ -41,6 +44,13 @@ def test_a_module_that_was_started_is_named_as_one(installed, command_line):
     command_line(installed / "pretrain_t5.py", typed=("-m", "pretrain_t5"))
     text = in_this_installation("deepspeed --num_gpus 2 …")
     assert text == "deepspeed --num_gpus 2 --module pretrain_t5 …"
+
+
+def test_a_verb_is_named_as_the_program(installed, command_line):
+    command_line(installed / "megatron", typed=(str(installed / "megatron"), "serve", "--port"))
+    assert program() == "megatron serve"
+    command_line(installed / "megatron", typed=(str(installed / "megatron"), "fly"))
+    assert program() == "megatron"
 
 
 def test_a_checkout_names_its_scripts(command_line):
