@@ -12,12 +12,16 @@ from functools import cached_property
 from megatron.common.registry import NETWORKS, OwnFlags
 from megatron.config.architecture.architecture import Architecture, Stacks
 from megatron.config.network.model_spec import ModelSpec, flat
+from megatron.config.network.prediction import PredictionSpec
 
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 """Beginnings of the names of an embedding's weights, inside its layer."""
 
 SHARED_POSITIONS = "shared_positions."
 """Beginning of the name of the positions that encoder and decoder share."""
+
+_EMBEDDING = 1
+"""Number of the embedding in the list of layers."""
 
 _TIED = "tied_modules.embed"
 _TIED_POSITIONS = "tied_modules.positions"
@@ -55,7 +59,7 @@ class ParameterNames(Stacks):
     Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
     final_layernorm.weight, output_layer.weight of an untied embedding, or classification_head; of
     encoders also pooler.dense, lm_head and binary_head, and in encoder-decoder networks decoder.layers,
-    decoder.final_layernorm and lm_head.bias.
+    decoder.final_layernorm and lm_head.bias; with multi-token prediction mtp.layers.0.eh_proj.weight.
     """
 
     architecture: str = "gpt"
@@ -66,10 +70,11 @@ class ParameterNames(Stacks):
         """Return the names of a network."""
         return cls(
             num_layers=spec.num_layers,
-            tied=spec.vocabulary.tied_embeddings,
+            tied=spec.shares_embedding,
             architecture=spec.architecture,
             num_decoder_layers=flat(spec)["num_decoder_layers"],
             own_flags=spec.own_flags,
+            num_predictions=spec.part(PredictionSpec).num_layers,
         )
 
     def module(self, name: str) -> str:
@@ -87,7 +92,8 @@ class ParameterNames(Stacks):
         """
         if name.startswith(SHARED_POSITIONS):
             return f"{_TIED_POSITIONS}.{name}"
-        return f"{_TIED if self.tied and name.startswith(TABLES) else number}.{name}"
+        is_embedding = number == _EMBEDDING and name.startswith(TABLES)
+        return f"{_TIED if self.tied and is_embedding else number}.{name}"
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:

@@ -29,6 +29,7 @@ from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
+from megatron.config.network.prediction import PredictionConfig
 from megatron.config.optimization.lr_schedule import ScheduleConfig
 from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.optimization.training import TrainingConfig
@@ -67,6 +68,7 @@ class Config:
     model: ModelConfig
     experts: ExpertConfig
     lora: LoraConfig
+    prediction: PredictionConfig
     parallel: ParallelConfig
     precision: PrecisionConfig
     optimizer: OptimizerConfig

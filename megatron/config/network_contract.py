@@ -19,6 +19,7 @@ from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems
 from megatron.config.network.model_resolution import position_of, resolve_model
 from megatron.config.network.model_spec import ModelSpec, flat, names_of
+from megatron.config.network.prediction import PredictionConfig
 from megatron.config.objectives import declaration_of
 
 
@@ -59,6 +60,7 @@ def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         config.model,
         config.experts,
         config.lora,
+        config.prediction,
         config.tokenizer,
         vocab_size=vocab_size,
         tensor=tensor,
@@ -79,6 +81,7 @@ def option_problems(network: Network, config: Config) -> Iterator[str]:
         ),
         experts=ExpertConfig(),
         lora=LoraConfig(),
+        prediction=PredictionConfig(),
     )
     given, plain = (
         network.spec(plain_spec(each, vocab_size=1, tensor=1), each) for each in (config, bare)

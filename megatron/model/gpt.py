@@ -9,9 +9,19 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.layers.embedding import (
+    EmbeddingPipe,
+    OutputEmbeddingPipe,
+    OutputTable,
+    tied_logits,
+)
 from megatron.model.layers.layer_input import LayerInput, PassInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
+from megatron.model.layers.multi_token_prediction import (
+    FinalNormPipe,
+    MultiTokenPrediction,
+    embed_later_tokens,
+)
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.parts import LayerParts
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
@@ -37,14 +47,16 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
     Shapes: a batch with fields [b, s] -> [b, s, h].
     """
     common: dict[str, Any] = {"spec": spec, "parts": parts}
+    passes = ("tokens",) if spec.prediction and parts.predicts else ()
     embedding = Layer(
         EmbeddingPipe,
-        common,
-        tie=_tie() if spec.vocabulary.tied_embeddings else None,
+        common | ({"passes": passes} if passes else {}),
+        tie=_tie() if spec.shares_embedding else None,
         carried=(
             "hidden",
             *(["positions"] if spec.positions.reach_attention else []),
             *(["attention_span"] if "attention_span" in parts.batch_fields else []),
+            *passes,
         ),
     )
     return [
@@ -54,8 +66,28 @@ def decoder_layers(spec: ModelSpec, parts: LayerParts) -> list[Step]:
             Layer(ParallelTransformerLayerPipe, {**common, "number": number})
             for number in range(1, spec.num_layers + 1)
         ),
-        to_batch_first,
-        norm_layer(spec, kernels=parts.kernels),
+        *_final_norm(spec, parts),
+    ]
+
+
+def _final_norm(spec: ModelSpec, parts: LayerParts) -> list[Step]:
+    """Return the final norm, and the layers of multi-token prediction, which read its result.
+
+    Shapes: hidden [s, b, h] -> [b, s, h]; with D depths of prediction [(1 + D) b, s, h].
+    """
+    common: dict[str, Any] = {"spec": spec, "parts": parts}
+    if spec.prediction is None:
+        return [to_batch_first, norm_layer(spec, kernels=parts.kernels)]
+    if not parts.predicts:
+        return [to_batch_first, Layer(FinalNormPipe, common)]
+    sizes = {
+        "padded_vocab_size": spec.vocabulary.padded_vocab_size,
+        "hidden_size": spec.hidden_size,
+    }
+    tie = _tie(partial(embed_later_tokens, spec=spec))
+    return [
+        Layer(OutputTable, {**sizes, **parts.division}, tie=tie),
+        Layer(MultiTokenPrediction, common),
     ]
 
 

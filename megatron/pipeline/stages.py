@@ -53,6 +53,11 @@ class Stage:
         return self.has("logits", "task")
 
     @property
+    def depths(self) -> int:
+        """Depths of multi-token prediction."""
+        return sum(entry.depths for entry in self.entries)
+
+    @property
     def weights(self) -> Weights:
         """What one rank holds; what is tied inside a stage once."""
         held = {entry.tie or index: entry for index, entry in reversed([*enumerate(self.entries)])}

@@ -12,6 +12,7 @@ from functools import cached_property
 from megatron.config.architecture.architecture import Architecture, Entry, network_of
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.plan.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -125,6 +126,14 @@ class Activations:
         kept = self.outside * spec.hidden_size * mask if spec.hidden_dropout else 0
         return kept + (self.norm() - self.stream if spec.norm.embed_layernorm else 0)
 
+    def prediction(self, number: int) -> int:
+        """Return the activations of a depth of multi-token prediction, whose layer has this number.
+
+        That are three norms, the embedding of later tokens, both streams side by side and the layer.
+        """
+        streams = 2 * self.outside * self.plan.model.hidden_size * self._bytes
+        return 3 * self.norm() + self.embedding() + streams + self.layer(number)
+
     def features(self) -> int:
         """Return the activations of a head before the logits: dense layer, GELU and norm."""
         return self.outside * self.plan.model.hidden_size * self._bytes + self.norm()
@@ -139,7 +148,7 @@ class Activations:
             return self._logits_of(self._scored_activations.tokens)
         spec = self.plan.model
         table = spec.vocabulary.padded_vocab_size * spec.hidden_size // self._tensor
-        return 4 * table + self.head_input()
+        return 4 * table * self._scores_per_token + self.head_input()
 
     def loss(self) -> int:
         """Return the bytes that computing the loss takes for a moment on top of `logits`.
@@ -186,8 +195,14 @@ class Activations:
 
     @cached_property
     def _scored_activations(self) -> "Activations":
-        """Those of the samples whose logits are computed."""
-        return self.of(self._network.scored_spec(self.spec))
+        """Those of the samples whose logits are computed, once for each depth of prediction."""
+        scored = self._network.scored_spec(self.spec)
+        return self.of(scored, samples=self._scores_per_token)
+
+    @property
+    def _scores_per_token(self) -> int:
+        """How often each token gets logits: of the next token, and of later ones."""
+        return 1 + self.spec.part(PredictionSpec).prediction_depths
 
     def cross_attention(self, source: "Activations") -> int:
         """Return the activations of cross-attention to `source`, and of the norm before it."""

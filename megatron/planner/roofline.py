@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.plan.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device
@@ -88,7 +89,7 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     passed += activations.tokens * mlp_passes * spec.mlp.ffn_hidden_size / parallel.tensor
     logits = (
         activations.tokens * spec.vocabulary.padded_vocab_size / parallel.tensor / parallel.pipeline
-    )
+    ) * (1 + _depths(spec))
     weights = max(weights_of(plan, stage).total for stage in stages_of(plan))
     first, further = GRADIENT_BYTES[is_mixed]
     on_all, divided = STEP_BYTES[is_mixed]
@@ -121,7 +122,10 @@ def work_of_stages(plan: Plan) -> list[float]:
     spec = plan.model
     layer = sum(inputs * outputs for inputs, outputs in _layer_shapes(plan))
     head = spec.hidden_size * spec.vocabulary.padded_vocab_size / plan.parallel.tensor / layer
-    work = [len(each.layers) + head * each.has("logits") for each in stages_of(plan)]
+    work = [
+        len(each.layers) + each.depths + head * each.has("logits") * (1 + each.depths)
+        for each in stages_of(plan)
+    ]
     return [each * len(work) / sum(work) for each in work]
 
 
@@ -142,7 +146,7 @@ def _slowdown(plan: Plan, operand: float) -> float:
     layers = _num_layers(spec)
     shapes = [(layers, *sizes) for sizes in _layer_shapes(plan)]
     vocabulary = spec.vocabulary.padded_vocab_size / plan.parallel.tensor
-    shapes.append((1, spec.hidden_size, vocabulary))
+    shapes.append((1 + _depths(spec), spec.hidden_size, vocabulary))
     total = longer = 0.0
     for count, inputs, outputs in shapes:
         operations = count * inputs * outputs
@@ -169,8 +173,13 @@ def _attention_flops(spec: ModelSpec) -> float:
 
 
 def _num_layers(spec: ModelSpec) -> int:
-    """Return the number of transformer layers of all stacks."""
-    return sum(entry.kind == "block" for entry in network_of(spec).entries(spec))
+    """Return the number of transformer layers that a token passes, of all stacks and depths."""
+    entries = network_of(spec).entries(spec)
+    return sum((entry.kind == "block") + entry.depths for entry in entries)
+
+
+def _depths(spec: ModelSpec) -> int:
+    return spec.part(PredictionSpec).prediction_depths
 
 
 def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float:

@@ -148,15 +148,15 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
     parallel, spec = plan.parallel, plan.model
     full = Activations(plan, "cuda").tokens * spec.hidden_size * BYTES[plan.precision.dtype]
     divides = parallel.sequence_parallel
-    layers, again = len(stage.layers), plan.recompute.share
+    layers, again, depths = len(stage.layers) + stage.depths, plan.recompute.share, stage.depths
     beside = 4 * layers
     rings = 4 * layers * (1 + again) + (2 * layers if divides else 0)
-    if stage.has_embedding:
-        rings += 2
+    # Each depth of prediction has an embedding of its own.
+    rings += 2 * (stage.has_embedding + depths)
     if stage.has("logits"):
         # The gradient of its input, and with a divided sequence both gatherings of that.
-        rings += 1 if divides else 0
-        beside += 2
+        rings += (1 if divides else 0) * (1 + depths)
+        beside += 2 * (1 + depths)
     once = number * full * _ring(parallel.tensor)
     exposed = once * rings
     attention = spec.attention
@@ -275,7 +275,7 @@ def _tied_elements(plan: Plan, stage: Stage) -> int:
     """Return the elements of a tied table: complete at the end of a step alone."""
     spec, parallel = plan.model, plan.parallel
     is_shared = stage.has_embedding or (stage.has_head and parallel.pipeline > 1)
-    if not is_shared or not spec.vocabulary.tied_embeddings or spec.head:
+    if not is_shared or not spec.shares_embedding or spec.head:
         return 0
     return table_weights(spec, tensor=parallel.tensor)
 

@@ -15,6 +15,7 @@ from megatron.common.logging import set_level
 from megatron.common.registry import OBJECTIVES
 from megatron.config.architecture.architecture import network_of
 from megatron.config.config import Config
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.plan.plan import Plan
 from megatron.config.run.logging import LoggingConfig
@@ -39,6 +40,7 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import Step
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss
 from megatron.model.layers.parts import LayerParts
+from megatron.model.prediction_loss import loss_with_predictions
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
@@ -239,17 +241,21 @@ def build_engine(
     batch_fields = tuple(objective.batch_fields(plan.masks))
     is_frozen = model.lora is not None or plan.optimizer.biases_only
     counted = None if model.vocabulary.padded_vocab_in_softmax else model.vocabulary.vocab_size
-    auxiliary = AuxiliaryLoss(model.moe.num_experts) if model.moe else None
+    layers = range(1, model.num_layers + model.part(PredictionSpec).num_layers + 1)
+    auxiliary = AuxiliaryLoss([*map(model.experts_of, layers)]) if model.moe else None
     counts = TokenCounts(groups.data_and_sequence) if plan.masks.per_token_loss else None
     with watching_compile_locks(compiled_extensions()):
         return build.build_engine(
             _layers(plan, groups, objective, kernels, batch_fields, auxiliary),
-            loss=objective.loss(plan.objective)(
-                groups.tensor,
-                kernels,
-                vocab_size=counted,
-                sequence_group=groups.sequence,
-                **({"mean_count": counts.mean} if counts else {}),
+            loss=loss_with_predictions(
+                objective.loss(plan.objective)(
+                    groups.tensor,
+                    kernels,
+                    vocab_size=counted,
+                    sequence_group=groups.sequence,
+                    **({"mean_count": counts.mean} if counts else {}),
+                ),
+                model.prediction,
             ),
             groups=groups,
             parallel=plan.parallel,

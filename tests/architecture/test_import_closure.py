@@ -4,10 +4,10 @@ import pytest
 from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
-    "megatron.model.gpt": 43,
-    "megatron.objectives.gpt": 45,
-    "megatron.engine.build": 83,
-    "pretrain_gpt.py": 269,
+    "megatron.model.gpt": 45,
+    "megatron.objectives.gpt": 47,
+    "megatron.engine.build": 85,
+    "pretrain_gpt.py": 272,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 
@@ -39,7 +39,9 @@ def test_resolved_dataclasses_of_the_network_are_leaves() -> None:
         f"megatron.config.{name}" for name in ("network.model_spec", "parallelism.kernels_plan")
     }
     # Its parts stand with their settings.
-    settings = {f"megatron.config.network.{name}" for name in ("model", "experts", "lora")}
+    settings = {
+        f"megatron.config.network.{name}" for name in ("model", "experts", "lora", "prediction")
+    }
     registry = {f"megatron.common.{name}" for name in ("registry", "extensions", "errors")}
     others = {"megatron.config.parallelism.recompute_plan", "megatron.config.parsing.declaration"}
     assert closure(*leaves) - leaves <= settings | registry | others

@@ -23,6 +23,7 @@ from megatron.extensions.nemo.checkpoints_export import _require_expressed
 TRAINING = {
     *("attention_dropout", "hidden_dropout", "fp32_residual", "init", "init_std"),
     *("query_key_layer_scaling", "padded_vocab_in_softmax", "seq_length", "lora_dropout"),
+    "prediction_loss_scale",
 }
 """Fields that the logits of a trained network do not depend on."""
 PLAIN = {"num_layers": 3, "ffn_hidden_size": 32, "query_key_layer_scaling": True}

@@ -69,6 +69,7 @@ _HF += " --data-path {files}/corpus"
 _ROTARY = "--position-embedding-type rotary"
 _STRETCHED = f"{_ROTARY} --use-rope-scaling --rope-original-max-position-embeddings 4096"
 _LORA = "--lora-rank 2 --lr 0.1"
+_AHEAD = f"{_ROTARY} --mtp-num-layers 2"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
 _SHARED = "--moe-shared-expert-intermediate-size 8"
 _SIGMOID = "--moe-router-score-function sigmoid"
@@ -299,6 +300,9 @@ LORA = {
     "lora_alpha": Turned("--lora-alpha 64", "losses", on=_LORA),
     "lora_dropout": Turned("--lora-dropout 0.5", "losses", on=_LORA),
     "lora_target_modules": Turned("--lora-target-modules all-linear", "shapes", on=_LORA),
+    "mtp_num_layers": Turned("--mtp-num-layers 1", "shapes", on=_ROTARY),
+    "mtp_loss_scaling_factor": Turned("--mtp-loss-scaling-factor 1", "losses", on=_AHEAD),
+    "mtp_use_repeated_layer": Turned("--mtp-use-repeated-layer", "shapes", on=_AHEAD),
 }
 
 PARALLEL = {

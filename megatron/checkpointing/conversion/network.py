@@ -50,10 +50,9 @@ def load_network(
     Raises:
         CheckpointError: the weights do not fit `spec`.
     """
-    model = _model(spec)
-    parameters = weights_of(model)
-    require_parameters(parameters, checkpoint)
-    for name, tensor in parameters.items():
+    require_parameters(parameters_of(spec), checkpoint)
+    model = _model(spec, predicts=False)
+    for name, tensor in weights_of(model).items():
         weight = checkpoint.parameters[name].weight.all()
         tensor.copy_(weight if is_buffer(name) else weight.to(rounded_to))
     return model.eval()
@@ -88,8 +87,10 @@ def require_parameters(wanted: Mapping[str, Tensor], checkpoint: FullCheckpoint)
         raise CheckpointError(f"the weights do not fit the network: {', '.join(differing)}")
 
 
-def _model(spec: ModelSpec) -> SequentialModel:
-    parts = LayerParts(group=lone_group(), core_attention=core_attention_of(spec))
+def _model(spec: ModelSpec, *, predicts: bool = True) -> SequentialModel:
+    parts = LayerParts(
+        group=lone_group(), core_attention=core_attention_of(spec), predicts=predicts
+    )
     return SequentialModel(network_of(spec).layers(spec, parts))
 
 

@@ -20,12 +20,26 @@ from megatron.config.architecture.counts import (
     table_weights,
 )
 from megatron.config.architecture.options import DECODER
+from megatron.config.architecture.prediction import prediction_flops, prediction_weights
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
-Kind = Literal["", "embedding", "positions", "block", "norm", "features", "logits", "bias", "task"]
+Kind = Literal[
+    "",
+    "embedding",
+    "positions",
+    "block",
+    "norm",
+    "prediction",
+    "features",
+    "logits",
+    "bias",
+    "task",
+]
 """What an entry of the list of layers is: nothing with weights, embedding, positions of a stack, layer,
-norm after the layers, layers before the logits, logits, bias of these, or head of a task."""
+norm after the layers, the same with layers that predict later tokens, layers before the logits, logits,
+bias of these, or head of a task."""
 
 Service = Literal["", "prompts", "neighbors", "masks", "texts"]
 """What a network does with a request: nothing, continue prompts, continue prompts with neighbors, fill
@@ -42,6 +56,7 @@ class Entry:
         row: weights for each token of the vocabulary.
         tie: entries of one stage with the same tie share their weights; "": none.
         number: of a block, from 1 on; of an embedding before further blocks, the number of the first of them.
+        depths: of multi-token prediction, each as much work as a block.
     """
 
     name: str
@@ -50,6 +65,7 @@ class Entry:
     row: int = 0
     tie: str = ""
     number: int = 0
+    depths: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +74,15 @@ class Stacks:
 
     Args:
         num_layers: of the encoder, or of the only stack.
-        tied: whether the embedding is the output layer too.
+        tied: whether later layers have the embedding's table too, such as the output layer.
         num_decoder_layers: of the decoder in an encoder-decoder network.
+        num_predictions: layers of multi-token prediction with weights of their own.
     """
 
     num_layers: int
     tied: bool = True
     num_decoder_layers: int = 0
+    num_predictions: int = 0
 
 
 class Architecture:
@@ -180,8 +198,31 @@ class Architecture:
             self.embedding(spec, tensor=tensor),
             Entry(name="to_sequence_first"),
             *(self.block(spec, number, tensor=tensor, expert=expert) for number in numbers),
-            Entry(name="to_batch_first"),
-            Entry(name=spec.norm.normalization, kind="norm", weights=norm_weights(spec)),
+            *self.final_norm(spec, tensor=tensor, expert=expert),
+        ]
+
+    def final_norm(self, spec: ModelSpec, *, tensor: int, expert: int) -> list[Entry]:
+        """Return the entries between the last layer and the head."""
+        norm = norm_weights(spec)
+        if spec.prediction is None:
+            return [
+                Entry(name="to_batch_first"),
+                Entry(name=spec.norm.normalization, kind="norm", weights=norm),
+            ]
+        return [
+            Entry(
+                name="OutputTable",
+                weights=Weights(table_weights(spec, tensor=tensor)),
+                row=spec.hidden_size,
+                tie="embed",
+            ),
+            Entry(
+                name="MultiTokenPrediction",
+                kind="prediction",
+                weights=norm + prediction_weights(spec, tensor=tensor, expert=expert),
+                number=spec.num_layers + 1,
+                depths=spec.prediction.prediction_depths,
+            ),
         ]
 
     def embedding(self, spec: ModelSpec, *, tensor: int) -> Entry:
@@ -191,7 +232,7 @@ class Architecture:
             kind="embedding",
             weights=embedding_weights(spec, tensor=tensor),
             row=spec.hidden_size,
-            tie="embed" if spec.vocabulary.tied_embeddings else "",
+            tie="embed" if spec.shares_embedding else "",
         )
 
     def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
@@ -209,7 +250,9 @@ class Architecture:
 
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of a query and a key in all layers for one sample, masked ones too."""
-        windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
+        depths = spec.part(PredictionSpec).prediction_depths
+        numbers = range(1, spec.num_layers + depths + 1)
+        windows = [spec.attention.window_of(number) for number in numbers]
         return spec.seq_length * sum(
             min(spec.seq_length, each or spec.seq_length) for each in windows
         )
@@ -217,7 +260,8 @@ class Architecture:
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample: see `stack_flops`."""
         head = spec.vocabulary.padded_vocab_size * spec.hidden_size
-        return float(2 * spec.seq_length * (stack_flops(spec, recompute) + 3 * head))
+        ahead = prediction_flops(spec, recompute)
+        return float(2 * spec.seq_length * (stack_flops(spec, recompute) + ahead + 3 * head))
 
     # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
 
@@ -226,6 +270,8 @@ class Architecture:
         parts = {"embedding": sizes.embedding, "norm": sizes.norm, "features": sizes.features}
         if entry.kind == "block":
             return int(sizes.layer(entry.number))
+        if entry.kind == "prediction":
+            return int(sizes.norm() + entry.depths * sizes.prediction(entry.number))
         return int(parts[entry.kind]()) if entry.kind in parts else 0
 
     def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
@@ -273,7 +319,10 @@ class Architecture:
         yield f"{'tied_modules.embed' if stacks.tied else '1'}.", "embedding."
         for number in range(stacks.num_layers):
             yield f"{FIRST_LAYER + number}.", f"layers.{number}."
-        yield f"{behind + 1}.", "final_layernorm."
+        final = f"{behind + 1}." + ("final_layernorm." if stacks.num_predictions else "")
+        yield final, "final_layernorm."
+        for depth in range(stacks.num_predictions):
+            yield f"{behind + 1}.layers.{depth}.", f"mtp.layers.{depth}."
         yield from self.head_prefixes(behind + 2)
 
     def head_prefixes(self, first: int) -> Iterator[tuple[str, str]]:

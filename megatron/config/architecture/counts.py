@@ -1,5 +1,6 @@
 """Weights and floating-point operations of the parts that networks are made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.config.network.experts import MoESpec
@@ -96,24 +97,29 @@ def dense_weights(spec: ModelSpec) -> int:
     return spec.hidden_size**2 + spec.hidden_size
 
 
-def stack_flops(spec: ModelSpec, recompute: RecomputePlan) -> float:
+def stack_flops(
+    spec: ModelSpec, recompute: RecomputePlan, numbers: Sequence[int] | None = None
+) -> float:
     """Return half the operations of forward and backward of the layers of a stack, for one token.
 
     Two for every weight of a matrix and token, and for every feature of every visible key and
     value; masked halves of attention are counted, as usual. Backward is twice forward, and
     recomputation another forward of what it computes again: layers or attention, not the head.
 
+    Args:
+        numbers: of the layers (default: all).
+
     Source: arXiv:2104.04473, section 5.1 and appendix; for multi-head attention with an MLP
     four times as wide it is their formula (3).
     """
     s = spec.seq_length
-    windows = [spec.attention.window_of(number + 1) for number in range(spec.num_layers)]
-    visible = sum(min(s, window or s) for window in windows)
+    numbers = range(1, spec.num_layers + 1) if numbers is None else numbers
+    visible = sum(min(s, spec.attention.window_of(number) or s) for number in numbers)
     attention = 2 * spec.attention.query_features * visible
     forward = (
-        spec.num_layers * attention_matrices(spec)
+        len(numbers) * attention_matrices(spec)
         + attention
-        + sum(_mlp_products(spec, number + 1) for number in range(spec.num_layers))
+        + sum(_mlp_products(spec, number) for number in numbers)
     )
     layers = (3 + recompute.share) * forward
     return layers + (attention if recompute.granularity == "selective" else 0)

@@ -2,8 +2,6 @@
 
 from megatron.config.foreign_flags.tables import accepted, read_as, refused
 
-_ONE_AHEAD = "multi-token prediction is not built; leave its flags out"
-
 NETWORK_FLAGS = (
     *refused(
         "multi-head latent attention is not built; leave its flags out, and write "
@@ -37,11 +35,10 @@ NETWORK_FLAGS = (
         "write --rotary-base instead, and --rotary-local-base for the layers with --window-size",
         "rotary-base-per-layer",
     ),
-    *read_as("mtp-num-layers", _ONE_AHEAD, **{"0": ""}),
     *refused(
-        _ONE_AHEAD,
-        """mtp-standalone mtp-loss-scaling-factor mtp-use-repeated-layer mtp-detach-heads mtp-hsm
-        mtp-hybrid-override-pattern freeze-base-model-for-mtp keep-mtp-in-bf16""",
+        "this part of multi-token prediction is not built; leave this flag out",
+        """mtp-standalone mtp-detach-heads mtp-hsm mtp-hybrid-override-pattern
+        freeze-base-model-for-mtp keep-mtp-in-bf16""",
     ),
     *refused(
         "hyper-connections are not built; leave their flags out",

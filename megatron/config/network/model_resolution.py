@@ -17,6 +17,7 @@ from megatron.config.network.model import (
     VocabularySpec,
 )
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.prediction import PredictionConfig, prediction_spec
 from megatron.config.parsing.declaration import resolve
 
 
@@ -24,6 +25,7 @@ def resolve_model(
     model: ModelConfig,
     experts: ExpertConfig,
     lora: LoraConfig,
+    prediction: PredictionConfig,
     tokenizer: TokenizerConfig,
     *,
     vocab_size: int,
@@ -59,6 +61,7 @@ def resolve_model(
         ),
         moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
         lora=lora_spec(lora),
+        prediction=prediction_spec(prediction),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         left_at_default=("architecture", "own_flags", "own", "head"),
     )

@@ -19,6 +19,7 @@ from megatron.config.network.model import (
     PositionSpec,
     VocabularySpec,
 )
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Part = TypeVar("Part")
@@ -46,6 +47,7 @@ class ModelSpec:
     parallel_residual: bool = False  # attention and MLP read the same, and both are added to it
     moe: MoESpec | None = None
     lora: LoraSpec | None = None
+    prediction: PredictionSpec | None = None
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
     architecture: str = "gpt"  # name of a network in NETWORKS
     own: Any = None  # what only that network has: an instance of its `part`
@@ -90,7 +92,7 @@ class ModelSpec:
         idle = sum(
             entry.weights.experts // experts * (experts - self.part(MoESpec).experts_per_token)
             for entry in self._entries()
-            if entry.kind == "block" and (experts := self.experts_of(entry.number)) > 1
+            if entry.weights.experts and (experts := self.experts_of(entry.number))
         )
         return self.num_parameters_without_embeddings - idle
 
@@ -104,8 +106,16 @@ class ModelSpec:
         ]
 
     def experts_of(self, number: int) -> int:
-        """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP."""
-        return self.moe.num_experts[number - 1] if self.moe else 1
+        """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP.
+
+        Layers behind the last one, of multi-token prediction, are like it.
+        """
+        return self.moe.num_experts[min(number, self.num_layers) - 1] if self.moe else 1
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether later layers have the embedding's table too: the head, or layers that predict."""
+        return self.vocabulary.tied_embeddings or self.prediction is not None
 
     @property
     def expert_width(self) -> int:
@@ -157,8 +167,9 @@ _PARTS: Mapping[str, type] = {
     "mlp": MLPSpec,
     "moe": MoESpec,
     "lora": LoraSpec,
+    "prediction": PredictionSpec,
 }
-_OPTIONAL = ("moe", "lora")
+_OPTIONAL = ("moe", "lora", "prediction")
 _HOLD_PARTS = (*_PARTS, "own", "head")
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},

@@ -205,9 +205,13 @@ def parallel_notices(parallel: ParallelConfig, *, seq_length: int) -> Iterator[s
 
 
 def parallel_problems(
-    parallel: ParallelConfig, *, world_size: int, num_layers: int, zero_stage: int
+    parallel: ParallelConfig, *, world_size: int, num_layers: int, depths: int, zero_stage: int
 ) -> Iterator[str]:
-    """Yield every reason why `world_size` processes cannot take this layout."""
+    """Yield every reason why `world_size` processes cannot take this layout.
+
+    Args:
+        depths: of multi-token prediction.
+    """
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     sizes = {
         "--tensor-model-parallel-size": tensor,
@@ -233,7 +237,7 @@ def parallel_problems(
             f"{pipeline}: a pipeline accumulates gradients over its micro-batches, so they cannot "
             "be divided over ranks; write --zero-stage 1, or one pipeline stage"
         )
-    yield from pipeline_problems(parallel, num_layers)
+    yield from pipeline_problems(parallel, num_layers, depths=depths)
 
 
 def world_size_problems(parallel: ParallelConfig, world_size: int) -> Iterator[str]:

@@ -51,8 +51,8 @@ class PipelineConfig:
     layer less."""
 
     pipeline_model_parallel_layout: str | None = None
-    """Layers of each pipeline stage in letters: E embedding, t transformer layer, L head and loss, |
-    the end of a stage; x*3 and (xy)*3 repeat, commas are ignored. With more stages than
+    """Layers of each pipeline stage in letters: E embedding, t transformer layer, m a depth of
+    --mtp-num-layers (before the head), L head and loss, | the end of a stage; x*3 and (xy)*3 repeat, commas are ignored. With more stages than
     --pipeline-model-parallel-size each rank has chunks: 'Ett|(ttt|)*2ttL' has 4 stages, or 2 of 2
     chunks."""
 
@@ -91,16 +91,19 @@ def layers_in(method: str) -> list[int]:
     return [int(count) for count in method.removeprefix(LAYERS).split(",")]
 
 
-def pipeline_problems(pipeline: PipelineConfig, num_layers: int) -> Iterator[str]:
+def pipeline_problems(
+    pipeline: PipelineConfig, num_layers: int, *, depths: int = 0
+) -> Iterator[str]:
     """Yield why the layers cannot be divided into these stages and chunks.
 
     Args:
         num_layers: transformer layers of all stacks.
+        depths: of multi-token prediction.
     """
     wrong = [
         *range_problems(pipeline, *_END_FIELDS),
         *_chunk_problems(pipeline, num_layers),
-        *_layout_problems(pipeline),
+        *_layout_problems(pipeline, depths),
         *_method_problems(pipeline.pp_partition_method),
     ]
     flags = _flags_of_layers(pipeline)
@@ -281,7 +284,7 @@ def _chunk_problems(pipeline: PipelineConfig, num_layers: int) -> Iterator[str]:
         )
 
 
-def _layout_problems(pipeline: PipelineConfig) -> Iterator[str]:
+def _layout_problems(pipeline: PipelineConfig, depths: int) -> Iterator[str]:
     """Yield what is wrong with the letters of --pipeline-model-parallel-layout."""
     layout = pipeline.pipeline_model_parallel_layout
     chunks = pipeline.num_virtual_stages_per_pipeline_rank
@@ -291,13 +294,15 @@ def _layout_problems(pipeline: PipelineConfig) -> Iterator[str]:
     letters = "".join(parts)
     if others := sorted({*letters} - {*"EtmL"}):
         yield (
-            f"{words}: {' '.join(others)} is none of E (embedding), t (transformer layer), L (head and "
-            "loss) and | (end of a stage)"
+            f"{words}: {' '.join(others)} is none of E (embedding), t (transformer layer), m (depth of "
+            "multi-token prediction), L (head and loss) and | (end of a stage)"
         )
-    elif "m" in letters:
-        yield f"{words}: there are no layers for multi-token prediction (m): leave them out"
-    elif not (layout.startswith("E") and layout.endswith("L") and {*letters[1:-1]} <= {"t"}):
+    elif not (layout.startswith("E") and layout.endswith("L") and {*letters[1:-1]} <= {*"tm"}):
         yield f"{words}: write E once at its beginning, L once at its end, and t for every layer"
+    elif letters.count("m") != depths:
+        yield f"{words}: m is there {letters.count('m')} times, and --mtp-num-layers is {depths}"
+    elif not parts[-1].endswith("m" * depths + "L"):
+        yield f"{words}: multi-token prediction is on the last stage: write {'m' * depths}L at its end"
     elif len(parts) > 1 and pipeline.pipeline_model_parallel_size == 1:
         yield (
             f"{words} has {len(parts)} stages, and --pipeline-model-parallel-size is 1: write the "

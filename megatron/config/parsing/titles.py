@@ -25,6 +25,7 @@ BASICS_OF_MODELS = (
 TITLES = {
     "ExpertConfig": "Experts",
     "LoraConfig": "LoRA",
+    "PredictionConfig": "Multi-token prediction",
     "ParallelConfig": "Parallelism",
     "TrainingConfig": "Steps and batches",
     "MaskConfig": "Masks",

@@ -9,6 +9,7 @@ from typing import Any
 from megatron.common.errors import ConfigError
 from megatron.config.checks.network import (
     implementation_problems,
+    later_token_problems,
     loss_problems,
     network_problems,
     own_flag_problems,
@@ -56,6 +57,7 @@ CHECKS_OF_OBJECTIVE: tuple[Check, ...] = (
     lambda start: plugin_problems(partial(_value_of, start), start.config.extensions),
     lambda start: objective_problems(start.config, start.objective),
     loss_problems,
+    later_token_problems,
     sequence_problems,
     padding_problems,
     own_flag_problems,

@@ -103,6 +103,7 @@ class ModelRunner:
             group=groups.tensor,
             core_attention=core_attention_of(spec),
             mixed=dtype != torch.float32,
+            predicts=False,
             states=self.states,
         )
         steps: list[Step] = self.network.layers(spec, parts)

@@ -1,5 +1,6 @@
 """Embeddings of tokens, positions and token types; logits over a tied table, and their bias."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +31,7 @@ class EmbeddingPipe(nn.Module):
     Args:
         spec: the network.
         parts: what its layers are built with.
+        passes: fields of the batch that later layers read.
 
     Shapes: tokens, positions, token_types [b, s] int64, attention_span [b, s or 1, 2] int64 ->
         hidden [b, s, h].
@@ -37,9 +39,16 @@ class EmbeddingPipe(nn.Module):
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(self, spec: ModelSpec, parts: LayerParts, *, num_token_types: int = 0):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        parts: LayerParts,
+        *,
+        num_token_types: int = 0,
+        passes: Sequence[str] = (),
+    ):
         super().__init__()
-        self.spec, self.num_token_types = spec, num_token_types
+        self.spec, self.num_token_types, self.passes = spec, num_token_types, passes
         self.word_embeddings = VocabParallelEmbedding(
             spec.vocabulary.padded_vocab_size, spec.hidden_size, **parts.division
         )
@@ -56,10 +65,7 @@ class EmbeddingPipe(nn.Module):
 
     def forward(self, batch: Batch) -> LayerInput:
         tokens_bs, positions_bs = batch["tokens"], batch["positions"]
-        x_bsh = self.word_embeddings(tokens_bs)
-        if self.spec.vocabulary.scaled_embedding:
-            # The factor is rounded to the dtype of the activations, as published weights expect.
-            x_bsh = x_bsh * x_bsh.new_full((), self.spec.hidden_size**0.5)
+        x_bsh = embed_tokens(self.word_embeddings, tokens_bs, self.spec)
         if self.spec.norm.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
         if self.spec.positions.position_embedding == "learned":
@@ -77,7 +83,21 @@ class EmbeddingPipe(nn.Module):
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
         carried_bs = positions_bs if self.spec.positions.reach_attention else None
-        return LayerInput(x_bsh, carried_bs, batch.get("attention_span"))
+        passed = {name: batch[name] for name in self.passes}
+        return LayerInput(x_bsh, carried_bs, batch.get("attention_span"), batch=passed or None)
+
+
+def embed_tokens(table: VocabParallelEmbedding, tokens_bs: Tensor, spec: ModelSpec) -> Tensor:
+    """Return the rows of a token table, scaled if the network does that.
+
+    Shapes: tokens_bs [b, s] int64 -> [b, s, h].
+    Communication: one all-reduce of [b, s, h] forward.
+    """
+    x_bsh: Tensor = table(tokens_bs)
+    if not spec.vocabulary.scaled_embedding:
+        return x_bsh
+    # The factor is rounded to the dtype of the activations, as published weights expect.
+    return x_bsh * x_bsh.new_full((), spec.hidden_size**0.5)
 
 
 class OutputTable(nn.Module):

@@ -127,6 +127,8 @@ class LayerParts:
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
         mixed: whether weights are 16-bit: see `end_of`.
         batch_fields: names of the fields of a batch.
+        predicts: whether layers are built that predict tokens after the next one, if the network
+            has any; generation does without.
         loss_chunk_tokens: leaves the logits to the loss, as `DeferredLogits`; 0 for none.
         states: what layers keep between decode steps; None in training.
     """
@@ -139,6 +141,7 @@ class LayerParts:
     sequence_parallel: bool = False
     mixed: bool = False
     batch_fields: Collection[str] = ()
+    predicts: bool = True
     loss_chunk_tokens: int = 0
     states: DecodeStates | None = None
 

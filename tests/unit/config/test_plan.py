@@ -28,7 +28,8 @@ def nones(decided, name="plan"):
 
 
 def test_nothing_stays_undecided_but_parts_that_a_gpt_lacks():
-    own = ["plan.model.moe", "plan.model.lora", "plan.model.own", "plan.model.head"]
+    parts = ("moe", "lora", "prediction", "own", "head")
+    own = [f"plan.model.{part}" for part in parts]
     assert [*nones(tiny_plan())] == [*own, "plan.data.cut", "plan.objective.own"]
 
 

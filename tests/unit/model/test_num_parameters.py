@@ -4,10 +4,16 @@ import pytest
 import torch
 from networks import gpt_steps, task_network
 from test_options import OPTIONS
-from tiny import tiny_plan, tiny_spec
+from tiny import LLAMA, ROTARY, tiny_plan, tiny_spec
 
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
+
+PREDICTIONS = [
+    LLAMA | {"prediction_depths": 2, "prediction_loss_scale": 0.1},
+    LLAMA | {"prediction_depths": 2, "prediction_repeated": True, "tied_embeddings": True},
+    ROTARY | {"prediction_depths": 1, "num_experts": (1, 2), "experts_per_token": 1},
+]
 
 
 @pytest.mark.parametrize(
@@ -18,6 +24,7 @@ from megatron.tensor_parallel.rng import OrdinaryStream
         {"max_position_embeddings": 9, "padded_vocab_size": 40},
         {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096, "head_dim": 512},
         *OPTIONS.values(),
+        *PREDICTIONS,
     ],
     ids=str,
 )

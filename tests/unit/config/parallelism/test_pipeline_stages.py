@@ -10,6 +10,7 @@ STAGES = "--pipeline-model-parallel-size"
 CHUNKS = "--num-virtual-stages-per-pipeline-rank"
 METHOD = "--pp-partition-method"
 LAYOUT = "--pipeline-model-parallel-layout"
+AHEAD = "--mtp-num-layers 1 --position-embedding-type rope"
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 EMBEDDING = "--account-for-embedding-in-pipeline-split"
 LOSS = "--account-for-loss-in-pipeline-split"
@@ -97,7 +98,9 @@ def test_a_network_that_is_not_divided_takes_the_flags_with_a_notice():
             f"{LAYOUT} Ett|tt|tt|tt|L",
             "5 stages … not a multiple of --pipeline-model-parallel-size 4",
         ),
-        (f"{LAYOUT} Ett|tt|tt|tmL", "no layers for multi-token prediction"),
+        (f"{LAYOUT} Ett|tt|tt|tmL", "m is there 1 times, and --mtp-num-layers is 0"),
+        (f"{LAYOUT} Ett|tt|tt|ttL {AHEAD}", "m is there 0 times, and --mtp-num-layers is 1"),
+        (f"{LAYOUT} Ett|tt|ttm|ttL {AHEAD}", "multi-token prediction is on the last stage"),
         (f"{LAYOUT} Ett|xt|tt|tL", "x is none of E"),
         (f"{LAYOUT} tt|tt|tt|ttL", "write E once at its beginning"),
         (f"{LAYOUT} Ett|tt|tt|ttL {CHUNKS} 2", f"4 stages, and {CHUNKS} 2 makes 8: leave"),
