@@ -119,7 +119,7 @@ def require_same(
     Raises:
         WrongCheckpointError: lists every difference.
     """
-    same_optimizer = ("name", "biases_only")
+    same_optimizer = ("name", "biases_only", "frozen")
     added: tuple[str, ...] = ()
     if not with_optimizer:
         added += names_of(LoraSpec) if adds_adapters(then, now) else ()

@@ -11,8 +11,7 @@ from functools import cached_property
 
 from megatron.common.registry import NETWORKS, OwnFlags
 from megatron.config.architecture.architecture import Architecture, Stacks
-from megatron.config.network.model_spec import ModelSpec, flat
-from megatron.config.network.prediction import PredictionSpec
+from megatron.config.network.model_spec import ModelSpec
 
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 """Beginnings of the names of an embedding's weights, inside its layer."""
@@ -68,14 +67,8 @@ class ParameterNames(Stacks):
     @classmethod
     def of(cls, spec: ModelSpec) -> "ParameterNames":
         """Return the names of a network."""
-        return cls(
-            num_layers=spec.num_layers,
-            tied=spec.shares_embedding,
-            architecture=spec.architecture,
-            num_decoder_layers=flat(spec)["num_decoder_layers"],
-            own_flags=spec.own_flags,
-            num_predictions=spec.part(PredictionSpec).num_layers,
-        )
+        stacks = vars(Stacks.of_spec(spec))
+        return cls(**stacks, architecture=spec.architecture, own_flags=spec.own_flags)
 
     def module(self, name: str) -> str:
         """Translate a parameter name such as 3.mlp.dense_4h_to_h.weight; keep any other name."""

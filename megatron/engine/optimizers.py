@@ -1,7 +1,7 @@
 """Optimizers out of DeepSpeed, and what it does to those that are not its own."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.engine.deepspeed.patches.master_weights import mark_without_gradient
+from megatron.engine.freezing import freeze
 from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import FlatLayout, MatrixSlice, Muon
 from megatron.optimizer.param_groups import in_buckets, plan_groups
@@ -29,8 +30,13 @@ def engine_optimizer(
     *,
     tensor_group: dist.ProcessGroup,
     dtype: torch.dtype = torch.float32,
+    module_name: Callable[[str], str] = str,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of this rank's parameters, whoever's it is; see build_optimizer."""
+    """Freeze what is not trained, and return the optimizer of this rank's other parameters.
+
+    See `megatron.engine.freezing.freeze` and build_optimizer.
+    """
+    freeze(model, plan, module_name)
     if plan.impl == "deepspeed":
         optimizer = deepspeed_optimizer(model, plan, lr)
     else:

@@ -1,35 +1,18 @@
-"""Parameter groups: trained or frozen, with or without weight decay, Muon, experts."""
+"""Parameter groups: with or without weight decay, Muon, experts."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from megatron.config.optimization.optimizer import OptimizerPlan
 
-_HEAD, _POOLER = "classification_head.", "pooler."
-"""Parts of the names of a classification head's weights, which are trained in any case."""
-
 _QK_NORM = re.compile(r"\b[qk]_layernorm\.")
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
-    """Freeze parameters that the plan does not train; return the others in groups.
-
-    A network with LoRA adapters trains only these, and the head of a downstream task with its pooler,
-    which a pretrained network may lack.
-    """
-    names = [name for name, _ in model.named_parameters()]
-    # In the pretraining of an encoder the pooler is one layer of the network among others.
-    heads = (_HEAD, _POOLER) if any(_HEAD in name for name in names) else ()
-
-    def trains(name: str) -> bool:
-        chosen = name.endswith("bias") if plan.biases_only else "lora_" in name
-        return chosen or any(part in name for part in heads)
-
-    if plan.biases_only or any("lora_" in name for name in names):
-        freeze_all_but(model, trains)
+    """Return the trained parameters in the groups of the plan; see `param_groups`."""
     return param_groups(
         model,
         plan.weight_decay,
@@ -61,7 +44,7 @@ def param_groups(
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     # Of the biases of experts, a tensor has those of all.
-    matrices = {name for name, p in trained if _dimensions(p) > 1 and not name.endswith(".bias")}
+    matrices = {name for name, p in trained if dimensions(p) > 1 and not name.endswith(".bias")}
     layers = {name for name in matrices if muon and "embeddings" not in name}
     norms = {n for n, _ in trained if decays_qk_norms and _QK_NORM.search(n)}
     embeddings = {n for n in matrices if embeddings_apart and n.endswith("word_embeddings.weight")}
@@ -122,15 +105,6 @@ def _parts(
     return [part[::-1] for part in reversed(parts)]
 
 
-def freeze_all_but(model: nn.Module, trains: Callable[[str], bool]) -> None:
-    """Freeze all parameters except those whose name `trains` accepts.
-
-    Source: BitFit, arXiv:2106.10199, for biases; LoRA, arXiv:2106.09685, for adapters.
-    """
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trains(name))
-
-
 def _experts_apart(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Split `group` into other parameters and experts, the latter with DeepSpeed's marks."""
     experts = [p for p in group["params"] if hasattr(p, "expert_share")]
@@ -141,6 +115,7 @@ def _experts_apart(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**group, "params": experts, "moe": True, "name": experts[0].group_name}
 
 
-def _dimensions(parameter: nn.Parameter) -> int:
+def dimensions(parameter: nn.Parameter) -> int:
+    """Return the number of dimensions of a parameter, divided by ZeRO or not."""
     # ZeRO stage 3 replaces a weight by an empty tensor with the full shape in `ds_shape`.
     return len(getattr(parameter, "ds_shape", parameter.shape))

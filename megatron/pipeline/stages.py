@@ -1,5 +1,6 @@
 """Layers of each pipeline stage: DeepSpeed's partition, without DeepSpeed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -60,17 +61,34 @@ class Stage:
     @property
     def weights(self) -> Weights:
         """What one rank holds; what is tied inside a stage once."""
+        return sum((entry.weights for entry in self._held), Weights())
+
+    @property
+    def trained(self) -> Weights:
+        """Those of the weights that are not frozen."""
+        return sum((entry.weights - entry.frozen for entry in self._held), Weights())
+
+    @property
+    def _held(self) -> list[Entry]:
         held = {entry.tie or index: entry for index, entry in reversed([*enumerate(self.entries)])}
-        return sum((entry.weights for entry in held.values()), Weights())
+        return [*held.values()]
 
 
-def stages_of_network(spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool) -> list[Stage]:
+def stages_of_network(
+    spec: ModelSpec,
+    parallel: ParallelPlan,
+    *,
+    mixed: bool,
+    mark: Callable[[list[Entry]], list[Entry]] = list,
+) -> list[Stage]:
     """Return the stages of a network, in order; one without a pipeline.
 
     Args:
         mixed: whether logits are cast to 32 bits at the end.
+        mark: returns the entries of the network with what is frozen of them.
     """
-    parts, ranks = _virtual_stages(spec, parallel, mixed=mixed), parallel.pipeline
+    entries = mark(entries_of_rank(network_of(spec), spec, parallel, mixed=mixed))
+    parts, ranks = _virtual_stages(entries, parallel), parallel.pipeline
     if parallel.chunks == 1:
         return parts
     return [_join(rank, tuple(parts[rank::ranks])) for rank in range(ranks)]
@@ -81,9 +99,8 @@ def _join(index: int, chunks: tuple[Stage, ...]) -> Stage:
     return Stage(index=index, entries=entries, chunks=chunks)
 
 
-def _virtual_stages(spec: ModelSpec, parallel: ParallelPlan, *, mixed: bool) -> list[Stage]:
+def _virtual_stages(entries: list[Entry], parallel: ParallelPlan) -> list[Stage]:
     """Return the parts that the partition cuts: stages, or chunks of stages."""
-    entries = entries_of_rank(network_of(spec), spec, parallel, mixed=mixed)
     return [
         Stage(index=index, entries=tuple(entries[start:stop]))
         for index, (start, stop) in enumerate(pairwise(bounds_of(entries, parallel)))

@@ -81,13 +81,13 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
     evaluated = _evaluation_bytes(plan, stage, device) - kept - logits
     return Memory(
         weights=sizes.weight_bytes(held) + sizes.persistent(plan, stage),
-        gradients=sizes.gradient_bytes(held),
-        optimizer=0 if sizes.optimizer_on_host else sizes.optimizer_bytes(held),
-        buffers=sizes.buckets(held, device),
+        gradients=sizes.gradient_bytes(stage.trained),
+        optimizer=0 if sizes.optimizer_on_host else sizes.optimizer_bytes(stage.trained),
+        buffers=sizes.buckets(stage.trained, device),
         activations=kept,
         logits=logits,
         transient=max([*again, loss, evaluated]) + gathered,
-        host=sizes.host_bytes(held) + (0 if stays else inputs),
+        host=sizes.host_bytes(held, stage.trained) + (0 if stays else inputs),
     )
 
 
@@ -271,10 +271,10 @@ class _Sizes:
         size = int(value_at(self.zero, "reduce_bucket_size", _BUCKET)) * (2 if overlaps else 1)
         return (size if device == "cuda" else min(size, held.total)) * self.weight
 
-    def host_bytes(self, held: Weights) -> int:
+    def host_bytes(self, held: Weights, trained: Weights) -> int:
         """Return the offloaded part."""
-        gradients = self._divide(held, 4)
-        kept = self.optimizer_bytes(held) + gradients if self.optimizer_on_host else 0
+        gradients = self._divide(trained, 4)
+        kept = self.optimizer_bytes(trained) + gradients if self.optimizer_on_host else 0
         return kept + (self._divide(held, self.weight) if self.weights_on_host else 0)
 
     def _divide(self, held: Weights, each: int) -> int:

@@ -197,8 +197,9 @@ def _rows_of_experts(plan: Plan, stage: Stage) -> float:
 def _data(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the data-parallel traffic: reduction of gradients, and gathering of divided weights."""
     held, copies = weights_of(plan, stage), plan.parallel.data * plan.parallel.sequence
-    all_alike = _Copied(held.dense, copies, _tied_elements(plan, stage))
-    experts = _Copied(held.experts, plan.parallel.copies_of_experts)
+    moved = stage.trained if plan.parallel.zero_stage < 3 else held
+    all_alike = _Copied(moved.dense, copies, min(moved.dense, _tied_elements(plan, stage)))
+    experts = _Copied(moved.experts, plan.parallel.copies_of_experts)
     volumes = [
         _copies_volume(plan, each, number, held=held.total)
         for each in (all_alike, experts)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import ConfigError
 from megatron.common.logging import set_level
 from megatron.common.registry import OBJECTIVES
@@ -239,7 +240,6 @@ def build_engine(
     """
     model = plan.model
     batch_fields = tuple(objective.batch_fields(plan.masks))
-    is_frozen = model.lora is not None or plan.optimizer.biases_only
     counted = None if model.vocabulary.padded_vocab_in_softmax else model.vocabulary.vocab_size
     layers = range(1, model.num_layers + model.part(PredictionSpec).num_layers + 1)
     auxiliary = AuxiliaryLoss([*map(model.experts_of, layers)]) if model.moe else None
@@ -273,12 +273,24 @@ def build_engine(
             batch_fields=batch_fields,
             timers=_timers(plan),
             counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
-            num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
+            num_padding=_num_padding(plan),
             auxiliary=auxiliary,
             loss_terms=objective.loss_terms(model),
             compiler=_compiler(plan, kernels, compile_backend),
             counts=counts,
         )
+
+
+def _num_padding(plan: Plan) -> int:
+    """Return how many trained weights are padding, whose gradient is always zero."""
+    model, optimizer = plan.model, plan.optimizer
+    is_frozen = (
+        model.lora is not None
+        or optimizer.biases_only
+        or optimizer.freezes("embedding.word_embeddings.weight")
+    )
+    counts = model.vocabulary.padded_vocab_in_softmax or is_frozen
+    return 0 if counts else model.num_padding_parameters
 
 
 def _optimizer_builder(
@@ -293,6 +305,7 @@ def _optimizer_builder(
         lr=plan.schedule.peak,
         tensor_group=groups.tensor,
         dtype=TORCH_DTYPES[plan.precision.dtype],
+        module_name=ParameterNames.of(plan.model).module,
     )
 
 

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from megatron.config.plan.plan import Plan
 from megatron.engine.deepspeed import distributed
+from megatron.engine.freezing import freeze
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
@@ -79,6 +80,7 @@ class Network:
             )
         )
         initialise(model, seed=1234, std=0.3, num_layers=spec.num_layers, vocab_size=11)
+        freeze(model, plan.optimizer)
         optimizer = torch.optim.SGD(plan_groups(model, plan.optimizer), lr=0.1, momentum=0.9)
         loss_of, batches = self.loss(lone_group(), vocab_size=11), self.micro_batches()
         steps = []

@@ -405,6 +405,7 @@ OPTIMIZER = {
     "cpu_torch_adam": Turned("--cpu_torch_adam", "state", on="--cpu-optimizer"),
     "use_distributed_optimizer": Turned("--use-distributed-optimizer", "state", ranks=2),
     "bitfit": Turned("--bitfit", "trained"),
+    "freeze": Turned("--freeze mlp embedding", "trained"),
     "weight_decay": Turned("--weight-decay 0.5", "weights"),
     "start_weight_decay": Turned("--start-weight-decay 0.4", "weights", on=_DECAY),
     "end_weight_decay": Turned("--end-weight-decay 0.9", "weights", on=_DECAY),

@@ -27,6 +27,7 @@ from megatron.checkpointing.train_state import TrainState
 from megatron.engine.build import GatheredModel, build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
+from megatron.engine.freezing import freeze
 from megatron.engine.optimizers import engine_optimizer
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
@@ -99,6 +100,7 @@ def plain_run(plan, numbers, dtype=torch.float32):
     with torch.no_grad():
         for master, p in zip(masters.parameters(), model.parameters(), strict=True):
             master.copy_(p)
+    freeze(masters, plan.optimizer)
     optimizer = build_optimizer(masters, plan.optimizer, LR, tensor_group=lone_group(), dtype=dtype)
     loss_of = next_token_loss(lone_group())
     losses = []

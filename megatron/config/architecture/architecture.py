@@ -21,7 +21,7 @@ from megatron.config.architecture.counts import (
 )
 from megatron.config.architecture.options import DECODER
 from megatron.config.architecture.prediction import prediction_flops, prediction_weights
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network.prediction import PredictionSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
@@ -57,6 +57,7 @@ class Entry:
         tie: entries of one stage with the same tie share their weights; "": none.
         number: of a block, from 1 on; of an embedding before further blocks, the number of the first of them.
         depths: of multi-token prediction, each as much work as a block.
+        frozen: those of the weights that are not trained; see `megatron.planner.frozen`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Entry:
     tie: str = ""
     number: int = 0
     depths: int = 0
+    frozen: Weights = Weights()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,16 @@ class Stacks:
     tied: bool = True
     num_decoder_layers: int = 0
     num_predictions: int = 0
+
+    @staticmethod
+    def of_spec(spec: ModelSpec) -> "Stacks":
+        """Return the stacks of a network."""
+        return Stacks(
+            num_layers=spec.num_layers,
+            tied=spec.shares_embedding,
+            num_decoder_layers=flat(spec)["num_decoder_layers"],
+            num_predictions=spec.part(PredictionSpec).num_layers,
+        )
 
 
 class Architecture:

@@ -20,6 +20,9 @@ class Weights:
         """All of them."""
         return self.dense + self.experts
 
+    def __sub__(self, other: "Weights") -> "Weights":
+        return Weights(self.dense - other.dense, self.experts - other.experts)
+
     def __add__(self, other: "Weights") -> "Weights":
         return Weights(self.dense + other.dense, self.experts + other.experts)
 

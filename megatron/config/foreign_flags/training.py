@@ -130,7 +130,8 @@ OPTIMIZER_FLAGS = (
         "no-weight-decay-cond-type",
     ),
     *refused(
-        "write --bitfit to train biases alone, or --lora-rank for adapters, and leave this flag out",
+        "write --freeze with patterns of the names that are not trained, --bitfit to train biases "
+        "alone, or --lora-rank for adapters",
         "freeze-all-layers",
     ),
 )

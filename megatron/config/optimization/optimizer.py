@@ -1,5 +1,6 @@
 """The optimizer: flags, resolution and checks."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,6 +37,10 @@ class OptimizerConfig:
 
     bitfit: bool = setting(False, plan="optimizer.biases_only")
     """BitFit: train only the biases and freeze all other weights."""
+
+    freeze: list[str] | None = setting(None, repeats=True, plan="optimizer.frozen")
+    """Freeze parameters: regular expressions, each searched in names such as
+    embedding.word_embeddings.weight and layers.0.mlp.dense_h_to_4h.bias; the rest is trained."""
 
     weight_decay: float = setting(0.01, at_least=0)
     """Decay of weight matrices and embeddings; biases and norms are never decayed."""
@@ -136,6 +141,11 @@ class OptimizerPlan:
     embeddings_apart: bool = (
         False  # whether token embedding and output layer have a separate learning rate
     )
+    frozen: tuple[str, ...] = ()  # regular expressions of names of parameters
+
+    def freezes(self, name: str) -> bool:
+        """Whether --freeze names the parameter `name`, or all whose names begin with it."""
+        return any(re.search(pattern, name) for pattern in self.frozen)
 
     @property
     def state_bytes(self) -> int:
@@ -228,6 +238,11 @@ def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[s
                 f"{adam} needs the module {_MODULES[impl]}, which is not installed; install it, or "
                 "write --optimizer adam --optimizer-impl torch"
             )
+    for pattern in optimizer.freeze or ():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"--freeze {pattern} is no regular expression: {error}"
     yield from range_problems(optimizer)
     yield from _decay_problems(optimizer)
 

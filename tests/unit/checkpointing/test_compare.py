@@ -297,6 +297,15 @@ def test_network_and_learning_rate_are_refused_together():
         require_same(saved(), saved("--num-layers", "3", "--lr", "0.2"), "f", with_schedule=True)
 
 
+def test_another_choice_of_trained_weights_is_refused_with_the_optimizer_alone():
+    now, then = saved("--freeze", "embedding"), saved()
+    del then["optimizer"]["frozen"]  # as in checkpoints of older versions
+    require_same(then, saved(), "F")
+    require_same(then, now, "F", with_optimizer=False)
+    with problem("--freeze", CheckpointError):
+        require_same(then, now, "F")
+
+
 def test_adapters_are_put_beside_the_weights_of_a_base_and_kept():
     lora = ["--lora-rank", "2", "--lora-target-modules", "all-linear"]
     base, own = saved(), saved(*lora)

@@ -7,6 +7,7 @@ from problems import problem
 from tiny import tiny_plan, tiny_spec
 from torch import nn
 
+from megatron.engine.freezing import freeze
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import orthogonalize
@@ -60,6 +61,7 @@ def test_the_matrices_of_layers_are_muons_embeddings_are_not(model):
 
 def test_bitfit_trains_the_biases_alone(model, group):
     plan = tiny_plan("--bitfit").optimizer
+    freeze(model, plan)
     optimizer = build_optimizer(model, plan, 0.1, tensor_group=group)
     trained = {p for g in optimizer.param_groups for p in g["params"]}
     for name, parameter in model.named_parameters():
