@@ -32,8 +32,8 @@ def spread_network(spec: ModelSpec, group, *, seed: int = 1) -> SequentialModel:
     initialise(model, seed=seed, std=0.2, num_layers=spec.num_layers)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in weights_of(model).values():
-            if tensor.dim() == 1:
+        for name, tensor in weights_of(model).items():
+            if tensor.dim() == 1 or name.endswith("bias"):
                 tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator))
     return model.eval()
 

@@ -53,7 +53,7 @@ class PlainMixture(nn.Module):
                 "dense_4h_to_h": Stack(self.count, f, h, h * spec.mlp.linear_bias, "residual"),
             }
         )
-        self.activate = activation_of(spec.mlp.activation, parts.kernels, ())
+        self.activate = activation_of(spec.mlp, parts.kernels)
         width = spec.moe.shared_expert_ffn_hidden_size
         if width:
             shared = with_changes(spec, ffn_hidden_size=width)

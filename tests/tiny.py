@@ -60,6 +60,16 @@ GEMMA = (
     *("--window-size", "2", "--window-attn-skip-freq", "2", "--rotary-local-base", "100"),
 )
 """Flags of all that Gemma 2 and 3 have."""
+GPT_OSS = (
+    *("--num-attention-heads", "4", "--group-query-attention", "--num-query-groups", "2"),
+    *("--use-rotary-position-embeddings", "--normalization", "RMSNorm", "--kv-channels", "4"),
+    *("--softmax-type", "learnable", "--window-size", "2", "--window-attn-skip-freq", "2"),
+    *("--quick-geglu", "--glu-linear-offset", "1.0", "--activation-func-clamp-value", "0.5"),
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "8"),
+    *("--moe-router-linear-bias", "--moe-grouped-gemm", "--untie-embeddings-and-output-weights"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--moe-aux-loss-coeff", "0.1"),
+)
+"""Flags of all that gpt-oss has, by Megatron-LM's names."""
 
 
 def tiny_argv(*flags: str, without: tuple[str, ...] = ()) -> list[str]:

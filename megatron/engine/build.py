@@ -31,6 +31,7 @@ from megatron.engine.optimizers import cut_into_buckets, lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import StageModule, pipeline_module
 from megatron.engine.token_counts import TokenCounts
+from megatron.fused_kernels.attention_choice import takes_flash_in_ring
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import nan_in_empty_tensors
@@ -197,7 +198,8 @@ def core_attention(
     """Build the core attention of every layer: with selective recompute, Ulysses or ring if planned."""
     attend: Attend
     if parallel.ring:
-        attend = RingAttention(groups.sequence, flash=kernels.attention in ("sdpa", "flash"))
+        flash = takes_flash_in_ring(kernels.attention, spec)
+        attend = RingAttention(groups.sequence, flash=flash)
     else:
         attend = attention_of(spec, kernels)
     if recompute.granularity == "selective":

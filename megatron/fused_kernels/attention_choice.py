@@ -71,6 +71,8 @@ class AttentionWork:
             yield "relative positions"
         if self.spec.attention.attention_softcap:
             yield "soft-capped scores"
+        if self.spec.attention.has_sinks:
+            yield "attention sinks"
 
 
 def choose_attention(
@@ -110,7 +112,7 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
         softcap=work.spec.attention.attention_softcap,
         slopes_a=torch.ones(1) if work.spec.positions.position_embedding == "alibi" else None,
         dropout=work.spec.attention.attention_dropout,
-        flash=name in ("sdpa", "flash"),
+        flash=takes_flash_in_ring(name, work.spec),
     )
     if scoring.takes_flash(work.spec.attention.head_dim, work.dtype, work.device):
         return (
@@ -119,9 +121,15 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
     return "scores of a block are written out in 32 bits"
 
 
+def takes_flash_in_ring(name: str, spec: ModelSpec) -> bool:
+    """Whether FlashAttention may compute blocks of ring attention, which merges sinks itself."""
+    return name in ("sdpa", "flash") or (name == "fused-softmax" and spec.attention.has_sinks)
+
+
 def _limits_flash(work: AttentionWork) -> bool:
     """Whether the flash-attn package lacks an argument for the masks or biases of a run."""
-    return work.has_spans or bool(work.spec.positions.relative_buckets)
+    spec = work.spec
+    return work.has_spans or bool(spec.positions.relative_buckets) or spec.attention.has_sinks
 
 
 def flex_obstacle(work: AttentionWork, *, no_triton: str | None) -> str | None:

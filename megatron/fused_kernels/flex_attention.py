@@ -82,6 +82,7 @@ def flex_attention(
     softcap: float,
     slopes_a: Tensor | None,
     bias_ad: Tensor | None,
+    sinks_a: Tensor | None,
 ) -> Tensor:
     """Compute attention; arguments as in `model/layers/attention_kernels.py`.
 
@@ -90,8 +91,10 @@ def flex_attention(
     Args:
         blocks: which keys the queries see; None for all.
         bias_ad: biases by distance, of the keys -(sk - 1) to sq - 1 after the query.
+        sinks_a: attention sinks: softmax with a sink is softmax times sigmoid(lse - sink), lse the
+            log-sum-exp of the scores.
 
-    Shapes: query [b, a, sq, d], key and value [b, g, sk, d], slopes_a [a], bias_ad
+    Shapes: query [b, a, sq, d], key and value [b, g, sk, d], slopes_a and sinks_a [a], bias_ad
         [a, sq + sk - 1] -> [b, a, sq, d].
     Source: arXiv:2412.05496; https://pytorch.org/docs/stable/nn.attention.flex_attention.html.
     """
@@ -99,7 +102,7 @@ def flex_attention(
 
     compiles = query.device.type == "cuda" and not torch.compiler.is_compiling()
     attend: Any = _compile() if compiles else torch_flex.flex_attention
-    mixed: Tensor = attend(
+    result = attend(
         query,
         key,
         value,
@@ -107,8 +110,14 @@ def flex_attention(
         block_mask=blocks,
         scale=scale,
         enable_gqa=query.size(1) != key.size(1),
+        return_aux=None if sinks_a is None else torch_flex.AuxRequest(lse=True),
     )
-    return mixed
+    if sinks_a is None:
+        mixed: Tensor = result
+        return mixed
+    mixed, aux = result
+    share = (aux.lse - sinks_a.to(aux.lse.dtype)[:, None]).sigmoid()
+    return mixed * share[..., None].to(mixed.dtype)
 
 
 def compile_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:

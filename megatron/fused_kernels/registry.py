@@ -263,7 +263,9 @@ def _unsupported_reason(operation: str, work: Workload) -> str | None:
     spec, dtype = work.spec, work.dtype
     match operation:
         case "softmax":
-            return softmax_limit(dtype, spec.seq_length)
+            return softmax_limit(dtype, spec.seq_length + spec.attention.has_sinks)
+        case "activation" if spec.mlp.is_composed:
+            return "no kernel of quick_geglu, or of gates that are clamped or shifted"
         case "norm":
             return norm_limit(dtype, spec.hidden_size)
         case "bias, dropout, residual":

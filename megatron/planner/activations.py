@@ -301,9 +301,12 @@ class Activations:
         # ReLU is undone from its result, which the next matrix keeps anyway.
         plain = 1 if spec.mlp.activation == "relu" else 2
         features = spec.mlp.ffn_hidden_size * (3 if spec.mlp.is_gated else plain)
-        fused = self.device != "cpu" and self._is_fused("activation")
-        if spec.mlp.is_gated and spec.mlp.activation != "liglu" and not fused:
-            features += spec.mlp.ffn_hidden_size
+        fused = self.device != "cpu" and self._is_fused("activation") and not spec.mlp.is_composed
+        if spec.mlp.is_gated and not fused:
+            # Gates as clamped, their sigmoid, what became of them, and the pairs' other halves.
+            own = spec.mlp
+            kept = (own.glu_clamp > 0, own.activation == "quick_geglu", own.activation != "liglu")
+            features += spec.mlp.ffn_hidden_size * (sum(kept) + own.changes_pairs)
         return self.tokens * features * self._bytes // self._tensor
 
     def _mixture(self) -> int:

@@ -145,6 +145,7 @@ MODEL = {
     "query_pre_attn_scalar": Turned("--query-pre-attn-scalar 2", "losses"),
     "attn_logit_softcapping": Turned("--attn-logit-softcapping 0.1", "losses"),
     "final_logit_softcapping": Turned("--final-logit-softcapping 1", "losses"),
+    "softmax_type": Turned("--softmax-type off-by-one", "losses"),
     "qk_layernorm": Turned("--qk-layernorm", "shapes"),
     "position_embedding_type": Turned("--position-embedding-type alibi", "losses"),
     "use_rotary_position_embeddings": Turned("--use-rotary-position-embeddings", "losses"),
@@ -192,6 +193,11 @@ MODEL = {
     "onnx_safe": Turned("--onnx-safe True", "losses"),
     "glu_activation": Turned("--glu-activation geglu", "shapes"),
     "swiglu": Turned("--swiglu", "shapes"),
+    "quick_geglu": Turned("--quick-geglu", "shapes"),
+    "activation_func_clamp_value": Turned(
+        "--activation-func-clamp-value 0.1", "losses", on="--swiglu"
+    ),
+    "glu_linear_offset": Turned("--glu-linear-offset 1", "losses", on="--swiglu"),
     "squared_relu": Turned("--squared-relu", "losses"),
     "relu": Turned("--relu", "losses"),
     "activation": Turned("--activation relu", "losses"),
@@ -276,6 +282,7 @@ EXPERTS = {
         "losses",
         on=f"{_MIXTURE} {_SIGMOID} --moe-router-topk 1",
     ),
+    "moe_router_linear_bias": Turned("--moe-router-linear-bias", "shapes", on=_MIXTURE),
     "moe_router_bias_update_rate": Turned(
         "--moe-router-bias-update-rate 0.5",
         "losses",

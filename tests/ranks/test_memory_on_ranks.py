@@ -48,6 +48,11 @@ def gemma(rank: int) -> None:
     agrees(*GEMMA, *BOTH)
 
 
+def sinks_and_clamped_gates(rank: int) -> None:
+    flags = ("--quick-geglu", "--activation-func-clamp-value", "7", "--glu-linear-offset", "1")
+    agrees("--softmax-type", "learnable", *flags)
+
+
 def divided_sequence(rank: int) -> None:
     flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16")
     flags += ("--group-query-attention", "--num-query-groups", "2")
@@ -90,6 +95,7 @@ CHECKS = [
     bf16_at_stage_3,
     tensor_parallel,
     gemma,
+    sinks_and_clamped_gates,
     divided_sequence,
     ulysses,
     ring,

@@ -23,6 +23,7 @@ BOTH = (*TENSOR, "--sequence-parallel")
 ULYSSES = ("--ds-sequence-parallel-size", "2")
 RING = ("--context-parallel-size", "2")
 NO_DROPOUT = ("--attention-dropout", "0", "--hidden-dropout", "0")
+SINKS = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64)
 SGD = (*NO_DROPOUT, "--optimizer", "sgd", "--sgd-momentum", "0.9", "--global-batch-size", "4")
 
 
@@ -157,6 +158,8 @@ def ring_attention_is_that_of_one_process(rank):
         (1024, torch.float64, {"spans_bs2": documents_of(length), "window": 3}, {}),
         (5, torch.float64, {"spans_bs2": prefixes_of(length)}, {"layer_scaling": 3.0}),
         (1024, torch.float64, {"causal": False, "spans_bs2": torch.tensor([[[1, 20]]])}, {}),
+        (1024, torch.float64, {}, {"sinks_a": SINKS}),
+        (4, torch.float64, {"spans_bs2": documents_of(length), "window": 3}, {"sinks_a": SINKS}),
         (1024, torch.bfloat16, {}, {}),
     ):
         generator = torch.Generator().manual_seed(1)
@@ -164,7 +167,8 @@ def ring_attention_is_that_of_one_process(rank):
             torch.randn(2, heads, length, 8, dtype=torch.float64, generator=generator).to(dtype)
             for heads in (4, 2, 2, 4)  # query, key, value, gradient
         ]
-        weighing = ScoreOptions(mask=Mask(**mask), scale=0.6, **how)
+        learned = {name: x.clone().requires_grad_() for name, x in how.items() if x is SINKS}
+        weighing = ScoreOptions(mask=Mask(**mask), scale=0.6, **(how | learned))
         whole = [x.clone().requires_grad_() for x in full[:3]]
         expected = reference_attention(*whole, weighing)
         expected.backward(full[3])
@@ -174,8 +178,13 @@ def ring_attention_is_that_of_one_process(rank):
             patch.setattr(sequence_attention, "TILE", tile)
             parts = [own(x).requires_grad_() for x in full[:3]]
             ring = RingAttention(group, flash=True)
-            found = ring(*parts, ScoreOptions(mask=Mask(**mask), scale=0.6, **how))
+            sinks = {name: x.clone().requires_grad_() for name, x in how.items() if x is SINKS}
+            weighing = ScoreOptions(mask=Mask(**mask), scale=0.6, **(how | sinks))
+            found = ring(*parts, weighing)
         found.backward(own(full[3]))
+        for name, x in sinks.items():
+            dist.all_reduce(x.grad)
+            assert_close(x.grad, learned[name].grad)
         tolerance = {} if dtype != torch.bfloat16 else {"rtol": 5e-2, "atol": 5e-2}
         assert_close(found, own(expected), **tolerance)
         for part, x in zip(parts, whole, strict=True):

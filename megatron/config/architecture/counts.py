@@ -41,7 +41,7 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     experts, moe = spec.experts_of(number), spec.part(MoESpec)
     if experts == 1:
         return Weights(dense + mlp)
-    routing = experts * width
+    routing = experts * (width + moe.router_linear_bias)
     if moe.residual_experts:
         routing += mlp + 2 * width + 2
     if shared := moe.shared_expert_ffn_hidden_size:
@@ -56,6 +56,8 @@ def attention_weights(spec: ModelSpec, tensor: int) -> int:
     width, heads = spec.hidden_size, spec.attention.query_features
     qkv = heads + 2 * spec.attention.key_features
     divided = width * (qkv + heads) + (qkv if spec.attention.qkv_bias else 0)
+    if spec.attention.softmax_type == "learnable":
+        divided += spec.attention.num_attention_heads
     norms = 2 * norm_width(spec, spec.attention.head_dim) if spec.norm.qk_layernorm else 0
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
 

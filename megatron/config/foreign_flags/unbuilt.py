@@ -28,7 +28,7 @@ NETWORK_FLAGS = (
     ),
     *refused(
         "this kind of attention is not built; leave this flag out",
-        """softmax-type attention-output-gate qk-l2-norm no-rope-freq mrope-section mrope-interleaved
+        """attention-output-gate qk-l2-norm no-rope-freq mrope-section mrope-interleaved
         gated-attention-proj-granularity head-wise-attn-gate""",
     ),
     *refused(
@@ -75,9 +75,8 @@ NETWORK_FLAGS = (
     *refused(
         "this activation is not built; write --activation with one that --help-all lists, and "
         "leave this flag out",
-        """quick-geglu glu-linear-offset activation-func-clamp-value activation-func-tanh-clamp-scale
-        activation-func-tanh-clamp-scale-linear situ-glu moe-use-situ-glu situ-glu-beta1
-        situ-glu-beta2""",
+        """activation-func-tanh-clamp-scale activation-func-tanh-clamp-scale-linear situ-glu
+        moe-use-situ-glu situ-glu-beta1 situ-glu-beta2""",
     ),
     *refused(
         "write --use-rope-scaling --rope-scaling-type yarn, and --rope-beta-fast, --rope-beta-slow "

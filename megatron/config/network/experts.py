@@ -76,6 +76,10 @@ class ExpertConfig:
     moe_router_bias_update_rate: float = setting(1e-3, at_least=0, plan="experts.bias_rate")
     """Step by which the bias of --moe-router-enable-expert-bias changes."""
 
+    moe_router_linear_bias: bool = setting(False, plan="model.router_linear_bias")
+    """Add a learned bias to the router's logits, as gpt-oss does (in Megatron-LM: without
+    --disable-bias-linear)."""
+
     moe_router_load_balancing_type: (
         Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] | None
     ) = None
@@ -156,6 +160,7 @@ class MoESpec:
     router_bias: bool = False  # experts are chosen by their scores plus a bias
     router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
     router_groups_per_token: int = 0
+    router_linear_bias: bool = False  # of the products that scores are computed from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +240,7 @@ def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | N
         router_bias=experts.moe_router_enable_expert_bias,
         router_groups=experts.moe_router_num_groups or 0,
         router_groups_per_token=experts.moe_router_group_topk or 0,
+        router_linear_bias=experts.moe_router_linear_bias,
     )
 
 

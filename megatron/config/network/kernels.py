@@ -29,8 +29,9 @@ class KernelsConfig:
     )
     """Attention by PyTorch's scaled_dot_product_attention (sdpa), by the flash-attn package, by
     PyTorch's FlexAttention (flex), by written-out scores and the fused softmax, by plain PyTorch in
-    32 bits, or by a plugin. auto takes sdpa, and fused-softmax with --attn-logit-softcapping; on
-    GPUs flex where either would need masks or biases of all scores."""
+    32 bits, or by a plugin. auto takes sdpa, and fused-softmax with --attn-logit-softcapping or
+    --softmax-type, which sdpa lacks; on GPUs flex where either would need masks or biases of all
+    scores, or write them out for that."""
 
     use_flash_attn: bool = setting(
         False, older=("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton")
@@ -96,7 +97,7 @@ def plan_kernels(
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
         attention=attention_of(kernels, model),
         # Each compiled layer creates its masks, so block masks would be built in each.
-        chooses_attention=kernels.attention_impl == "auto"
+        chooses_attention=_leaves_choice(kernels, model)
         and not kernels.use_flash_attn
         and not kernels.compile,
         softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
@@ -154,6 +155,13 @@ def attention_of(kernels: KernelsConfig, model: ModelConfig) -> str:
     """Return the implementation of attention that is wanted."""
     if kernels.use_flash_attn:
         return "flash"
-    if kernels.attention_impl != "auto":
+    if not _leaves_choice(kernels, model):
         return kernels.attention_impl
-    return "fused-softmax" if model.attn_logit_softcapping else "sdpa"
+    written_out = model.attn_logit_softcapping or model.softmax_type != "vanilla"
+    return "fused-softmax" if written_out else "sdpa"
+
+
+def _leaves_choice(kernels: KernelsConfig, model: ModelConfig) -> bool:
+    """Whether the run chooses; PyTorch's sdpa has no attention sinks."""
+    impl = kernels.attention_impl
+    return impl == "auto" or (impl == "sdpa" and model.softmax_type != "vanilla")

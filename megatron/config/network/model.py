@@ -1,10 +1,14 @@
 """The network: its flags, and the parts of a spec that they decide, with every choice resolved."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.parsing.declaration import setting
+
+GatedActivation = Literal["geglu", "geglu_tanh", "liglu", "quick_geglu", "reglu", "swiglu"]
+GATED = get_args(GatedActivation)
+"""Gated activations that are built in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,12 @@ class ModelConfig:
 
     final_logit_softcapping: float | None = setting(None, above=0, plan="model.logit_softcap")
     """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
+
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = setting(
+        "vanilla", megatron_lm=True
+    )
+    """Attention sinks: a further score of each head that no value belongs to, zero (off-by-one) or
+    learned (learnable, from zero on), as gpt-oss has them (default: vanilla, without)."""
 
     qk_layernorm: bool = setting(False, megatron_lm=True)
     """Normalize each head's queries and keys before applying rotary embeddings."""
@@ -182,14 +192,24 @@ class ModelConfig:
     onnx_safe: Literal["True", "False", "true", "false"] | None = None
     """Megatron's spelling of --gelu erf, when true."""
 
-    glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = setting(
-        None, megatron_lm=True
-    )
-    """Gated MLP: activation of the gate, GELU (erf or tanh), identity, ReLU or SiLU.
-    --ffn-hidden-size is the width of the gate and of the features that it multiplies, each."""
+    glu_activation: GatedActivation | None = setting(None, megatron_lm=True)
+    """Gated MLP: activation of the gate, GELU (erf, tanh, or x * sigmoid(1.702 x): quick), identity,
+    ReLU or SiLU. --ffn-hidden-size is the width of the gate and of the features that it multiplies, each."""
 
     swiglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation swiglu."""
+
+    quick_geglu: bool = setting(False, megatron_lm=True)
+    """Megatron's spelling of --glu-activation quick_geglu."""
+
+    activation_func_clamp_value: float | None = setting(
+        None, above=0, plan="model.glu_clamp", megatron_lm=True
+    )
+    """Clamp a gated MLP before its activation: the gate to at most this, what it multiplies to plus or
+    minus this, as gpt-oss does."""
+
+    glu_linear_offset: float = setting(0.0, plan="model.glu_offset", megatron_lm=True)
+    """Add this to what the gate of a gated MLP multiplies, behind the clamp; gpt-oss: 1."""
 
     squared_relu: bool = setting(False, megatron_lm=True)
     """Squared ReLU in the MLP instead of GELU."""
@@ -250,6 +270,7 @@ class AttentionSpec:
     query_key_layer_scaling: bool
     query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
     attention_softcap: float = 0.0  # bound of scores; 0: none
+    softmax_type: str = "vanilla"  # off-by-one, learnable: with a sink of each head
     qkv_bias: bool
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
@@ -264,6 +285,11 @@ class AttentionSpec:
     def key_features(self) -> int:
         """Features of the keys of a token, and as many of the values."""
         return self.num_query_groups * self.head_dim
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether each head has a score without a key."""
+        return self.softmax_type != "vanilla"
 
     @property
     def scale(self) -> float:
@@ -348,11 +374,23 @@ class MLPSpec:
     activation: str
     linear_bias: bool  # of the MLP, and of attention's output unless that is apart
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
+    glu_clamp: float = 0.0  # bound of a gate and of what it multiplies; 0: none
+    glu_offset: float = 0.0  # added to what a gate multiplies
 
     @property
     def is_gated(self) -> bool:
         """Whether one half of the MLP's inner features multiplies the other."""
         return "glu" in self.activation
+
+    @property
+    def changes_pairs(self) -> bool:
+        """Whether gates and what they multiply are clamped or shifted."""
+        return bool(self.glu_clamp or self.glu_offset)
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether no fused kernel has its activation, which is several operations then."""
+        return self.activation == "quick_geglu" or self.changes_pairs
 
     @property
     def inner_features(self) -> int:

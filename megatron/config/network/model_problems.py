@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
 from megatron.config.network.layer_pattern import window_of
-from megatron.config.network.model import ModelConfig
+from megatron.config.network.model import GATED, ModelConfig
 from megatron.config.network.model_resolution import (
+    activation_of,
     ffn_hidden_size_of,
     full_attention_layers_of,
     gelu_forms,
@@ -241,13 +242,24 @@ def _rotary_problems(model: ModelConfig) -> Iterator[str]:
 def _activation_problems(model: ModelConfig) -> Iterator[str]:
     given = [
         *(["--swiglu"] if model.swiglu else []),
+        *(["--quick-geglu"] if model.quick_geglu else []),
         *([f"--glu-activation {model.glu_activation}"] if model.glu_activation else []),
         *(["--squared-relu"] if model.squared_relu else []),
         *(["--relu"] if model.relu else []),
         *([f"--activation {model.activation}"] if model.activation else []),
     ]
-    if len(given) > 1 and given != ["--swiglu", "--glu-activation swiglu"]:
+    twice = [[f"--{name}", f"--glu-activation {name}"] for name in ("swiglu", "quick_geglu")]
+    if len(given) > 1 and given not in twice:
         yield f"{' and '.join(given)} exclude each other: give one of them"
+    changes = {
+        f"--activation-func-clamp-value {model.activation_func_clamp_value}": bool(
+            model.activation_func_clamp_value
+        ),
+        f"--glu-linear-offset {model.glu_linear_offset}": model.glu_linear_offset != 0,
+    }
+    if activation_of(model) not in GATED:
+        gates = "--swiglu, --quick-geglu or --glu-activation"
+        yield from flag_problems(changes, f"needs a gated MLP: add {gates}, or leave it out")
     forms = gelu_forms(model)
     if len({*forms.values()}) > 1:
         both = " and ".join(f"{flag} ({form})" for flag, form in forms.items())

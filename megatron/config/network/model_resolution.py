@@ -57,6 +57,7 @@ def resolve_model(
             model,
             ffn_hidden_size=ffn_hidden_size_of(model),
             activation=activation_of(model),
+            glu_clamp=model.activation_func_clamp_value or 0.0,
             left_at_default=["mlp_layout"],
         ),
         moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
@@ -192,6 +193,8 @@ def activation_of(model: ModelConfig) -> str:
         return model.activation
     if model.swiglu:
         return "swiglu"
+    if model.quick_geglu:
+        return "quick_geglu"
     if model.glu_activation is not None:
         return model.glu_activation
     if model.squared_relu:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,14 +83,16 @@ def recomputed_attention(attend: Attend) -> Attend:
     """Return `attend` with selective recompute: attention scores are computed again in backward."""
 
     def attend_again(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
-        if how.bias is None:
-            return recompute(partial(attend, how=how), query, key, value)
+        # Arguments: what is computed again has a gradient for its arguments alone.
+        given = {"bias": how.bias, "sinks_a": how.sinks_a}
+        more = {name: x for name, x in given.items() if x is not None}
 
-        def attend_biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-            return attend(query, key, value, replace(how, bias=bias))
+        def attend_with(query: Tensor, key: Tensor, value: Tensor, *learned: Tensor) -> Tensor:
+            changed: Any = dict(zip(more, learned, strict=True))
+            return attend(query, key, value, replace(how, **changed))
 
-        # An argument: what is computed again has a gradient for its arguments alone.
-        return recompute(attend_biased, query, key, value, how.bias)
+        weights = [] if how.sinks_a is None else [how.sinks_a]
+        return recompute(attend_with, query, key, value, *more.values(), shared=weights)
 
     return attend_again
 

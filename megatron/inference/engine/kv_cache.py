@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.device import to_device
-from megatron.model.layers.attention_kernels import Attend, ScoreOptions, soft_capped
+from megatron.model.layers.attention_kernels import Attend, ScoreOptions, append_sinks, soft_capped
 
 
 class TokenCache:
@@ -251,15 +251,16 @@ def _with_bias(how: ScoreOptions, sq: int, sk: int) -> ScoreOptions:
 def _attention(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, how: ScoreOptions
 ) -> Tensor:
-    """Return softmax(scores + bias) @ values."""
-    if not how.softcap:
+    """Return softmax(scores + bias) @ values; with attention sinks, of the softmax beside them."""
+    if not how.softcap and how.sinks_a is None:
         return F.scaled_dot_product_attention(query, keys, values, bias, scale=how.scale)
     scores = soft_capped((query * how.scale) @ keys.mT, how.softcap)
     scores = scores if bias is None else scores + bias
-    return (
-        scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-        @ values
-    )
+    if how.sinks_a is not None:
+        by_group = append_sinks(scores.flatten(1, 2)[:, :, None], how.sinks_a)
+        scores = by_group.view(*scores.shape[:3], -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return weights[..., : keys.size(2)].to(scores.dtype) @ values
 
 
 CurrentStep = Callable[[], Prefill | Decode]

@@ -1,25 +1,30 @@
 """Activations of the MLP: GELU, ReLU, gated linear units; registered by name in ACTIVATIONS."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from megatron.common.registry import ACTIVATIONS, OwnFlags
-from megatron.fused_kernels.reference.activations import GATES, GluKind
+from megatron.config.network.model import MLPSpec
+from megatron.fused_kernels.reference.activations import GATES, GluKind, glu
 from megatron.fused_kernels.reference.dispatch import Kernels
 
 Activate = Callable[[Tensor, Tensor | None], Tensor]
 """(x, bias or None) -> activation(x + bias); a gated one halves the last dimension."""
 
 
-def activation_of(name: str, kernels: Kernels, own_flags: OwnFlags = ()) -> Activate:
-    """Return the activation of that name, computed by `kernels` where they have it.
+def activation_of(mlp: MLPSpec, kernels: Kernels, own_flags: OwnFlags = ()) -> Activate:
+    """Return the activation of an MLP, computed by `kernels` where they have it.
 
     Args:
         own_flags: the flags of a plugin's activation.
     """
-    activation = ACTIVATIONS.get(name, own_flags)
+    if mlp.changes_pairs:
+        kind: Any = mlp.activation
+        return lambda x, bias: glu(x, bias, kind, clamp=mlp.glu_clamp, offset=mlp.glu_offset)
+    activation = ACTIVATIONS.get(mlp.activation, own_flags)
     return lambda x, bias: activation(x, bias, kernels)
 
 
@@ -56,5 +61,5 @@ def _register_gated(kind: GluKind) -> None:
         return kernels.glu(x, bias, kind)
 
 
-for _kind in GATES:  # geglu, geglu_tanh, liglu, reglu, swiglu
+for _kind in GATES:  # geglu, geglu_tanh, liglu, quick_geglu, reglu, swiglu
     _register_gated(_kind)

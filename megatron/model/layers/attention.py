@@ -21,7 +21,7 @@ from megatron.model.layers.positions import (
 )
 from megatron.tensor_parallel.collectives import gather_sequence
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from megatron.tensor_parallel.sharding import exact_quotient
+from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 
 class ParallelAttention(nn.Module):
@@ -45,7 +45,8 @@ class ParallelAttention(nn.Module):
         groups than ranks also an all-gather of the projections forward, a reduce-scatter backward.
     Randomness: dropout draws from `rng`: every rank drops weights of its own heads.
     Source: arXiv:1706.03762, section 3.2; arXiv:2305.13245 for groups of queries;
-        arXiv:2302.05442, section 2, for norms of queries and keys.
+        arXiv:2302.05442, section 2, for norms of queries and keys; arXiv:2508.10925, section 2.2,
+        for learned attention sinks.
     """
 
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
@@ -65,6 +66,9 @@ class ParallelAttention(nn.Module):
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = self.build_core(number)
         self.build_inputs()
+        if attention.softmax_type == "learnable":
+            sinks = torch.zeros(self.local_groups * self.queries_per_group)
+            self.sinks = mark_sharded(nn.Parameter(sinks), 0, parts.group)
         self.dense = RowParallelLinear(
             attention.query_features,
             spec.hidden_size,
@@ -209,6 +213,7 @@ class ParallelAttention(nn.Module):
                     scale=self.spec.attention.scale,
                     softcap=self.spec.attention.attention_softcap,
                     slopes_a=slopes_a,
+                    sinks_a=self._sinks(query),
                     bias=bias,
                     relative=relative,
                     layer_scaling=self.layer_scaling,
@@ -216,6 +221,15 @@ class ParallelAttention(nn.Module):
                     kernels=self.kernels,
                 ),
             )
+
+    def _sinks(self, query: Tensor) -> Tensor | None:
+        """Return the attention sinks of this rank's heads; None for ordinary softmax."""
+        match self.spec.attention.softmax_type:
+            case "learnable":
+                return self.sinks
+            case "off-by-one":
+                return query.new_zeros(query.size(1))
+        return None
 
     def _slopes(self, device: torch.device) -> Tensor:
         """Return the ALiBi slopes of this rank's heads."""

@@ -107,6 +107,9 @@ class ScoreOptions:
         softcap: cap(x) = softcap * tanh(x / softcap), before biases; 0 for x itself.
         slopes_a: ALiBi (arXiv:2108.12409, section 3): slope of each head; the bias of a score is
             slope * (position of the key - position of the query).
+        sinks_a: attention sinks: a further score of each head, after caps and biases, whose weight no
+            value gets: weights of the keys add up to less than 1. The Megatron-LM flag is
+            --softmax-type (arXiv:2309.17453; Miller 2023, "Attention is off by one", for zeros).
         bias: [1, a, sq, sk], added to the scores of every sample; for FlexAttention by distance,
             [a, sq + sk - 1], as `RelativePositions.by_distance` returns it.
         relative: relative positions that `bias` is computed from; with a KV cache, `bias` is None and
@@ -121,6 +124,7 @@ class ScoreOptions:
     scale: float
     softcap: float = 0.0
     slopes_a: Tensor | None = None
+    sinks_a: Tensor | None = None
     bias: Tensor | None = None
     relative: RelativePositions | None = None
     layer_scaling: float = 1.0
@@ -145,9 +149,9 @@ class Attend(Protocol):
 def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
     """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself.
 
-    It has no argument for soft caps: with one, scores are written out.
+    It has no argument for soft caps and sinks: with one of them, scores are written out.
     """
-    if how.softcap:
+    if how.softcap or how.sinks_a is not None:
         return explicit_attention(query, key, value, how)
     sq, sk = query.size(2), key.size(2)
     unbiased = how.bias is None and how.slopes_a is None
@@ -184,11 +188,15 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOpti
         bias = how.mask.alibi(how.slopes_a, sq, sk)
     if bias is not None:
         scores = scores + (bias / how.layer_scaling).to(scores.dtype)
-    if how.mask.causal and how.mask.is_plain:
+    if how.mask.causal and how.mask.is_plain and how.sinks_a is None:
         weights = how.kernels.scaled_causal_softmax(scores, how.layer_scaling)
     else:
         seen = how.mask.visible(sq, sk, query.device)
-        weights = how.kernels.scaled_masked_softmax(scores, seen, how.layer_scaling)
+        if how.sinks_a is not None:
+            # A last key that all queries see.
+            scores = append_sinks(scores, how.sinks_a / how.layer_scaling)
+            seen = seen if seen is None else F.pad(seen, (0, 1), value=True)
+        weights = how.kernels.scaled_masked_softmax(scores, seen, how.layer_scaling)[..., :sk]
     return F.dropout(weights, how.dropout) @ value
 
 
@@ -214,6 +222,13 @@ def alibi_bias(slopes_a: Tensor, sq: int, sk: int) -> Tensor:
     keys_k = torch.arange(sk, device=slopes_a.device)
     queries_q1 = torch.arange(sk - sq, sk, device=slopes_a.device)[:, None]
     return (slopes_a[:, None, None] * (keys_k - queries_q1))[None]
+
+
+def append_sinks(scores: Tensor, sinks_a: Tensor) -> Tensor:
+    """Append the sink of each head to its scores: [b, a, sq, sk] -> [b, a, sq, sk + 1]."""
+    b, _, sq, _ = scores.shape
+    sinks = sinks_a.to(scores.dtype)[:, None, None].expand(b, -1, sq, 1)
+    return torch.cat([scores, sinks], -1)
 
 
 def soft_capped(x: Tensor, cap: float) -> Tensor:

@@ -52,7 +52,7 @@ class Experts(nn.Module):
     ):
         super().__init__()
         ranks = expert_group.size() if expert_group else 1
-        self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
+        self.activate = activation_of(spec.mlp, parts.kernels, spec.own_flags)
         width = spec.expert_width
         form: dict[str, Any] = {
             "group": group,

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def flash_or_other_attention(
     query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
 ) -> Tensor:
-    """Attend by the flash-attn package, or by `sdpa_attention` where spans or a bias are given.
+    """Attend by the flash-attn package, or by `sdpa_attention` where it lacks an argument.
 
-    The package has neither. Its ALiBi falls with the distance in both directions, which is the
+    The package has no spans, no bias and no sinks. Its ALiBi falls with the distance in both directions, which is the
     ALiBi of this program when keys after the query are masked.
     """
     has_slopes = how.slopes_a is not None
-    limited = how.mask.spans_bs2 is not None or how.bias is not None
+    limited = any(x is not None for x in (how.mask.spans_bs2, how.bias, how.sinks_a))
     if limited or (has_slopes and not how.mask.causal):
         return sdpa_attention(query, key, value, how)
     return flash_attention(
@@ -58,6 +58,7 @@ def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, how: Score
         softcap=how.softcap,
         slopes_a=how.slopes_a,
         bias_ad=how.bias,
+        sinks_a=how.sinks_a,
     )
 
 

@@ -26,7 +26,7 @@ class ParallelMLP(nn.Module):
     def __init__(self, spec: ModelSpec, parts: LayerParts):
         super().__init__()
         inner = spec.mlp.inner_features
-        self.activate = activation_of(spec.mlp.activation, parts.kernels, spec.own_flags)
+        self.activate = activation_of(spec.mlp, parts.kernels, spec.own_flags)
         self.dense_h_to_4h = ColumnParallelLinear(
             spec.hidden_size,
             inner,

@@ -39,7 +39,7 @@ def count_choices(experts: Tensor, num_experts: int) -> Tensor:
 
 
 class Router(nn.Module):
-    """Choose the experts of each token by the product of the token with a row for each expert.
+    """Choose the experts of each token by the product of the token with a row for each expert, and a bias.
 
     Scores are computed in fp32. With `expert_bias`, experts are chosen by their scores plus a bias
     that has no gradient: each step raises it for experts with less than an even share of the
@@ -67,6 +67,7 @@ class Router(nn.Module):
     """
 
     expert_bias: Tensor
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -87,6 +88,9 @@ class Router(nn.Module):
         self._step_choices: Tensor | float = 0.0  # of the micro-batches of the step, summed
         self._step_micro_batches = 0
         self.weight = nn.Parameter(torch.empty(self.num_experts, spec.hidden_size))
+        self.bias = None
+        if self.moe.router_linear_bias:
+            self.bias = nn.Parameter(torch.zeros(self.num_experts))
         if self.moe.router_bias:
             self.register_buffer("expert_bias", torch.zeros(self.num_experts))
 
@@ -95,7 +99,8 @@ class Router(nn.Module):
         if self.training and self.plan and self.plan.jitter:
             reach = self.plan.jitter
             x_sbh = x_sbh * torch.empty_like(x_sbh).uniform_(1 - reach, 1 + reach)
-        logits_sbe = F.linear(x_sbh, self.weight.float())
+        bias = None if self.bias is None else self.bias.float()
+        logits_sbe = F.linear(x_sbh, self.weight.float(), bias)
         logits = logits_sbe.flatten(0, 1)
         with torch.no_grad():
             experts = self._choose(logits)

@@ -30,7 +30,7 @@ class RingAttention:
     which sends them on while it computes; results of the steps are merged by their log-sum-exp.
     Backward sends them around again, followed by the sums of their gradients, which end at their
     owner. A rank computes its own block in two parts, overlapped with the first and the last
-    transfer. Blocks in which nothing is visible are skipped. Nothing but queries, keys, values,
+    transfer. Attention sinks are merged last, at their rank. Blocks in which nothing is visible are skipped. Nothing but queries, keys, values,
     result and log-sum-exp of this rank's positions is kept for backward.
 
     Args:
@@ -72,7 +72,7 @@ class RingAttention:
             ("ring", query.size(2), tile),
             lambda: self.steps(how.mask, query.size(2), tile, query.device),
         )
-        mixed: Tensor = _Ring.apply(query, key, value, steps, scoring, self.group)
+        mixed: Tensor = _Ring.apply(query, key, value, how.sinks_a, steps, scoring, self.group)
         return mixed
 
     def steps(
@@ -160,6 +160,7 @@ class _Ring(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        sinks_a: Tensor | None,
         steps: list[list[Block]],
         how: Scoring,
         group: dist.ProcessGroup,
@@ -180,16 +181,20 @@ class _Ring(torch.autograd.Function):
                 more, its_lse = block_attention(query[:, :, rows], keys, values, block, how)
                 _merge(mixed[:, :, rows], lse[:, :, rows], more, its_lse)
             held = next(iter(arrive()), held)
+        if sinks_a is not None:
+            sinks = sinks_a.to(wide)[:, None].expand_as(lse)
+            # Their value is 0. Gradients of blocks follow from the log-sum-exp with them.
+            _merge(mixed, lse, torch.zeros_like(mixed), sinks)
         # As the output layer reads it: its transposition to [s, b, a, d] copies nothing.
         laid_out = mixed.permute(2, 0, 1, 3).to(query.dtype, memory_format=torch.contiguous_format)
         result = laid_out.permute(1, 2, 0, 3)
-        ctx.save_for_backward(query, key, value, result, lse)
+        ctx.save_for_backward(query, key, value, sinks_a, result, lse)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of query, key and value."""
-        query, key, value, mixed, lse = ctx.saved_tensors
+        """Return the gradients of query, key, value and sinks."""
+        query, key, value, sinks_a, mixed, lse = ctx.saved_tensors
         ranks = ctx.group.size()
         grad_query = torch.zeros_like(query, dtype=lse.dtype)
         local = held = torch.stack([key, value])
@@ -220,7 +225,12 @@ class _Ring(torch.autograd.Function):
                     found += received[0]
                 sums = None if is_own else found.to(key.dtype)
         grad_key, grad_value = grad_local.to(key.dtype)
-        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
+        grad_sinks = None
+        if sinks_a is not None:
+            weights = (sinks_a.to(lse.dtype)[:, None] - lse).exp()
+            inner = (grads[0].to(lse.dtype) * mixed).sum(-1)
+            grad_sinks = -(weights * inner).sum((0, 2)).to(sinks_a.dtype)
+        return grad_query.to(query.dtype), grad_key, grad_value, grad_sinks, None, None, None
 
 
 def _merge(mixed: Tensor, lse: Tensor, more: Tensor, its_lse: Tensor) -> None:
@@ -275,9 +285,10 @@ class UlyssesAttention:
         query, key, value = (
             all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)
         )
-        slopes_a = how.slopes_a
+        slopes_a, ranks, rank = how.slopes_a, self.group.size(), self.group.rank()
+        if how.sinks_a is not None:
+            how = replace(how, sinks_a=how.sinks_a.chunk(ranks)[rank])
         if slopes_a is not None:
-            ranks, rank = self.group.size(), self.group.rank()
             own_a = once(how.mask.derived, "own slopes", lambda: slopes_a.chunk(ranks)[rank])
             how = replace(how, slopes_a=own_a)
         mixed = self.attend(query, key, value, how)

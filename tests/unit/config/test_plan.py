@@ -148,6 +148,11 @@ def test_sizes_that_are_not_said_follow_from_the_others():
             {"rotary_local_base": 7.0, "rotary_base": 10000.0},
         ),
         ("--swiglu --glu-activation swiglu", {"activation": "swiglu"}),
+        (
+            "--quick-geglu --activation-func-clamp-value 7 --glu-linear-offset 1",
+            {"activation": "quick_geglu", "glu_clamp": 7.0, "glu_offset": 1.0, "is_gated": True},
+        ),
+        ("--softmax-type learnable", {"softmax_type": "learnable"}),
         ("--disable-bias-linear", {"linear_bias": False, "qkv_bias": False}),
         ("--disable-bias-linear --add-qkv-bias", {"linear_bias": False, "qkv_bias": True}),
         ("--untie-embeddings-and-output-weights", {"tied_embeddings": False}),

@@ -82,6 +82,12 @@ def test_a_value_out_of_its_range_is_refused(flag):
         (f"{STRETCHED} --rope-scaling-factor 0", "--rope-scaling-factor 0.0 … more than 0"),
         ("--swiglu --glu-activation reglu", "--swiglu … --glu-activation reglu … one of them"),
         ("--swiglu --squared-relu", "--swiglu … --squared-relu … one of them"),
+        ("--quick-geglu --relu", "--quick-geglu … --relu … one of them"),
+        ("--glu-linear-offset 1", "--glu-linear-offset 1.0 needs a gated MLP … --quick-geglu"),
+        (
+            "--activation-func-clamp-value 7 --relu",
+            "--activation-func-clamp-value 7.0 needs a gated MLP … --swiglu",
+        ),
         ("--squared-relu --relu", "--squared-relu … --relu … one of them"),
         (f"{ROPE} --rope-low-freq-factor 2", "--rope-low-freq-factor 2.0 … --use-rope-scaling"),
         (

@@ -102,7 +102,13 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         scores = capped(scores, spec.attention.attention_softcap)
         if spec.positions.position_embedding == "alibi":
             scores = scores - slopes[head] * distances
-        mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)
+        weights_bss = scores.masked_fill(~seen_bss, -math.inf).exp()
+        total = weights_bss.sum(-1, keepdim=True)
+        if spec.attention.softmax_type == "learnable":
+            total = total + weights[f"{name}.sinks"][head].exp()
+        elif spec.attention.softmax_type == "off-by-one":
+            total = total + 1
+        mixed.append(weights_bss / total @ value)
     y = torch.cat(mixed, -1) @ weights[f"{name}.dense.weight"].T
     return y + weights.get(f"{name}.dense.bias", 0)
 
@@ -166,8 +172,16 @@ def paper_slopes(heads):
 def mlp(weights, spec, name, x):
     inner = x @ weights[f"{name}.dense_h_to_4h.weight"].T
     inner = inner + weights.get(f"{name}.dense_h_to_4h.bias", 0)
+    if spec.mlp.is_gated:
+        inner = changed_pairs(inner, spec.mlp.glu_clamp or math.inf, spec.mlp.glu_offset)
     y = ACTIVATIONS[spec.mlp.activation](inner) @ weights[f"{name}.dense_4h_to_h.weight"].T
     return y + weights.get(f"{name}.dense_4h_to_h.bias", 0)
+
+
+def changed_pairs(inner, clamp, offset):
+    gate, up = inner[..., ::2], inner[..., 1::2]
+    pairs = [gate.clamp(max=clamp), up.clamp(-clamp, clamp) + offset]
+    return torch.stack(pairs, -1).flatten(-2)
 
 
 def normal_distribution(x: Tensor) -> Tensor:
@@ -184,6 +198,7 @@ ACTIVATIONS = {
     "geglu": lambda x: x[..., ::2] * normal_distribution(x[..., ::2]) * x[..., 1::2],
     "geglu_tanh": lambda x: ACTIVATIONS["gelu_tanh"](x[..., ::2]) * x[..., 1::2],
     "liglu": lambda x: x[..., ::2] * x[..., 1::2],
+    "quick_geglu": lambda x: x[..., ::2] / (1 + torch.exp(-1.702 * x[..., ::2])) * x[..., 1::2],
     "reglu": lambda x: x[..., ::2].clamp(min=0) * x[..., 1::2],
     "swiglu": lambda x: x[..., ::2] / (1 + torch.exp(-x[..., ::2])) * x[..., 1::2],
 }

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny import tiny_spec
 from torch.testing import assert_close
 
@@ -14,6 +15,7 @@ from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
 from megatron.model.layers.attention_kernels import Mask, ScoreOptions, attention_of
 
 IMPLEMENTATIONS = ["sdpa", "fused-softmax", "reference", "flash"]
+SINKS = torch.tensor([0.3, -1.0, 2.0, 0.0])
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 DOCUMENTS = torch.tensor([[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5]], [[0, 1]] + [[1, 5]] * 4])
 """Two documents; one token alone, then a stretch whose tokens all see each other."""
@@ -56,7 +58,7 @@ def attend(name, *inputs, **keywords):
     return ATTENTIONS.get(name)(*inputs, how)
 
 
-def written_out(query, key, value, seen, slopes_a=None, softcap=0.0):
+def written_out(query, key, value, seen, slopes_a=None, softcap=0.0, sinks_a=None):
     """seen(sample, query position, key position) says what is visible."""
     (b, a, sq, _), (_, groups, sk, _) = query.shape, key.shape
     out = torch.zeros_like(query)
@@ -73,7 +75,10 @@ def written_out(query, key, value, seen, slopes_a=None, softcap=0.0):
                     biases = [slopes_a[head] * (j - place) for j in keys]
                     scores = [x + bias for x, bias in zip(scores, biases, strict=True)]
                 if keys:
-                    out[n, head, i] = torch.stack(scores).softmax(0) @ value[n, group, keys]
+                    values = value[n, group, keys]
+                    if sinks_a is not None:
+                        scores, values = [*scores, sinks_a[head]], F.pad(values, (0, 0, 0, 1))
+                    out[n, head, i] = torch.stack(scores).softmax(0) @ values
     return out
 
 
@@ -120,15 +125,24 @@ def test_attention_is_the_sum_written_out(name, case, slopes_a, groups, softcap)
     equals_the_sum_written_out(name, case, slopes_a, groups, softcap)
 
 
-def equals_the_sum_written_out(name, case, slopes_a, groups, softcap):
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_sinks_are_a_score_without_a_value(name, case):
+    equals_the_sum_written_out(name, case, None, 2, 0.0, SINKS)
+    equals_the_sum_written_out(name, case, SLOPES, 4, 0.7, SINKS)
+
+
+def equals_the_sum_written_out(name, case, slopes_a, groups, softcap, sinks_a=None):
     mask, seen, sizes = CASES[case]
     torch.manual_seed(0)
     query = torch.randn(2, 4, sizes.get("sq", 5), 3)
     key, value = torch.randn(2, 2, groups, 5, 3)
-    inputs = [x.requires_grad_() for x in (query, key.clone(), value.clone())]
+    sinks = [] if sinks_a is None else [sinks_a]
+    inputs = [x.clone().requires_grad_() for x in (query, key, value, *sinks)]
     wide = [x.detach().double().requires_grad_() for x in inputs]
-    got = attend(name, *inputs, mask=mask, slopes_a=slopes_a, softcap=softcap, layer_scaling=3.0)
-    want = written_out(*wide, seen, slopes_a, softcap)
+    how = {"mask": mask, "slopes_a": slopes_a, "softcap": softcap, "layer_scaling": 3.0}
+    got = attend(name, *inputs[:3], **how, sinks_a=inputs[3] if sinks else None)
+    want = written_out(*wide[:3], seen, slopes_a, softcap, wide[3] if sinks else None)
     assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
     if case != "nothing":
         weights = torch.randn_like(want)

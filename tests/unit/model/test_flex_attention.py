@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_attention_kernels import SLOPES, equals_the_sum_written_out
+from test_attention_kernels import SINKS, SLOPES, equals_the_sum_written_out
 from tiny import tiny_spec
 from torch.testing import assert_close
 
@@ -45,6 +45,7 @@ def backward_on_cpus(monkeypatch):
 )
 def test_flex_attention_is_the_sum_written_out(case, slopes_a, groups, softcap):
     equals_the_sum_written_out("flex", case, slopes_a, groups, softcap)
+    equals_the_sum_written_out("flex", case, slopes_a, groups, softcap, SINKS)
 
 
 def packed(samples, length, seed):
