@@ -11,7 +11,7 @@ from megatron.config.network.experts import (
     experts_per_token,
 )
 from megatron.config.network.layer_pattern import experts_of_layers
-from megatron.config.parallelism.layout import sequence_size, uses_ring
+from megatron.config.parallelism.layout import padded_length, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
 
@@ -151,16 +151,19 @@ def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterato
             f"{flag} does not divide the {data} replicas{sequence_note}: experts are shared by groups of "
             "that size; write a size that divides them"
         )
-    if uses_ring(parallel):
+    length = config.model.seq_length
+    ring = f"--context-parallel-size {parallel.context_parallel_size}"
+    if padded_length(parallel, length) > length:
         yield (
-            f"experts do not work with --context-parallel-size {parallel.context_parallel_size}: "
-            "tokens that pad a sample would be routed to them too; write --cp-comm-type a2a"
+            f"experts with {ring}: --seq-length {length} is not a multiple of {2 * sequence}, and "
+            "tokens that pad a sample would be routed to them too; write a multiple, or "
+            "--cp-comm-type a2a"
         )
-        return
     if sequence > 1 and drops_tokens(experts):
+        flag = ring if uses_ring(parallel) else f"--ds-sequence-parallel-size {sequence}"
         yield (
-            f"experts with --ds-sequence-parallel-size {sequence} have no capacity, as each rank has "
-            "a part of the tokens: write --disable-moe-token-dropping"
+            f"experts with {flag} have no capacity, as each rank has a part of the tokens: write "
+            "--disable-moe-token-dropping"
         )
 
 

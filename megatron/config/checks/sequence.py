@@ -69,8 +69,10 @@ def _takes_ring(start: Start) -> bool:
     ring = replace(
         config.parallel, context_parallel_size=2, cp_comm_type=None, ds_sequence_parallel_size=1
     )
+    if start.has_experts and padded_length(ring, config.model.seq_length) > config.model.seq_length:
+        return False
     problems = start.network.problems(replace(config, parallel=ring))
-    return not start.has_experts and not any("--context-parallel-size" in each for each in problems)
+    return not any("--context-parallel-size" in each for each in problems)
 
 
 def padding_problems(start: Start) -> Iterator[str]:

@@ -110,7 +110,7 @@ def test_flags_of_both_systems_mean_the_same():
         ),
         ("--num-experts 4 --bitfit --disable-bias-linear --zero-stage 1", "leaves nothing"),
         ("--num-experts 4 --ds-sequence-parallel-size 2", "no capacity, as each rank has a part"),
-        ("--num-experts 4 --context-parallel-size 2", "write --cp-comm-type a2a"),
+        ("--num-experts 4 --context-parallel-size 2", "write a multiple, or --cp-comm-type a2a"),
         (
             "--num-experts 4 --moe-expert-parallel-size 2 --slow-rank-factor 2",
             "as all 2 replicas do at this --moe-expert-parallel-size",
