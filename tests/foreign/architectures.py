@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import gpt_oss
 import torch
 from checkpoints import spread_network, write_checkpoint
 from tiny import VOCAB_SIZE, batch_of, tiny_plan
@@ -45,6 +46,7 @@ SHARED = "--moe-ffn-hidden-size 20 --moe-shared-expert-intermediate-size"
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 
 OURS = {
+    "gpt-oss": ("gpt_oss", f"{gpt_oss.FLAGS} {TENSOR} {PIPELINE}"),
     "gpt2": ("gpt2", "--ffn-hidden-size 40"),
     "gpt2 erf": ("gpt2", f"--gelu erf {UNTIED} {TENSOR}"),
     "gpt2 squared relu": ("gpt2", f"--squared-relu {PIPELINE}"),
@@ -370,6 +372,7 @@ THEIRS = {  # every one is compared with ours: see `families.py`
         use_qk_norm=True,
         num_nextn_predict_layers=0,
     ),
+    **gpt_oss.CASES,
     "pythia": GPTNeoXConfig(
         **_SMALL,
         intermediate_size=96,

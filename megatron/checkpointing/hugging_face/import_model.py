@@ -24,6 +24,7 @@ from megatron.checkpointing.hugging_face.logit_check import (
     require_equal,
     sample_tokens,
 )
+from megatron.checkpointing.hugging_face.quantized import READERS, quantization_of
 from megatron.checkpointing.manifest import Manifest, published_tags
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
@@ -150,6 +151,7 @@ class ModelDescription:
         script: which trains it.
         manifest: without files.
         is_text_part: whether this is the language model of a multimodal one.
+        quantization: how its weights are quantized; "" for not.
     """
 
     family: Family
@@ -159,6 +161,7 @@ class ModelDescription:
     tokenizer: Tokenizer
     manifest: Manifest
     is_text_part: bool
+    quantization: str
 
 
 def describe_model(source: Path, options: ImportOptions, *, save: Path) -> ModelDescription:
@@ -173,7 +176,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     """
     full_config = _read_config(source)
     config = _language_model(full_config)
-    family = family_of_config(config)
+    family, quantization = family_of_config(config), quantization_of(full_config)
     rows = int(config["vocab_size"])
     length = options.seq_length or min(_positions(config), _MOST_TOKENS)
     values = {**family.values(config), **_shared_values(source, config, rows, options, length)}
@@ -199,6 +202,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
         tokenizer=tokenizer,
         manifest=manifest_of_import(source, run_config, run_plan),
         is_text_part=config is not full_config,
+        quantization=quantization,
     )
 
 
@@ -209,7 +213,7 @@ def open_weights(source: Path, description: ModelDescription) -> Iterator[FullCh
     Raises:
         CheckpointError: tensors are missing, unexpected or of another shape.
     """
-    with Reader(source) as reader:
+    with READERS[description.quantization](source) as reader:
         yield _read_weights(reader, description.family, description.plan.model)
 
 

@@ -37,10 +37,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Modules:
-    """Modules of transformers that together hold the elements of one of ours.
+    """Modules (or tensors) of transformers that together hold the elements of one of ours.
 
     Args:
-        names: of these modules; a name with {} stands for the modules of all experts, by number.
+        names: of these; a name with {} stands for the modules of all experts, by number.
         mapping: of the elements, for a network.
     """
 
@@ -161,23 +161,23 @@ class Family:
     def _part(self, ours: str, spec: ModelSpec, names: ParameterNames) -> tuple[str, int, Part]:
         """Return the prefix of a parameter's layer, its position in the table, and its tensors."""
         module, _, kind = names.module(ours).rpartition(".")
-        table, prefix = self.network, ""
+        table, prefix, suffix = self.network, "", f".{kind}"
         if module.startswith("layers."):
             _, number, module = module.split(".", 2)
             table, prefix = self.layer, self.layers.format(number)
+        row = module
         if f"{module}.{kind}" in table:
-            tensor = f"{prefix}{table[f'{module}.{kind}']}"
-            return prefix, [*table].index(f"{module}.{kind}"), Part(ours, (tensor,))
-        if module not in table:
+            row, suffix = f"{module}.{kind}", ""
+        if row not in table:
             raise CheckpointError(f"{self.architecture} has no tensor for {ours}")
-        theirs = table[module]
+        theirs = table[row]
         modules = (theirs,) if isinstance(theirs, str) else _names_of(theirs, spec)
         mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
         is_norm_weight = module.endswith("norm") and kind == "weight"
         if is_norm_weight and spec.norm.layernorm_1p and not self.norms_around_one:
             mapping = OffsetByOne()
-        part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in modules), mapping)
-        return prefix, [*table].index(module), part
+        part = Part(ours, tuple(f"{prefix}{name}{suffix}" for name in modules), mapping)
+        return prefix, [*table].index(row), part
 
 
 def _names_of(modules: Modules, spec: ModelSpec) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from megatron.checkpointing.hugging_face.families.family import Family, HuggingF
 from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
+from megatron.checkpointing.hugging_face.families.gpt_oss import GPT_OSS
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpointing.hugging_face.families.mixtures import (
     DOTS1,
@@ -26,7 +27,7 @@ DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GP
 @FAMILIES.register("decoders")
 def decoders() -> tuple[Family, ...]:
     """Return the architectures of GPTs."""
-    return (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, *DECODERS)
+    return (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, GPT_OSS, *DECODERS)
 
 
 def all_families() -> list[Family]:

@@ -35,15 +35,15 @@ class Identity:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A matrix [out, in] here, [in, out] in transformers; vectors are unchanged."""
+    """Matrices [out, in] here, [in, out] in transformers; vectors are unchanged."""
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Return the matrix transposed."""
-        return (tensor.T if tensor.dim() == 2 else tensor,)
+        """Return the matrices transposed."""
+        return (tensor.mT if tensor.dim() > 1 else tensor,)
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the matrix transposed."""
-        return tensors[0].T if tensors[0].dim() == 2 else tensors[0]
+        """Return the matrices transposed."""
+        return tensors[0].mT if tensors[0].dim() > 1 else tensors[0]
 
 
 @dataclass(frozen=True, kw_only=True)
