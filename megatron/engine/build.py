@@ -31,7 +31,6 @@ from megatron.engine.optimizers import cut_into_buckets, lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import StageModule, pipeline_module
 from megatron.engine.token_counts import TokenCounts
-from megatron.fused_kernels.attention_choice import takes_flash_in_ring
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import nan_in_empty_tensors
@@ -198,8 +197,8 @@ def core_attention(
     """Build the core attention of every layer: with selective recompute, Ulysses or ring if planned."""
     attend: Attend
     if parallel.ring:
-        flash = takes_flash_in_ring(kernels.attention, spec)
-        attend = RingAttention(groups.sequence, flash=flash)
+        sinks = spec.attention.has_sinks
+        attend = RingAttention.of(groups.sequence, kernels.attention, sinks=sinks)
     else:
         attend = attention_of(spec, kernels)
     if recompute.granularity == "selective":

@@ -68,6 +68,16 @@ class Scoring:
         return is_simple and self.takes_flash(query.size(-1), query.dtype, query.device)
 
 
+def takes_flash_in_ring(name: str, *, sinks: bool) -> bool:
+    """Whether FlashAttention may compute blocks of ring attention, which merges attention sinks itself.
+
+    Args:
+        name: the implementation of attention that the run has chosen.
+        sinks: whether the network has them, so that it writes scores out without a ring.
+    """
+    return name in ("sdpa", "flash") or (name == "fused-softmax" and sinks)
+
+
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, block: Block, how: Scoring
 ) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from megatron.common.errors import ConfigError
 from megatron.common.registry import import_dotted
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import NARROWEST_FLEX_HEAD, KernelsPlan
-from megatron.fused_kernels.attention_blocks import Scoring
+from megatron.fused_kernels.attention_blocks import Scoring, takes_flash_in_ring
 
 _FLEX = "megatron.fused_kernels.flex_attention"
 """Imported where it runs."""
@@ -112,18 +112,13 @@ def _ring_blocks(name: str, work: AttentionWork) -> str:
         softcap=work.spec.attention.attention_softcap,
         slopes_a=torch.ones(1) if work.spec.positions.position_embedding == "alibi" else None,
         dropout=work.spec.attention.attention_dropout,
-        flash=takes_flash_in_ring(name, work.spec),
+        flash=takes_flash_in_ring(name, sinks=work.spec.attention.has_sinks),
     )
     if scoring.takes_flash(work.spec.attention.head_dim, work.dtype, work.device):
         return (
             "FlashAttention; scores of blocks at the edge of documents and windows are written out"
         )
     return "scores of a block are written out in 32 bits"
-
-
-def takes_flash_in_ring(name: str, spec: ModelSpec) -> bool:
-    """Whether FlashAttention may compute blocks of ring attention, which merges sinks itself."""
-    return name in ("sdpa", "flash") or (name == "fused-softmax" and spec.attention.has_sinks)
 
 
 def _limits_flash(work: AttentionWork) -> bool:

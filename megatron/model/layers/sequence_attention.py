@@ -15,6 +15,7 @@ from megatron.fused_kernels.attention_blocks import (
     Scoring,
     block_attention,
     block_gradients,
+    takes_flash_in_ring,
 )
 from megatron.model.layers.attention_kernels import Attend, Mask, ScoreOptions
 from megatron.model.layers.layer_input import once
@@ -47,6 +48,11 @@ class RingAttention:
 
     def __init__(self, group: dist.ProcessGroup, *, flash: bool):
         self.group, self.flash = group, flash
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup, attention: str, *, sinks: bool) -> "RingAttention":
+        """Return the ring attention of a run; arguments as in `takes_flash_in_ring`."""
+        return cls(group, flash=takes_flash_in_ring(attention, sinks=sinks))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Return the mixed values of this rank's positions.
