@@ -26,7 +26,10 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wra
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.model_plan import plan_model
+from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.kernels_plan import KernelsPlan
+from megatron.fused_kernels.registry import choose_generation_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -107,7 +110,7 @@ def engine(
     model: GPT2LMHeadModel, dtype: torch.dtype, device: torch.device, *, rows: int
 ) -> InferenceEngine:
     """Return this program's engine with the weights of `model`."""
-    spec = spec_of(model.config)
+    spec, kernels = plan_of(model.config)
     theirs = model.state_dict()
     weights = {
         part.ours: ParameterState(
@@ -126,19 +129,21 @@ def engine(
         dtype=dtype,
         device=device,
         rows=rows,
+        kernels=choose_generation_kernels(kernels, spec, tensor=1, dtype=dtype, device=device),
     )
     return InferenceEngine(stage, rows=rows)
 
 
-def spec_of(config: GPT2Config) -> ModelSpec:
-    """Return the network of GPT-2's sizes."""
+def plan_of(config: GPT2Config) -> tuple[ModelSpec, KernelsPlan]:
+    """Return the network of GPT-2's sizes, and the plan of its kernels."""
     flags = (
         f"--num-layers {config.n_layer} --hidden-size {config.n_embd} --lr 0 "
         f"--num-attention-heads {config.n_head} --seq-length {config.n_positions} "
         f"--max-position-embeddings {config.n_positions} --make-vocab-size-divisible-by 1 --micro-batch-size 1"
     )
     parsed, _ = parse_config(flags.split())
-    return plan_model(parsed, vocab_size=config.vocab_size, tensor=1)
+    kernels = plan_kernels(parsed.kernels, parsed.model, parsed.precision)
+    return plan_model(parsed, vocab_size=config.vocab_size, tensor=1), kernels
 
 
 def continue_here(

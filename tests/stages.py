@@ -10,6 +10,7 @@ from torch import nn
 
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wrap_full_tensor
 from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import Capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -19,6 +20,8 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
+
+CPU = torch.device("cpu")
 
 
 def random_model(group: object, spec: ModelSpec) -> SequentialModel:
@@ -52,6 +55,8 @@ def engine_of(
     control: dist.ProcessGroup | None = None,
     key_rounding: int | None = None,
     capture: Capture | None = None,
+    kernels: Kernels = REFERENCE,
+    device: torch.device = CPU,
     **options: object,
 ) -> InferenceEngine:
     """Return what continues text with the weights of `model`."""
@@ -60,12 +65,13 @@ def engine_of(
         whole_weights(model),
         groups=groups or lone_groups(),
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        device=device,
         rows=0 if recompute else rows,
         sees_prefix=sees_prefix,
         control=control,
         key_rounding=key_rounding,
         capture=capture,
+        kernels=kernels,
     )
     return InferenceEngine(stage, rows=rows, recompute=recompute, **options)
 

@@ -1,5 +1,6 @@
 """Kernel registry: choose the implementation (PyTorch, Triton, apex) of each operation."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from megatron.fused_kernels.attention_choice import AttentionWork, choose_attent
 from megatron.fused_kernels.reference import cross_entropy, softmax
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.fused_kernels.triton.limits import (
+    decode_limit,
     dropout_limit,
     dtype_limit,
     norm_limit,
@@ -26,12 +28,15 @@ from megatron.fused_kernels.triton.limits import (
     softmax_limit,
 )
 
+log = logging.getLogger(__name__)
+
 _FIELDS = {
     "softmax": ("scaled_causal_softmax", "scaled_masked_softmax"),
     "norm": ("layer_norm", "rms_norm", "add_norm"),
     "activation": ("bias_gelu", "glu", "activation_adds_bias"),
     "bias, dropout, residual": ("bias_dropout_add",),
     "rotary positions": ("rotary", "split_rotary"),
+    "attention of decode steps": ("decode_attention",),
     "cross-entropy": ("cross_entropy",),
 }
 """Fields of `Kernels` by operation."""
@@ -155,8 +160,7 @@ def choose_kernels(
     for operation in _operations(attention, work.spec):
         kernels, choice = _choose(operation, kernels, plan, work, obstacle)
         choices.append(choice)
-    if kernels.bias_dropout_add is REFERENCE.bias_dropout_add:
-        kernels = replace(kernels, add_norm=None)
+    kernels = _without_lone_add_norm(kernels)
     unmet = [choice for choice in choices if choice.unmet]
     if plan.must_fuse and unmet:
         raise ConfigError(
@@ -168,6 +172,41 @@ def choose_kernels(
             )
         )
     return kernels, tuple(choices)
+
+
+def choose_generation_kernels(
+    plan: KernelsPlan,
+    spec: ModelSpec,
+    *,
+    tensor: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    launch: Callable[[torch.device], None] = _launch_once,
+) -> Kernels:
+    """Choose the kernels of generation, where attention is sdpa but in decode steps; logs why not Triton.
+
+    Args:
+        plan: of training, maybe on another machine: its sources but the reference are not required.
+        tensor: ranks that share a layer.
+        launch: launches a Triton kernel, to find out whether that works.
+    """
+    kernels = REFERENCE
+    if device.type == "cpu" or plan.source == "reference":
+        return kernels
+    plan = replace(plan, source="auto", compile="none")
+    work = Workload(spec=spec, dtype=dtype, positions=1, tensor=tensor, device=device)
+    obstacle = _obstacle(device, launch)
+    for operation in (*_operations("sdpa", spec), "attention of decode steps"):
+        kernels, choice = _choose(operation, kernels, plan, work, obstacle)
+        if choice.unmet:
+            log.warning("generation without a fused kernel for %s: %s", operation, choice.why)
+    return _without_lone_add_norm(kernels)
+
+
+def _without_lone_add_norm(kernels: Kernels) -> Kernels:
+    """Return `kernels` without the sum in a norm if the sum of residuals is left to the reference."""
+    lone = kernels.bias_dropout_add is REFERENCE.bias_dropout_add
+    return replace(kernels, add_norm=None) if lone else kernels
 
 
 def _choose(
@@ -273,6 +312,10 @@ def _unsupported_reason(operation: str, work: Workload) -> str | None:
         case "rotary positions":
             heads = spec.attention.num_attention_heads // work.tensor
             return rotary_limit(dtype, heads, spec.attention.head_dim)
+        case "attention of decode steps":
+            attention = spec.attention
+            queries = attention.num_attention_heads // attention.num_query_groups
+            return decode_limit(dtype, queries, attention.head_dim)
         case _:
             return dtype_limit(dtype)
 

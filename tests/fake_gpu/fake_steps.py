@@ -1,9 +1,10 @@
-"""Training steps on the fake GPU, one engine for each line of flags on stdin.
+"""Training and decode steps on the fake GPU, one engine for each line of flags on stdin.
 
     python tests/fake_gpu/fake_steps.py FOLDER < LINES
 
-A line is OBJECTIVE, then flags. What a step did is printed as a line of JSON: waits, operations and
-kernels; "error" if it failed. The device is compiled to FOLDER.
+A line is OBJECTIVE, then flags; or "decode", then flags of a GPT that generates. What a step did is
+printed as a line of JSON: waits, operations and kernels; "error" if it failed. The device is compiled
+to FOLDER.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import traceback
 from itertools import repeat
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -59,6 +61,42 @@ def run(seen: Seen, objective: str, flags: list[str]) -> None:
         raise RuntimeError("a parameter is not on the GPU")
 
 
+def decode(seen: Seen, flags: list[str]) -> None:
+    """Run a decode step of three sequences, with the weights that layers begin with; it is in `seen`."""
+    import torch
+
+    from megatron.config.config import parse_config
+    from megatron.config.model_plan import plan_model
+    from megatron.config.network.kernels import plan_kernels
+    from megatron.fused_kernels.registry import choose_generation_kernels
+    from megatron.inference.engine import model_runner
+    from megatron.inference.loading.loaded_model import lone_groups
+
+    config, _ = parse_config([*COMMON.split(), *flags])
+    spec = plan_model(config, vocab_size=VOCAB_SIZE, tensor=1)
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    kernels = choose_generation_kernels(
+        plan_kernels(config.kernels, config.model, config.precision),
+        spec,
+        tensor=1,
+        dtype=dtype,
+        device=device,
+    )
+    with (
+        patch.object(model_runner, "fill_parameters"),
+        # Host memory cannot be pinned here.
+        patch.object(
+            model_runner, "to_device", lambda values, device: torch.tensor(values, device=device)
+        ),
+    ):
+        runner = model_runner.ModelRunner(
+            spec, {}, groups=lone_groups(), dtype=dtype, device=device, rows=4, kernels=kernels
+        )
+        runner.prefill([[1, 2, 3], [4], [5, 6]], [3, 1, 2])
+        seen.clear()
+        runner.decode([1, 2, 3], [3, 1, 2])
+
+
 def start() -> None:
     """Begin a process group of this process, whose collectives do nothing."""
     import torch.distributed as dist
@@ -88,7 +126,10 @@ def main() -> None:
             objective, *flags = line.split()
             found = {}
             try:
-                run(seen, objective, flags)
+                if objective == "decode":
+                    decode(seen, flags)
+                else:
+                    run(seen, objective, flags)
             except Exception:
                 found["error"] = traceback.format_exc()[-3000:]
             found |= {"waits": seen.waits, "kernels": seen.kernels, "operations": seen.operations}

@@ -1,4 +1,4 @@
-"""Training steps on a fake GPU: no tensor on another device, few waits of the host, few launches."""
+"""Training and decode steps on a fake GPU: no tensor on another device, few waits of the host, few launches."""
 
 import json
 import shutil
@@ -33,6 +33,16 @@ WAITS = {
 
 OFFLOAD = "gpt --num-layers 2 --bf16 --zero-stage 2 --cpu-optimizer --cpu_torch_adam"
 DEEPER = ("gpt --num-layers 3 --bf16", f"gpt --num-layers 3 --bf16 {LLAMA}")
+DECODE = {
+    kind: [f"decode --num-layers {layers} --bf16 {flags}".strip() for layers in (2, 3)]
+    for kind, flags in (
+        ("GPT", ""),
+        ("Llama", LLAMA),
+        ("GPT, references", "--kernels reference"),
+        ("Llama, references", f"--kernels reference {LLAMA}"),
+    )
+}
+LINES = [*WAITS, OFFLOAD, *DEEPER, *(line for lines in DECODE.values() for line in lines)]
 
 pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="needs a build of torch for CPUs"),
@@ -44,23 +54,22 @@ pytestmark = [
 def steps(tmp_path_factory):
     """What the steps of each line did."""
     pytest.importorskip("triton")
-    lines = [*WAITS, OFFLOAD, *DEEPER]
     done = subprocess.run(
         [
             sys.executable,
             Path(__file__).with_name("fake_steps.py"),
             tmp_path_factory.mktemp("device"),
         ],
-        input="\n".join(lines),
+        input="\n".join(LINES),
         capture_output=True,
         text=True,
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"line"')]
-    assert [one["line"] for one in found] == lines, done.stderr[-4000:]
+    assert [one["line"] for one in found] == LINES, done.stderr[-4000:]
     return {one["line"]: one for one in found}
 
 
-@pytest.mark.parametrize("line", [*WAITS, OFFLOAD, *DEEPER])
+@pytest.mark.parametrize("line", LINES)
 def test_no_tensor_is_on_another_device(steps, line):
     assert "error" not in steps[line], steps[line]["error"]
 
@@ -99,3 +108,29 @@ def test_kernels_of_a_layer(steps):
     assert gpt == COMMON | {"activations._gelu_forward": 1, "activations._gelu_backward": 1}
     glu = {"activations._glu_forward": 1, "activations._glu_backward": 1}
     assert llama == COMMON | glu | {"rotary._split": 2}
+
+
+WITHOUT_LAUNCH = (
+    *("empty.memory_format", "empty_like.default", "new_empty.default"),
+    "dropout.default",  # in evaluation
+)
+
+
+def launches_of_a_layer(steps, lines):
+    """Return how often a layer launches a kernel or an operation in a decode step."""
+    fewer, more = (
+        sum((Counter(steps[line][what]) for what in ("kernels", "operations")), Counter())
+        for line in lines
+    )
+    return sum(count for name, count in (more - fewer).items() if name not in WITHOUT_LAUNCH)
+
+
+def test_launches_of_a_layer_in_decode_steps(steps):
+    assert {kind: launches_of_a_layer(steps, lines) for kind, lines in DECODE.items()} == {
+        "GPT": 9,
+        "Llama": 10,
+        "GPT, references": 14,
+        "Llama, references": 27,
+    }
+    for lines in DECODE.values():
+        assert not steps[lines[0]]["waits"]

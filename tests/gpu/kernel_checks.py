@@ -417,6 +417,61 @@ def check_padding_beside_the_whole_vocabulary(kernels, device, dtype, columns):
     )
 
 
+def exact_decode_attention(query, key, value, cache, position, *, window, softcap, slopes, sinks):
+    """Attend from one row's query [a, d] to its cached keys [g, capacity, d] and the new one."""
+    first = max(0, position - window + 1) if window else 0
+    each = len(query) // len(key)
+    keys, values = (
+        torch.cat([old[:, first:position], new[:, None]], 1).repeat_interleave(each, 0)
+        for old, new in zip(cache, (key, value), strict=True)
+    )
+    scores = (keys @ query[..., None])[..., 0] * 0.3
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    if slopes is not None:
+        scores = scores + slopes[:, None] * torch.arange(first - position, 1)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None].double()], 1)
+    weights = scores.softmax(-1)[:, : keys.size(1)]
+    return (weights[:, None] @ values)[:, 0]
+
+
+def check_decode_attention(kernels, device, dtype, *, heads, groups, width, **options):
+    """Rows of several lengths; the cache changes where the new keys and values are stored alone."""
+    generator = torch.Generator().manual_seed(5)
+    options = {"window": 0, "softcap": 0.0, "slopes": None, "sinks": None} | options
+    positions, capacity = [0, 5, 299, 170], 320
+
+    def draw(*shape):
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return drawn.to(dtype).double()
+
+    query = draw(len(positions), heads, width)
+    fused = draw(len(positions), 2, groups, width)
+    cache = draw(2, len(positions) + 1, groups, capacity, width)
+    key, value = fused.unbind(1)
+    kept = [each.to(device, dtype) for each in cache]
+    found = kernels.decode_attention(
+        *(x.to(device, dtype)[:, :, None] for x in (query, key, value)),
+        tuple(kept),
+        torch.tensor(positions, device=device),
+        range(310),
+        window=options["window"],
+        scale=0.3,
+        softcap=options["softcap"],
+        slopes_a=None if options["slopes"] is None else options["slopes"].to(device),
+        sinks_a=None if options["sinks"] is None else options["sinks"].to(device),
+    )
+    for row, position in enumerate(positions):
+        right = exact_decode_attention(
+            query[row], key[row], value[row], cache[:, row], position, **options
+        )
+        close(found[row, :, 0], right, dtype=dtype, slack=8, floor=1.0, name=f"row {row}")
+        cache[0, row, :, position], cache[1, row, :, position] = key[row], value[row]
+    for mine, right in zip(kept, cache, strict=True):
+        assert torch.equal(mine.cpu().double(), right)
+
+
 BY_COLUMNS = [
     check_causal_softmax,
     check_masked_softmax,

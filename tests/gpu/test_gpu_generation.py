@@ -6,10 +6,11 @@ import pytest
 import torch
 from host_syncs import CudnnAttention
 from stages import random_model, whole_weights
-from tiny import tiny_spec
+from tiny import tiny_plan, tiny_spec
 from torch.testing import assert_close
 from trainings import VOCAB_SIZE
 
+from megatron.fused_kernels.registry import choose_generation_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -54,6 +55,9 @@ def engine_of(spec, weights, device, *, dtype=torch.float32, recompute=False, gr
         dtype=dtype,
         device=device,
         rows=0 if recompute else 4,
+        kernels=choose_generation_kernels(
+            tiny_plan().kernels, spec, tensor=1, dtype=dtype, device=device
+        ),
     )
     return InferenceEngine(runner, rows=4, recompute=recompute)
 

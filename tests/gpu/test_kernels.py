@@ -16,6 +16,7 @@ from kernel_checks import (
     check_bias_add,
     check_bias_gelu,
     check_cross_entropy,
+    check_decode_attention,
     check_dropout,
     check_glu,
     check_layer_norm,
@@ -23,7 +24,8 @@ from kernel_checks import (
     check_sliced_cross_entropy,
 )
 from networks import gpt_steps
-from tiny import LLAMA, tiny_spec
+from stages import engine_of, random_model
+from tiny import GEMMA_2, GEMMA_3, LLAMA, tiny_spec
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -38,7 +40,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from megatron.fused_kernels.triton import launch, norms  # noqa: E402
+from megatron.fused_kernels.triton import decode_attention, launch, norms  # noqa: E402
 from megatron.fused_kernels.triton.all import TRITON  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -68,6 +70,25 @@ def test_a_norm_wider_than_the_fused_gradients(monkeypatch):
 @pytest.mark.parametrize("check", [check_cross_entropy, check_sliced_cross_entropy])
 def test_a_vocabulary_longer_than_a_block(check):
     check(TRITON, DEVICE, torch.bfloat16, 5000)
+
+
+@pytest.mark.parametrize("fewest_keys", [256, 100], ids=["one program", "split keys"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 6, "groups": 2, "width": 24},
+        {"heads": 3, "groups": 3, "width": 64, "window": 100},
+        {"heads": 2, "groups": 1, "width": 16, "sinks": torch.tensor([-1.0, 3.0])},
+        {"heads": 4, "groups": 2, "width": 16, "slopes": torch.tensor([0.5, 0.25, 0.1, 0.01])},
+        {"heads": 20, "groups": 1, "width": 80, "softcap": 2.0, "window": 7},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_attention_of_a_decode_step(monkeypatch, options, fewest_keys):
+    monkeypatch.setattr(decode_attention, "_FEWEST_KEYS", fewest_keys)
+    # The interpreter multiplies matrices in bf16 as if they were integers.
+    for dtype in DTYPES[:2] if INTERPRETED else DTYPES:
+        check_decode_attention(TRITON, DEVICE, dtype, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -120,6 +141,29 @@ def test_what_a_kernel_cannot_take_goes_to_the_reference():
     ]
     for mine, right in zip(*pairs, strict=True):
         assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"position_embedding": "alibi", "window": 4}, LLAMA, GEMMA_2, GEMMA_3],
+    ids=["GPT", "ALiBi and windows", "Llama", "Gemma 2", "Gemma 3"],
+)
+@torch.inference_mode()
+def test_decode_steps_of_kernels_are_those_of_references(group, changes):
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "head_dim": 6}
+    spec = tiny_spec(max_position_embeddings=24, **sizes | changes)
+    model = random_model(group, spec)
+    one, other = (
+        engine_of(model, spec, rows=4, key_rounding=8, device=DEVICE, kernels=kernels).runner
+        for kernels in (REFERENCE, TRITON)
+    )
+    texts = [[1, 2, 3, 4, 5], [6, 7], [8]]
+    features = [each.prefill(texts, [5, 2, 1]) for each in (one, other)]
+    for step in range(5):
+        assert_close(*(each[:, -1] for each in features), atol=2e-4, rtol=2e-4)
+        tokens = [(7 * step + row) % spec.vocabulary.vocab_size for row in range(3)]
+        positions = [len(text) + step for text in texts]
+        features = [each.decode(tokens, positions) for each in (one, other)]
 
 
 @pytest.fixture

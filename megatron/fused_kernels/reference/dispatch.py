@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,6 +19,28 @@ AddNorm = Callable[
 """Sum of a residual and what a layer adds to it, and the sum's norm; see `Kernels`."""
 
 
+class DecodeAttention(Protocol):
+    """Attention of a decode step to cached keys, which stores the new key and value too."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: tuple[Tensor, Tensor],
+        positions_b: Tensor,
+        visible: range,
+        *,
+        window: int,
+        scale: float,
+        softcap: float,
+        slopes_a: Tensor | None,
+        sinks_a: Tensor | None,
+    ) -> Tensor:
+        """Return the mixed values [b, a, 1, d]; see `triton.decode_attention`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """Operations that layers call; the reference functions define what each one computes.
@@ -31,6 +54,7 @@ class Kernels:
         add_norm: (x, y or None, y_bias or None, weight, bias, eps, centred) -> (x + y + y_bias,
             its norm), with y None (x, its norm); backward adds the gradients of both results in
             one pass. None: layers add and norm one after the other.
+        decode_attention: None: `megatron.inference.engine.kv_cache` stores and attends.
     """
 
     scaled_causal_softmax: Callable[[Tensor, float], Tensor]
@@ -46,6 +70,7 @@ class Kernels:
     attention: str
     activation_adds_bias: bool
     add_norm: AddNorm | None = None
+    decode_attention: DecodeAttention | None = None
     linear: Callable[[Tensor, Tensor], Tensor] | None = None
 
 

@@ -6,6 +6,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.triton.activations import bias_gelu, glu
 from megatron.fused_kernels.triton.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.triton.cross_entropy import TRITON as CROSS_ENTROPY
+from megatron.fused_kernels.triton.decode_attention import decode_attention
 from megatron.fused_kernels.triton.norms import add_norm, layer_norm, rms_norm
 from megatron.fused_kernels.triton.rotary import rotary, split_rotary
 from megatron.fused_kernels.triton.softmax import (
@@ -27,5 +28,6 @@ TRITON = replace(
     cross_entropy=CROSS_ENTROPY,
     activation_adds_bias=True,
     add_norm=add_norm,
+    decode_attention=decode_attention,
 )
 """Kernels of a GPU with every operation fused."""

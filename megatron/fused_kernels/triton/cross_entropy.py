@@ -148,7 +148,8 @@ class _Full(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return gradient(*ctx.saved_tensors, grads[0], ctx.real), None, None
+        logits_nv, log_total_n, target_n = ctx.saved_tensors
+        return gradient(logits_nv, log_total_n, target_n, grads[0], ctx.real), None, None
 
 
 def full(logits_nv: Tensor, target_n: Tensor, real: int) -> Tensor:

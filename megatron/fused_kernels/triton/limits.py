@@ -4,8 +4,10 @@ import torch
 
 _MOST_FEATURES = 32768  # a row has to fit into the registers of one program
 _MOST_HEAD_FEATURES = 32768  # all heads have to fit into the registers of one program
+_MOST_KEY_FEATURES = 256  # a block of keys has to fit into shared memory
 _MOST_KEYS = 16384  # a row has to fit into the registers of one program
 _MOST_ELEMENTS = 2**32 - 1  # the kernel's random offsets are 32-bit
+_MOST_QUERY_FEATURES = 8192  # the queries of a key have to fit into the registers of one program
 
 
 def dtype_limit(dtype: torch.dtype) -> str | None:
@@ -40,4 +42,15 @@ def rotary_limit(dtype: torch.dtype, heads: int, width: int) -> str | None:
     """Return why the kernels do not support so many heads of this width; None if they do."""
     if heads * width > _MOST_HEAD_FEATURES:
         return f"{heads} heads of {width} features, the kernel takes {_MOST_HEAD_FEATURES} at most"
+    return dtype_limit(dtype)
+
+
+def decode_limit(dtype: torch.dtype, queries: int, width: int) -> str | None:
+    """Return why the kernels do not support so many queries of a key, of this width; None if they do."""
+    rows, columns = (1 << (size - 1).bit_length() for size in (queries, width))
+    if rows * columns > _MOST_QUERY_FEATURES or width > _MOST_KEY_FEATURES:
+        return (
+            f"{queries} queries of {width} features for each key, the kernel takes keys of "
+            f"{_MOST_KEY_FEATURES} features and queries of {_MOST_QUERY_FEATURES} at most"
+        )
     return dtype_limit(dtype)

@@ -62,7 +62,7 @@ class TokenCache:
             raise TypeError("cached tokens are attended to in decode steps")
         batch, heads, _, width = query.shape
         view = step.view(self._groups, heads, how, query.dtype)
-        visible = slice(view.first, step.shape.stop)
+        visible = slice(view.positions.start, view.positions.stop)
         output = _attention(
             query.view(batch, self._groups, heads // self._groups, width),
             self.kept[0][:batch, :, visible],
@@ -118,8 +118,23 @@ class CachedAttention(TokenCache):
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Update the cache and return the attention output."""
-        self.store(key, value)
         step = self._current()
+        kernel = how.kernels.decode_attention
+        if kernel and isinstance(step, Decode) and not step.lengths and how.relative is None:
+            return kernel(
+                query,
+                key,
+                value,
+                (self.kept[0], self.kept[1]),
+                step.positions,
+                step.visible(how.mask.window),
+                window=how.mask.window,
+                scale=how.scale,
+                softcap=how.softcap,
+                slopes_a=how.slopes_a,
+                sinks_a=None,
+            )
+        self.store(key, value)
         if isinstance(step, Prefill):
             return self._kernel(query, key, value, _with_bias(how, query.size(2), key.size(2)))
         if not step.lengths:
@@ -204,6 +219,10 @@ class Decode:
                 slots = self._slots_of(groups, cache.size(2))
                 cache.view(-1, width).index_copy_(0, slots, tokens.reshape(-1, width))
 
+    def visible(self, window: int) -> range:
+        """Return positions that include all that a row sees with a sliding `window`; 0 for none."""
+        return range(max(0, self.shape.start - window + 1) if window else 0, self.shape.stop)
+
     def view(self, groups: int, heads: int, how: ScoreOptions, dtype: torch.dtype) -> "_View":
         """Return the cached positions that `heads` in `groups` see, and their bias."""
         layers = how.mask.window, groups, heads
@@ -226,11 +245,11 @@ class Decode:
     ) -> "_View":
         """Return the cached positions visible with a sliding `window`, and their bias."""
         shape, slopes_a = self.shape, how.slopes_a
-        first = max(0, shape.start - window + 1) if window else 0
+        visible = self.visible(window)
         if shape.is_even and slopes_a is None and how.relative is None:
-            return _View(first, None)
+            return _View(visible, None)
         positions = self.positions[:, None, None]
-        offset_b1k = torch.arange(first, shape.stop, device=positions.device) - positions
+        offset_b1k = torch.arange(visible.start, visible.stop, device=positions.device) - positions
         bias = torch.zeros_like(offset_b1k, dtype=torch.float32)[:, None]
         if slopes_a is not None:
             bias = slopes_a.view(groups, heads // groups, 1) * offset_b1k[:, None]
@@ -240,7 +259,7 @@ class Decode:
         hidden = offset_b1k > 0
         if window:
             hidden = hidden | (offset_b1k <= -window)
-        return _View(first, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
+        return _View(visible, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
 
 
 def _with_bias(how: ScoreOptions, sq: int, sk: int) -> ScoreOptions:
@@ -269,7 +288,7 @@ CurrentStep = Callable[[], Prefill | Decode]
 
 @dataclass(frozen=True)
 class _View:
-    """Cached positions a decode step attends to: from `first` on, with `bias` on the scores."""
+    """Cached positions that a decode step attends to, with `bias` on the scores."""
 
-    first: int
+    positions: range
     bias: Tensor | None

@@ -14,6 +14,7 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fil
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device, without_cudnn_attention
@@ -67,6 +68,7 @@ class ModelRunner:
         capture: captures decode steps of rounded shapes, to replay them (default: steps run as
             they are).
         packs_weights: whether weights on CPUs are packed for decode steps, see `pack_weights`.
+        kernels: what computes the operations inside layers.
 
     Raises:
         CheckpointError: the weights do not fit `spec`.
@@ -88,6 +90,7 @@ class ModelRunner:
         key_rounding: int | None = None,
         capture: Capture | None = None,
         packs_weights: bool = True,
+        kernels: Kernels = REFERENCE,
     ):
         self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
         self.rows, self.sees_prefix = rows, sees_prefix
@@ -102,6 +105,7 @@ class ModelRunner:
         parts = LayerParts(
             group=groups.tensor,
             core_attention=core_attention_of(spec),
+            kernels=kernels,
             mixed=dtype != torch.float32,
             predicts=False,
             states=self.states,

@@ -35,11 +35,13 @@ from megatron.config.inference.generation import (
     vocabulary_problems,
 )
 from megatron.config.model_plan import plan_model
+from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network_contract import with_network
 from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.data.datasets.fim import FimTokens, fim_tokens
+from megatron.fused_kernels.registry import choose_generation_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -98,12 +100,12 @@ def load_model(
 
     Communication: every rank must call this, in step.
     """
-    parallel = source.config.parallel
+    config, parallel = source.config, source.config.parallel
     tokenizer, spec = tokenizer_and_spec(source)
     network = require_service(source, spec, *services)
     recompute = options.recompute or not network.caches
     launch, device = prepare_process(parallel)
-    dtype = inference_dtype(options, source.config.precision, device=device.type)
+    dtype = inference_dtype(options, config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     replicas = max(1, launch.world_size // max(1, model_size)) if with_replicas else 1
     problems = [
@@ -130,6 +132,13 @@ def load_model(
             sees_prefix=source.manifest.objective.sees_prefix,
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
             capture=decode_capture(spec, groups, device) if graphs else None,
+            kernels=choose_generation_kernels(
+                plan_kernels(config.kernels, config.model, config.precision),
+                spec,
+                tensor=parallel.tensor_model_parallel_size,
+                dtype=TORCH_DTYPES[dtype],
+                device=device,
+            ),
         )
     return LoadedModel(
         engine=InferenceEngine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),

@@ -120,11 +120,33 @@ def call_attention(dtype: torch.dtype) -> None:
         fused = tensor(64, 2, heads, 3, width, dtype=dtype)
         query, key, value = TRITON.split_rotary(fused, cos, sin)
         (query * key * value).sum().backward()
+        call_decode_attention(heads, width, dtype)
     for keys in (2048, 16384):
         scores = tensor(1, 2, 16, keys, dtype=dtype)
         mask = torch.empty(1, 1, 16, keys, dtype=torch.bool)
         TRITON.scaled_causal_softmax(scores, 0.5).sum().backward()
         TRITON.scaled_masked_softmax(scores, mask, 0.5).sum().backward()
+
+
+def call_decode_attention(heads: int, width: int, dtype: torch.dtype) -> None:
+    """As many keys as queries and few; long contexts, which programs divide."""
+    positions = torch.empty(2, dtype=torch.int64)
+    for groups, keys in ((heads, 256), (8, 256), (8, 32768)):
+        key = torch.empty(2, groups, 1, width, dtype=dtype)
+        cache = (torch.empty(2, groups, keys, width, dtype=dtype),) * 2
+        TRITON.decode_attention(
+            torch.empty(2, heads, 1, width, dtype=dtype),
+            key,
+            key,
+            cache,
+            positions,
+            range(keys),
+            window=0,
+            scale=0.125,
+            softcap=0.0,
+            slopes_a=None,
+            sinks_a=None,
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from triton.runtime import interpreter
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.fused_kernels.triton import launch, norms
+from megatron.fused_kernels.triton import decode_attention, launch, norms
 from megatron.fused_kernels.triton.all import TRITON
 
 ENDS = [0, -1]
@@ -32,6 +32,7 @@ def main() -> None:
             if size == 2**31:  # nothing there is twice as long as their tensors
                 check_rows(rows, columns)
                 check_cross_entropy(size // 1024 + step, 1024)
+                check_decode_attention(size + step)
 
 
 def run_first_and_last_programs() -> None:
@@ -47,6 +48,7 @@ def run_first_and_last_programs() -> None:
         run(self, *args, **keywords)
 
     norms.num_multiprocessors = lambda device: 1  # each program of `_backward` has many rows
+    decode_attention.num_multiprocessors = lambda device: 1 << 20  # each of few keys
     interpreter.range = ends
     interpreter.GridExecutor.__call__ = run_and_print
 
@@ -168,6 +170,34 @@ def check_rotary(positions: int) -> None:
             lambda x, r=reference: r(x, *few),
             tensor(positions, 1024),
         )
+
+
+def check_decode_attention(elements: int) -> None:
+    """A cache of so many elements and a little more: its first and its last rows, the latter's end."""
+    capacity, width, groups = 4096, 64, 4
+    rows = elements // (capacity * width * groups) + 1
+    cache = [torch.empty(rows, groups, capacity, width) for _ in "kv"]
+    new = [torch.randn(rows, groups, 1, width) for _ in "qkv"]
+    positions = torch.zeros(rows, dtype=torch.int64)
+    positions[-1] = capacity - 1
+    for each in cache:
+        each[-1, -1] = torch.randn(capacity, width)
+    out = TRITON.decode_attention(
+        *new,
+        tuple(cache),
+        positions,
+        range(capacity),
+        window=2,
+        scale=1.0,
+        softcap=0.0,
+        slopes_a=None,
+        sinks_a=None,
+    )
+    query, key, value = (each[-1, -1] for each in new)
+    keys, values = cache[0][-1, -1, -2:], cache[1][-1, -1, -2:]
+    assert_close(keys[-1:], key)
+    assert_close(out[-1, -1], (query @ keys.T).softmax(-1) @ values)
+    assert_close(out[0, 0], new[2][0, 0])
 
 
 if __name__ == "__main__":

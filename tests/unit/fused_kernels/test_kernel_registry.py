@@ -17,7 +17,12 @@ from megatron.common.errors import ConfigError
 from megatron.fused_kernels import registry as choose
 from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.fused_kernels.registry import Workload, choose_kernels, package_problems
+from megatron.fused_kernels.registry import (
+    Workload,
+    choose_generation_kernels,
+    choose_kernels,
+    package_problems,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -55,6 +60,7 @@ def packages(monkeypatch, modules):
     monkeypatch.setattr(choose, "find_spec", lambda name: name in installed)
     # The kernels themselves are not looked at here, and Triton may really be absent.
     fused = {"activation_adds_bias": True, "add_norm": Mock(), "bias_dropout_add": Mock()}
+    fused["decode_attention"] = Mock()
     modules("megatron.fused_kernels.triton.all", TRITON=replace(REFERENCE, **fused))
     return installed
 
@@ -385,3 +391,28 @@ def test_no_optional_package_is_imported_before_it_is_used():
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def generation_kernels(*flags, device=GPU, launch=lambda device: None):
+    plan = tiny_plan(*flags)
+    sizes = {"tensor": 1, "dtype": torch.bfloat16, "device": device}
+    return choose_generation_kernels(plan.kernels, plan.model, launch=launch, **sizes)
+
+
+def test_generation_fuses_what_flags_and_kernels_permit(packages, caplog):
+    kernels = generation_kernels()
+    assert kernels.decode_attention and kernels.add_norm and kernels.attention == "sdpa"
+    assert not caplog.text
+    assert generation_kernels("--no-bias-dropout-fusion").add_norm is None
+    wide = generation_kernels("--kv-channels", "512")
+    assert wide.decode_attention is None and wide.add_norm
+    assert "attention of decode steps: 1 queries of 512 features" in caplog.text
+
+
+def test_generation_without_kernels_runs_references(packages, caplog):
+    assert generation_kernels(device=CPU) is REFERENCE
+    assert generation_kernels("--kernels", "reference") is REFERENCE
+    assert not caplog.text
+    kernels = generation_kernels(launch=no_compiler)
+    assert kernels.decode_attention is None and kernels.bias_gelu is REFERENCE.bias_gelu
+    assert "fused kernel for norm: Triton's first kernel failed: Failed to find C" in caplog.text
