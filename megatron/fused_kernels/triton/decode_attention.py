@@ -15,16 +15,81 @@ _FEWEST_KEYS = 256  # of a program, where keys are divided: fewer take less time
 _MOST_SPLITS = 64
 _PROGRAMS = 2  # on each multiprocessor, as far as dividing the keys is needed for that
 _BLOCK_BYTES = 16384  # of the keys in shared memory at once
-_FEWEST_ROWS = 16  # of a product on tensor cores
+_FEWEST = 16  # rows and columns of a product on tensor cores
+_MOST_KEYS = 64  # in registers at once
+_MOST_REGISTERS = 128  # of a thread; without a limit ptxas spills a few for more programs at once
 _BYTES_OF_4_WARPS = 4096  # of the queries of a key
 
 
 @triton.jit
-def _capped(scores, softcap, CAPPED: tl.constexpr):
-    """Return softcap * tanh(scores / softcap), by the logistic function."""
-    if CAPPED:
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+def _capped(scores, CAP: tl.constexpr):
+    """Return CAP * tanh(scores / CAP), by the logistic function; the scores for a cap of 0."""
+    if CAP > 0:
+        scores = CAP * (2.0 * tl.sigmoid(2.0 * scores / CAP) - 1.0)
     return scores
+
+
+@triton.jit
+def _begin(
+    q, key, value, keys, values, is_own, sinks, head, queries, width, scale, CAP: tl.constexpr
+):
+    """Store the new key and value, and attend to them and the sinks; nothing unless `is_own`.
+
+    Returns the largest score, and the sums of weights and of weighted values.
+    """
+    feature = tl.arange(0, q.shape[1])[None, :]
+    here = feature < width
+    k = tl.load(key + feature, mask=here, other=0.0)
+    v = tl.load(value + feature, mask=here, other=0.0)
+    tl.store(keys + feature, k, mask=here & is_own)
+    tl.store(values + feature, v, mask=here & is_own)
+    score = _capped(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale, CAP)
+    largest, total = score, score * 0.0
+    if sinks is not None:
+        each = tl.arange(0, q.shape[0])
+        sink = tl.load(sinks + head + each, mask=each < queries, other=0.0).to(tl.float32)
+        largest = tl.maximum(score, sink)
+        total = tl.exp(sink - largest)
+    weight = tl.exp(score - largest)
+    result = tl.where(is_own, weight[:, None] * v.to(tl.float32), 0.0)
+    total = tl.where(is_own, total + weight, 0.0)
+    return tl.where(is_own, largest, -float("inf")), total, result
+
+
+@triton.jit
+def _fold(
+    q,
+    keys,
+    values,
+    slope,
+    start,
+    stop,
+    width,
+    scale,
+    largest,
+    total,
+    result,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return the same with the keys from `start` to `stop`, distances from the new one: online softmax."""
+    feature = tl.arange(0, q.shape[1])[None, :]
+    for first in range(start, stop, BLOCK):
+        distance = first + tl.arange(0, BLOCK)
+        tile = distance[:, None].to(tl.int64) * width + feature
+        seen = (distance < stop)[:, None] & (feature < width)
+        k = tl.load(keys + tile, mask=seen, other=0.0)
+        scores = _capped(tl.dot(q, tl.trans(k), input_precision="ieee") * scale, CAP)
+        scores += slope * distance[None, :].to(tl.float32)
+        scores = tl.where((distance < stop)[None, :], scores, -float("inf"))
+        latest = tl.maximum(largest, tl.max(scores, 1))
+        weights, decay = tl.exp(scores - latest[:, None]), tl.exp(largest - latest)
+        v = tl.load(values + tile, mask=seen, other=0.0)
+        total = total * decay + tl.sum(weights, 1)
+        result = result * decay[:, None]
+        result += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        largest = latest
+    return largest, total, result
 
 
 @triton.jit
@@ -47,17 +112,13 @@ def _attend(
     share,
     window,
     scale,
-    softcap,
     query_b,
     query_a,
     key_b,
     key_g,
     value_b,
     value_g,
-    CAPPED: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
+    CAP: tl.constexpr,
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -66,57 +127,30 @@ def _attend(
     pair, split = tl.program_id(0), tl.program_id(1)
     row, group = (pair // groups).to(tl.int64), pair % groups
     member, feature = tl.arange(0, QUERIES)[:, None], tl.arange(0, WIDTH)[None, :]
-    head, is_feature = group * queries + member, feature < width
-    here = (member < queries) & is_feature
+    head, here = group * queries + member, (member < queries) & (feature < width)
     q = tl.load(query + row * query_b + head * query_a + feature, mask=here, other=0.0)
-    new_k = tl.load(key + row * key_b + group * key_g + feature, mask=is_feature, other=0.0)
-    new_v = tl.load(value + row * value_b + group * value_g + feature, mask=is_feature, other=0.0)
     position = tl.load(positions + row).to(tl.int32)
-    start, stop = first + split * share, first + split * share + share
-    is_own = (start <= position) & (position < stop)
-    cached = (row * groups + group) * capacity * width
-    own = cached + position * width + feature
-    tl.store(keys + own, new_k, mask=is_feature & is_own)
-    tl.store(values + own, new_v, mask=is_feature & is_own)
-    score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
-    score = _capped(score, softcap, CAPPED)
-    largest, total = score, tl.zeros([QUERIES], tl.float32)
-    if SINKS:
-        each = tl.arange(0, QUERIES)
-        sink = tl.load(sinks + group * queries + each, mask=each < queries, other=0.0)
-        largest = tl.maximum(score, sink.to(tl.float32))
-        total = tl.exp(sink.to(tl.float32) - largest)
-    weight = tl.exp(score - largest)
-    largest = tl.where(is_own, largest, -float("inf"))
-    total = tl.where(is_own, total + weight, 0.0)
-    result = tl.where(is_own, weight[:, None] * new_v.to(tl.float32), 0.0)
-    if ALIBI:
+    own = ((row * groups + group) * capacity + position) * width
+    key, value = key + row * key_b + group * key_g, value + row * value_b + group * value_g
+    keys, values = keys + own, values + own
+    start, stop = first + split * share - position, first + split * share + share - position
+    is_own, at = (start <= 0) & (stop > 0), group * queries
+    largest, total, result = _begin(
+        q, key, value, keys, values, is_own, sinks, at, queries, width, scale, CAP
+    )
+    slope = 0.0
+    if slopes is not None:
         slope = tl.load(slopes + head, mask=member < queries, other=0.0)
-    stop = tl.minimum(stop, position)
-    for begin in range(tl.maximum(start, position - window + 1), stop, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        tile = cached + column[:, None].to(tl.int64) * width + feature
-        seen = (column < stop)[:, None] & is_feature
-        k = tl.load(keys + tile, mask=seen, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = _capped(scores, softcap, CAPPED)
-        if ALIBI:
-            scores += slope * (column - position)[None, :].to(tl.float32)
-        scores = tl.where((column < stop)[None, :], scores, -float("inf"))
-        latest = tl.maximum(largest, tl.max(scores, 1))
-        weights, decay = tl.exp(scores - latest[:, None]), tl.exp(largest - latest)
-        v = tl.load(values + tile, mask=seen, other=0.0)
-        total = total * decay + tl.sum(weights, 1)
-        result = result * decay[:, None]
-        result += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        largest = latest
+    start, stop = tl.maximum(start, 1 - window), tl.minimum(stop, 0)
+    largest, total, result = _fold(
+        q, keys, values, slope, start, stop, width, scale, largest, total, result, CAP, BLOCK
+    )
     # A row may have no key in these splits.
     result = result / tl.where(total > 0.0, total, 1.0)[:, None]
     at = (split * (tl.num_programs(0) // groups) + row) * groups * queries + head
     tl.store(mixed + at * width + feature, result, mask=here)
-    if SPLIT:
-        log = (largest + tl.log(total))[:, None]
-        tl.store(logs + at, log, mask=member < queries)
+    if logs is not None:
+        tl.store(logs + at, (largest + tl.log(total))[:, None], mask=member < queries)
 
 
 @triton.jit
@@ -166,12 +200,10 @@ def decode_attention(
     """
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     (rows, heads, _, width), groups = query.shape, key.size(1)
-    queries = max(_FEWEST_ROWS, triton.next_power_of_2(heads // groups))
-    features = max(16, triton.next_power_of_2(width))
-    block = max(16, min(128, _BLOCK_BYTES // (features * key.element_size())))
-    share, splits = _division(len(visible), rows * groups, block, query.device)
+    options = _options(heads // groups, width, query.element_size())
+    share, splits = _division(len(visible), rows * groups, options["BLOCK"], query.device)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    mixed = logs = out
+    mixed, logs = out, None
     if splits > 1:
         mixed = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
         logs = torch.empty(splits, rows, heads, dtype=torch.float32, device=out.device)
@@ -181,8 +213,8 @@ def decode_attention(
         value,
         *cache,
         positions_b,
-        out if slopes_a is None else slopes_a,
-        out if sinks_a is None else sinks_a,
+        slopes_a,
+        sinks_a,
         mixed,
         logs,
         groups,
@@ -193,23 +225,39 @@ def decode_attention(
         share,
         window or visible.stop,
         scale,
-        softcap,
         *(stride for x in (query, key, value) for stride in x.stride()[:2]),
-        CAPPED=softcap > 0,
-        ALIBI=slopes_a is not None,
-        SINKS=sinks_a is not None,
-        SPLIT=splits > 1,
-        QUERIES=queries,
-        WIDTH=features,
-        BLOCK=block,
-        num_warps=4 if queries * features * query.element_size() <= _BYTES_OF_4_WARPS else 8,
+        CAP=softcap,
+        **options,
     )
-    if splits > 1:
-        most = triton.next_power_of_2(splits)
-        _merge[(rows * heads,)](
-            mixed, logs, out, rows * heads, splits, width, SPLITS=most, WIDTH=features, num_warps=1
-        )
+    return out if logs is None else _merged(mixed, logs, out)
+
+
+def _merged(mixed: Tensor, logs: Tensor, out: Tensor) -> Tensor:
+    """Write the attention of all splits to `out`: see `_merge`."""
+    splits, rows, heads = logs.shape
+    width = out.size(-1)
+    _merge[(rows * heads,)](
+        mixed,
+        logs,
+        out,
+        rows * heads,
+        splits,
+        width,
+        SPLITS=triton.next_power_of_2(splits),
+        WIDTH=triton.next_power_of_2(width),
+        num_warps=1,
+    )
     return out
+
+
+def _options(queries: int, width: int, size: int) -> dict[str, int]:
+    """Return sizes of tiles for numbers of `size` bytes, and limits of a program."""
+    rows, columns = max(_FEWEST, triton.next_power_of_2(queries)), triton.next_power_of_2(width)
+    columns = max(_FEWEST, columns)
+    block = max(_FEWEST, min(_MOST_KEYS, _BLOCK_BYTES // (columns * size)))
+    warps = 4 if rows * columns * size <= _BYTES_OF_4_WARPS else 8
+    tiles = {"QUERIES": rows, "WIDTH": columns, "BLOCK": block}
+    return {**tiles, "num_warps": warps, "maxnreg": _MOST_REGISTERS}
 
 
 def _division(keys: int, programs: int, block: int, device: torch.device) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from megatron.config.architecture.architecture import (
     network_named,
     network_of,
 )
+from megatron.config.config import Config
 from megatron.config.inference.generation import (
     DecodingConfig,
     Dtype,
@@ -41,6 +42,7 @@ from megatron.config.network_contract import with_network
 from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.data.datasets.fim import FimTokens, fim_tokens
+from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import choose_generation_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
@@ -132,19 +134,26 @@ def load_model(
             sees_prefix=source.manifest.objective.sees_prefix,
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
             capture=decode_capture(spec, groups, device) if graphs else None,
-            kernels=choose_generation_kernels(
-                plan_kernels(config.kernels, config.model, config.precision),
-                spec,
-                tensor=parallel.tensor_model_parallel_size,
-                dtype=TORCH_DTYPES[dtype],
-                device=device,
-            ),
+            kernels=_kernels_of(config, spec, TORCH_DTYPES[dtype], device),
         )
     return LoadedModel(
         engine=InferenceEngine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,
+    )
+
+
+def _kernels_of(
+    config: Config, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> Kernels:
+    """Return the kernels that flags permit, those of training unless they are on the command line."""
+    return choose_generation_kernels(
+        plan_kernels(config.kernels, config.model, config.precision),
+        spec,
+        tensor=config.parallel.tensor_model_parallel_size,
+        dtype=dtype,
+        device=device,
     )
 
 
