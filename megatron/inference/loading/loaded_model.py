@@ -59,7 +59,7 @@ from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.options import keywords
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
-from megatron.training.process.environment import cpu_threads, master_address
+from megatron.training.process.environment import Launch, cpu_threads, master_address
 
 Runner = TypeVar("Runner")
 
@@ -118,8 +118,7 @@ def load_model(
         *_stage_problems(parallel, spec),
     ]
     raise_if_any(problems)
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads(launch))
+    _set_threads(launch, device)
     groups = _inference_groups(parallel, replicas, device, master_address(launch))
     graphs = options.decode_graphs and not network.retrieves
     with source.weights() as full:
@@ -142,6 +141,12 @@ def load_model(
         spec=spec,
         is_first=launch.rank == 0,
     )
+
+
+def _set_threads(launch: Launch, device: torch.device) -> None:
+    """Compute on CPUs with this process's share of the cores."""
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads(launch))
 
 
 def _kernels_of(
@@ -224,8 +229,7 @@ def prepare_encoder(
         *dtype_problems(dtype, device=device.type),
     ]
     raise_if_any([*problems, *_stage_problems(parallel, spec)])
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads(launch))
+    _set_threads(launch, device)
     return PreparedProcess(
         tokenizer=tokenizer,
         spec=spec,
