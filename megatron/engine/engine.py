@@ -24,6 +24,7 @@ from megatron.engine.deepspeed.grad_stats import (
     ZeroCounter,
     clip_gradients,
     params_norm,
+    take_norm_of_all_ranks,
     watch_replicated_weights,
 )
 from megatron.engine.deepspeed.overlap import (
@@ -57,7 +58,7 @@ from megatron.engine.deepspeed.recompute import (
 from megatron.engine.deepspeed.skip_nonfinite import SkipNonfinite, is_finite
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
-from megatron.engine.experts import ExpertBalance, reduce_experts, save_experts
+from megatron.engine.experts import ExpertBalance, average_experts, save_experts
 from megatron.engine.loss_terms import LossTerms
 from megatron.engine.optimizers import constants_of, forget_moments, put_constants
 from megatron.engine.token_counts import TokenCounts
@@ -147,10 +148,11 @@ class Engine(ABC):
         self._reduction = reduce_beside_backward(engine, groups)
         self._gather = gather_beside_forward(engine)
         if self._reduction is None:
-            if groups.expert is None:
+            average_experts(engine, groups)
+            if groups.expert is None and groups.topology.pipeline == 1:
                 watch_replicated_weights(engine, groups)
             else:
-                reduce_experts(engine, groups)
+                take_norm_of_all_ranks(engine, groups)
             self._sum_partial_gradients()
         read_norm_once(engine.optimizer, self._scalars.to_host)
         if engine.optimizer is engine.basic_optimizer:

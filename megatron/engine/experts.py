@@ -6,20 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import nn
 
 from megatron.checkpointing.parameter_names import expert_file
 from megatron.config.network.experts import ExpertPlan
-from megatron.engine.deepspeed.grad_stats import counted_gradients, squared_norm
-from megatron.engine.deepspeed.overlap import own_gradients
 from megatron.engine.deepspeed.patches.experts import (
     divide_expert_gradients,
     mark_expert_gradient,
     register_expert_groups,
 )
-from megatron.engine.deepspeed.patches.grad_norm import replace_bf16_norm, replace_partitioned_norm
 from megatron.model.layers.experts import MixtureOfExperts
 from megatron.model.layers.moe_aux_loss import AuxiliaryLoss, ExpertLoad
 from megatron.model.layers.parts import MixtureBuilder
@@ -59,25 +54,14 @@ def register_experts(model: nn.Module, groups: Groups) -> None:
         mark_expert_gradient(parameter, name)
 
 
-def reduce_experts(engine: Any, groups: Groups) -> None:
-    """Average gradients of divided experts over all ranks, and count each once in the norm.
+def average_experts(engine: Any, groups: Groups) -> None:
+    """Average gradients of divided experts over all ranks.
 
-    DeepSpeed averages them over replicas, each of which may be several ranks that divide a sample.
-    Its norm takes a collective for each parameter group, which a pipeline stage without experts does
-    not have, and counts biases of experts on every tensor-parallel rank in bf16.
+    DeepSpeed averages them over replicas, each of which may be several ranks that divide a sample;
+    in pipelines such ranks count as replicas.
     """
-    if groups.topology.pipeline == 1:  # in pipelines such ranks count as replicas
+    if groups.expert is not None and groups.topology.pipeline == 1:
         divide_expert_gradients(engine, groups.topology.sequence)
-    optimizer = engine.optimizer
-    if isinstance(optimizer, BF16_Optimizer):
-        replace_bf16_norm(
-            optimizer,
-            lambda: counted_gradients(own_gradients(optimizer), groups, engine.device),
-        )
-    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
-        replace_partitioned_norm(
-            optimizer, lambda gradients, device: squared_norm(gradients, groups, device)
-        )
 
 
 class ExpertBalance:

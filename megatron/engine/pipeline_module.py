@@ -234,27 +234,21 @@ def _require_whole_ties(stage: PipelineModule) -> None:
 
 
 def _require_work(steps: Sequence[Step], bounds: Sequence[int], stages: int, method: str) -> None:
-    """Refuse a stage without all parameter groups: DeepSpeed's gradient norm would wait forever.
+    """Refuse a stage without weights, which an optimizer needs.
 
-    It takes one collective per parameter group; matrices are one, biases and norms another. Stages
-    exchange a `LayerInput`, so none begins later than directly after the last transformer layer.
+    Stages exchange a `LayerInput`, so none begins later than directly after the last transformer layer.
     """
     head = max(i for i, step in enumerate(steps) if _entry(step).kind == "block") + 1
     spans = [*pairwise(bounds)]
     for stage in range(stages):
         parts = spans[stage::stages]
         layers = [s for start, stop in parts for s in steps[start:stop] if isinstance(s, Layer)]
-        has_block = any(issubclass(layer.cls, Block) for layer in layers)
-        with torch.device("meta"):
-            weights = [] if has_block else [w for each in layers for w in each.build().parameters()]
-        if any(start > head for start, _ in parts) or (
-            not has_block and {weight.dim() > 1 for weight in weights} != {True, False}
-        ):
+        if not layers or any(start > head for start, _ in parts):
             entries = ", ".join(f"{start} to {stop - 1}" for start, stop in parts)
             raise ConfigError(
-                f"--pp-partition-method {method} leaves stage {stage} (entries {entries}) without a "
-                "transformer layer, or a matrix and a norm; write type:transformer, or fewer stages "
-                "or chunks"
+                f"--pp-partition-method {method} leaves stage {stage} (entries {entries}) without "
+                "weights, or without all of the final norm and the head; write type:transformer, or "
+                "fewer stages or chunks"
             )
 
 

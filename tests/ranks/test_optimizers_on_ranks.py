@@ -208,6 +208,20 @@ def stages_step_like_one_process(rank):
         require_same_path(rank, flags.split(), dtype=dtype, rel=rel, pipeline=2)
 
 
+def stages_without_some_groups_of_weights_step_like_one_process(rank):
+    get_accelerator().is_fp16_supported = lambda: True
+    muon = "--optimizer muon --muon-extra-scale-factor 0.2"
+    alone = "--pp-partition-method layers:0,2"  # an embedding is on the first stage, without a norm
+    for flags, dtype, rel, device in (
+        (f"{muon} {alone} --zero-stage 1", torch.float32, 1e-3, "cpu"),
+        (f"{muon} {alone} --bf16", torch.bfloat16, 5e-3, "cpu"),
+        (f"{alone} --zero-stage 0", torch.float32, 1e-5, "cpu"),
+        (f"{alone} --zero-stage 1", torch.float32, 1e-5, "cpu"),
+        (f"{alone} --fp16 --loss-scale 128 --optimizer sgd", torch.float16, 2e-2, "cuda"),
+    ):
+        require_same_path(rank, flags.split(), dtype=dtype, rel=rel, device=device, pipeline=2)
+
+
 def bitfit_moves_nothing_but_biases(rank):
     for stage in (0, 1, 3):
         engine, plan = engine_of("--bitfit", "--zero-stage", str(stage), data=2)
@@ -334,6 +348,7 @@ CHECKS = [
     bf16_keeps_32_bit_masters,
     fp16_steps_like_32_bits_but_for_rounding,
     stages_step_like_one_process,
+    stages_without_some_groups_of_weights_step_like_one_process,
     bitfit_moves_nothing_but_biases,
     weights_of_stage_3_are_read_back_the_frozen_ones_too,
     offloading_changes_no_step,

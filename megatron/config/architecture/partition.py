@@ -100,19 +100,13 @@ def _names(entry: Entry) -> tuple[str, ...]:
 
 
 def stage_problems(
-    parallel: ParallelPlan,
-    entries: Sequence[Entry],
-    layers_only: Mapping[str, bool],
-    *,
-    norms_embedding: bool,
+    parallel: ParallelPlan, entries: Sequence[Entry], layers_only: Mapping[str, bool]
 ) -> Iterator[str]:
     """Yield why a partition method cannot divide a network into the stages of a pipeline.
 
     Args:
         layers_only: by flag, whether it trains some weights of transformer layers in a way of their
             own, so that each stage needs one.
-        norms_embedding: whether the embedding has a norm: DeepSpeed's gradient norm takes a collective
-            for matrices and one for norms and biases, so each stage needs both.
     """
     method, parts = parallel.partition_method, parallel.pipeline * parallel.chunks
     if parallel.pipeline == 1 or parallel.split_rank or not method.startswith(("type:", LAYERS)):
@@ -130,11 +124,6 @@ def stage_problems(
         for stage in range(parallel.pipeline)
     ]
     if empty := [number for number, found in enumerate(kinds) if "block" not in found]:
-        if empty[0] == 0 and method.startswith(LAYERS) and not norms_embedding:
-            yield (
-                f"the first pipeline stage would have the embedding alone ({method}): give it a "
-                "transformer layer, or add --embed-layernorm"
-            )
         for flag in (flag for flag, is_given in layers_only.items() if is_given):
             yield (
                 f"{flag} needs a transformer layer on each stage, and --pp-partition-method {method} "

@@ -12,8 +12,7 @@ from megatron.config.parsing.json_tree import value_at
 
 def zero_problems(start: Start) -> Iterator[str]:
     """Yield settings that DeepSpeed would refuse, or accept and ignore."""
-    plan, pipeline = start.zero, start.config.parallel.pipeline_model_parallel_size
-    stage = plan.stage
+    plan, stage = start.zero, start.zero.stage
     if start.config.optimizer.use_distributed_optimizer and plan.given_stage == 0:
         yield "--use-distributed-optimizer is ZeRO stage 1: take stage 0 out, or write --zero-stage 1"
     yield from range_problems(start.config.deepspeed)
@@ -28,12 +27,6 @@ def zero_problems(start: Start) -> Iterator[str]:
             )
         if plan.offloads:
             yield "--optimizer muon gathers its matrices between GPUs: take the offload out"
-        if stage and pipeline > 1:
-            yield (
-                "--optimizer muon with ZeRO needs a pipeline of one stage: its groups of weights "
-                "differ between stages, and DeepSpeed's gradient norm would wait for a group that a "
-                "stage has not; write --optimizer adam, or --pipeline-model-parallel-size 1"
-            )
 
 
 def _pipeline_problems(start: Start) -> Iterator[str]:

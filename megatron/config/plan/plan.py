@@ -179,10 +179,8 @@ def _require_fitting_network(start: Start, model: ModelSpec, parallel: ParallelP
     layers_only = {
         "--lora-rank": model.lora is not None,
         "--bitfit": start.optimizer.biases_only,
-        "--optimizer muon": start.optimizer.name == "muon",
     }
-    has_norm = model.norm.embed_layernorm
-    raise_if_any(stage_problems(parallel, entries, layers_only, norms_embedding=has_norm))
+    raise_if_any(stage_problems(parallel, entries, layers_only))
     raise_if_any(fp8_size_problems(config.precision, model, tensor=tensor))
 
 

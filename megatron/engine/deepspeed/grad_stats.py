@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import safe_get_local_grad
 from torch import Tensor, nn
 
@@ -18,8 +20,11 @@ from megatron.engine.deepspeed.patches.grad_norm import (
     add_to_grad_norm,
     foreach_norm,
     foreach_scale,
+    replace_bf16_norm,
+    replace_partitioned_norm,
     wrap_step,
 )
+from megatron.engine.deepspeed.patches.grad_reduction import own_gradients
 from megatron.engine.deepspeed.patches.master_weights import (
     has_master_weight,
     master_gradient,
@@ -93,13 +98,31 @@ def counts_here(parameter: nn.Parameter, groups: Groups) -> bool:
     return (groups.tensor if divided is None else divided).rank() == 0
 
 
+def take_norm_of_all_ranks(engine: Any, groups: Groups) -> None:
+    """Take the gradient norm of DeepSpeed's optimizers over all ranks at once.
+
+    DeepSpeed takes a collective for each parameter group, and waits forever where a pipeline stage does
+    not have one that others have: no experts, or norms, or matrices. In bf16 it counts biases of
+    experts on every tensor-parallel rank.
+    """
+    optimizer = engine.optimizer
+    if isinstance(optimizer, BF16_Optimizer):
+        replace_bf16_norm(
+            optimizer, lambda: counted_gradients(own_gradients(optimizer), groups, engine.device)
+        )
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
+        replace_partitioned_norm(
+            optimizer, lambda gradients, device: squared_norm(gradients, groups, device)
+        )
+
+
 def watch_replicated_weights(engine: Any, groups: Groups) -> None:
     """Let a NaN in any rank's copy of a weight reach the gradient norm of DeepSpeed's optimizers.
 
     A scalar, 0 or NaN, is added to the gradients as if it were that of a weight which this rank
     counts.
     """
-    if groups.topology.tensor * groups.topology.pipeline == 1:
+    if groups.topology.tensor == 1:
         return
 
     def scalar(pairs: Sequence[tuple[nn.Parameter, Tensor]], device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from megatron.engine.deepspeed.grad_stats import counted_gradients
 from megatron.engine.deepspeed.patches.grad_reduction import (
+    own_gradients,
     reduces_in_fp32_at_once,
     replace_bf16_reduction,
     replace_weight_gather,
@@ -261,22 +262,3 @@ def _in_order(
         )
     ]
     return sorted(buckets, key=lambda bucket: min(numbers[p] for p in bucket.parameters))
-
-
-def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the slice of every reduced gradient that lies in this rank's partition."""
-    found = []
-    for group, parameters in enumerate(optimizer.bf16_groups):
-        partitions = optimizer.fp32_groups_gradient_flat_partition[group]
-        flat = optimizer.fp32_groups_gradients_flat[group]
-        first = partitions.storage_offset() - flat.storage_offset()
-        start = 0
-        for parameter in parameters:
-            begin, end = (
-                max(start, first),
-                min(start + parameter.numel(), first + partitions.numel()),
-            )
-            if begin < end:
-                found.append((parameter, flat[begin:end]))
-            start += parameter.numel()
-    return found

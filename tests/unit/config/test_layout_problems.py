@@ -113,7 +113,6 @@ def test_json_of_another_type_is_a_mistake_of_the_user(tmp_path, content, messag
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--optimizer muon --bf16", "--optimizer muon with ZeRO needs a pipeline of one stage"),
         ("--cpu-optimizer --bf16", "an offloaded optimizer does not work in bf16 with"),
     ],
 )

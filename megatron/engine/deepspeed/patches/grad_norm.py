@@ -151,9 +151,6 @@ def replace_partitioned_norm(
 ) -> None:
     """Take the norm of ZeRO 1 and 2 over all ranks at once (`scaled_global_norm`).
 
-    DeepSpeed sums one of each parameter group over the ranks of a replica, so all of them need as
-    many groups.
-
     Args:
         squared: returns this rank's term of the squared norm on a device, from its parameters and the
             gradients of its fragments, or their norms with CPU offload.

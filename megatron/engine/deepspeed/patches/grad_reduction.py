@@ -99,6 +99,25 @@ def reduced_partition(parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Param
     return [(p, master_gradient(p)) for p in parameters if master_weight(p) is not None]
 
 
+def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the slice of every reduced gradient of the bf16 optimizer that this rank owns."""
+    found = []
+    for group, parameters in enumerate(optimizer.bf16_groups):
+        partitions = optimizer.fp32_groups_gradient_flat_partition[group]
+        flat = optimizer.fp32_groups_gradients_flat[group]
+        first = partitions.storage_offset() - flat.storage_offset()
+        start = 0
+        for parameter in parameters:
+            begin, end = (
+                max(start, first),
+                min(start + parameter.numel(), first + partitions.numel()),
+            )
+            if begin < end:
+                found.append((parameter, flat[begin:end]))
+            start += parameter.numel()
+    return found
+
+
 def reduces_in_fp32_at_once(engine: Any) -> bool:
     """Whether the bf16 optimizer has each gradient in its sum as it comes, and plain sums are reduced."""
     optimizer = engine.optimizer

@@ -50,9 +50,7 @@ def test_stages_are_counted_in_the_units_of_the_method():
         tiny_plan(STAGES, "4", world_size=4)
 
 
-@pytest.mark.parametrize(
-    "flags", [("--lora-rank", "2"), ("--bitfit",), ("--optimizer", "muon", "--zero-stage", "0")]
-)
+@pytest.mark.parametrize("flags", [("--lora-rank", "2"), ("--bitfit",)])
 def test_what_trains_layers_in_a_way_of_their_own_needs_one_on_each_stage(flags):
     with problem("transformer layer on each stage"):
         tiny_plan(STAGES, "4", METHOD, "type:transformer|embedding", *flags, world_size=4)

@@ -32,7 +32,7 @@ def layers_of(flags, **sizes):
     ("flags", "layers", "stages"),
     [
         (f"{METHOD} layers:1,2,3,2", 8, [[1], [2], [3], [2]]),
-        (f"{METHOD} layers:0,4,4,0 --embed-layernorm", 8, [[0], [4], [4], [0]]),
+        (f"{METHOD} layers:0,4,4,0", 8, [[0], [4], [4], [0]]),
         (f"{METHOD} layers:0,1,1,2,1,1,1,1 {CHUNKS} 2", 8, [[0, 1], [1, 1], [1, 1], [2, 1]]),
         (f"{METHOD} layers:1,1,1,1,1,1,2,0 {CHUNKS} 2", 8, [[1, 1], [1, 1], [1, 2], [1, 0]]),
         (f"{METHOD} layers:2,3,3,0", 8, [[2], [3], [3], [0]]),
@@ -83,7 +83,6 @@ def test_a_network_that_is_not_divided_takes_the_flags_with_a_notice():
         (f"{METHOD} layers:2,2,2,", "as layers:3,4,4,3"),
         (f"{METHOD} layers:4,0,4,0", "of 4, 0, 4, 0 … only the first and the last"),
         (f"{METHOD} layers:1,2,1,2,1,1,0,0 {CHUNKS} 2", "only the first and the last"),
-        (f"{METHOD} layers:0,3,3,2", "layers:0,3,3,2 … --embed-layernorm"),
         (f"{LAST} 9", f"{LAST} 9 leaves no layers"),
         (f"{LAYOUT} Ett|tt|ttttL|", "write E once at its beginning"),
         (f"{LAST} 7", f"{LAST} 7 … of 1, 0, 0, 7 transformer layers"),
