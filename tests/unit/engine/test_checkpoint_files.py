@@ -143,11 +143,11 @@ def test_a_network_is_divided_evenly_or_not_at_all(saved, tmp_path):
     with pytest.raises(ConfigError) as caught:
         run(
             "convert_checkpoint/deepspeed_to_megatron.py",
-            *(*words, "--target_tp", 4, "--target_pp", 3),
+            *(*words, "--target_tp", 8, "--target_pp", 3),
         )
     assert caught.value.problems == (
         "--target_pp 3 does not divide num_layers 4",
-        "--target_tp 4 does not divide num_query_groups 2",
+        "--target_tp 8 does not divide num_attention_heads 4",
     )
 
 
