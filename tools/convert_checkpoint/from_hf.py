@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
             trusts_code=config.trust_remote_code,
             dtype=config.target_dtype,
             seq_length=config.seq_length,
+            predicts=config.with_mtp,
             verifies=config.verify,
         ),
     )

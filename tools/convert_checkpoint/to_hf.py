@@ -72,6 +72,7 @@ def main(argv: Sequence[str]) -> None:
             model_type=config.model_type,
             chat_template=template,
             replaces_template=config.replace_chat_template,
+            drops_predictions=config.without_mtp,
             verifies=config.verify,
         ),
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from megatron.checkpointing.conversion.adapters import merge_adapters, without_adapters
 from megatron.checkpointing.conversion.model_folder import new_folder
+from megatron.checkpointing.conversion.predictions import drop_predictions, without_predictions
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
@@ -30,6 +31,7 @@ class ExportOptions:
             conversations, or else the tokenizer's template, if any.
         replaces_template: whether `chat_template` may differ from the one of the training.
         verifies: whether to run both models and compare their logits.
+        drops_predictions: whether the layers of multi-token prediction are left out.
         for_release: whether the model card leaves out the training progress.
     """
 
@@ -39,6 +41,7 @@ class ExportOptions:
     chat_template: str = ""
     replaces_template: bool = False
     verifies: bool = True
+    drops_predictions: bool = False
     for_release: bool = False
 
 
@@ -60,7 +63,8 @@ class Export:
     @cached_property
     def spec(self) -> ModelSpec:
         """The network."""
-        return without_adapters(self.manifest.spec)
+        spec = without_adapters(self.manifest.spec)
+        return without_predictions(spec) if self.options.drops_predictions else spec
 
     @cached_property
     def dtype(self) -> str:
@@ -71,7 +75,10 @@ class Export:
     def checkpoint(self) -> FullCheckpoint:
         """Unsharded weights, each read on access."""
         full = read_checkpoint(self.source, self.manifest, optimizer=False)
-        return merge_adapters(self.manifest.spec, full)
+        merged = merge_adapters(self.manifest.spec, full)
+        if not self.options.drops_predictions:
+            return merged
+        return drop_predictions(without_adapters(self.manifest.spec), merged)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and unsharded weight of each parameter, one in memory at a time."""

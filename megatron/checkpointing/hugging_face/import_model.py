@@ -73,6 +73,7 @@ class ImportOptions:
         trusts_code: whether the tokenizer's Python code may run.
         dtype: of the training to come; None for the dtype in config.json.
         seq_length: of the training to come; None for the model's maximum, at most 4096.
+        predicts: whether to import layers of multi-token prediction, if the files have them.
         verifies: whether to run both models and compare their logits.
     """
 
@@ -80,6 +81,7 @@ class ImportOptions:
     trusts_code: bool = False
     dtype: str | None = None
     seq_length: int | None = None
+    predicts: bool = False
     verifies: bool = True
 
 
@@ -177,6 +179,8 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     full_config = _read_config(source)
     config = _language_model(full_config)
     family, quantization = family_of_config(config), quantization_of(full_config)
+    if not options.predicts:
+        config = family.without_predictions(config)
     rows = int(config["vocab_size"])
     length = options.seq_length or min(_positions(config), _MOST_TOKENS)
     values = {**family.values(config), **_shared_values(source, config, rows, options, length)}
@@ -292,13 +296,14 @@ def _plan(run_config: Config, vocab_size: int, objective: ObjectiveName) -> Plan
 
 def _names_in_files(reader: Reader, family: Family, spec: ModelSpec) -> dict[str, str]:
     """Map the architecture's tensor names to those in the files, without constants."""
-    left_out = (family.layers.format(spec.num_layers),) if family.has_prediction_layer else ()
+    left_out = family.left_out(spec)
     heads = ("lm_head.", "embed_out.", "cls.", "classifier.", "qa_outputs.", "score.")
     names = {
         name.removeprefix(_LANGUAGE_MODEL): name
         for name in reader.names
         if not name.endswith((*_BUFFERS, _INVERSE_FREQUENCIES))
-        and not name.startswith((*_IMAGE_READER, *left_out))
+        and not name.startswith(_IMAGE_READER)
+        and not left_out(name)
     }
     return {
         name if name.startswith((family.prefix, *heads)) else f"{family.prefix}{name}": in_files

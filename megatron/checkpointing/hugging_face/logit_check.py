@@ -1,5 +1,6 @@
 """Compare the logits of a checkpoint and of the transformers model made from it."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,9 +176,18 @@ def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.M
         kind: sorted(map(str, report.get(kind) or ()))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
+    # Models without these layers ignore them by the numbers that they have in published files.
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    left["unexpected_keys"] = [k for k in left["unexpected_keys"] if not _is_behind(k, layers)]
     if any(left.values()):
         raise CheckpointError(f"transformers loads {folder} in part: {left}")
     return model.eval()
+
+
+def _is_behind(name: str, num_layers: int) -> bool:
+    """Whether a tensor is of a layer after the last one: of multi-token prediction."""
+    match = re.search(r"\.layers\.(\d+)\.", name)
+    return match is not None and int(match[1]) >= num_layers
 
 
 @torch.no_grad()

@@ -40,6 +40,10 @@ class ExportConfig:
     """Maximum size of a file of weights, such as 5GB or 500MB; a larger tensor gets a separate
     file."""
 
+    without_mtp: bool = False
+    """Leave out the layers of multi-token prediction, which most model types do not have. The
+    network predicts the next token without them."""
+
     verify: bool = True
     """Skip the check that runs both models on a sample and refuses to write one whose logits differ.
     The check takes the memory of one model in 32 bits."""
@@ -87,6 +91,10 @@ class ImportConfig:
 
     seq_length: int | None = None
     """Sequence length of the next run (default: the model's maximum length, but at most 4096)."""
+
+    with_mtp: bool = False
+    """Import the layers of multi-token prediction too, which files may have after the last layer, to
+    train them further."""
 
     verify: bool = True
     """Skip the check that runs both models on a sample and refuses to write one whose logits differ.

@@ -1,7 +1,8 @@
 """Architecture of transformers as tables: its options, config.json, tensors, and our settings."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -19,6 +20,7 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec, flat
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.parsing.files import Values
 from megatron.config.parsing.near_misses import field_of
 
@@ -48,6 +50,9 @@ class Modules:
     mapping: Callable[[ModelSpec], TensorMapping]
 
 
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""Tensors of a layer of multi-token prediction that are those of the network."""
+
 Table = Mapping[str, str | Modules]
 """Modules of transformers by our module name, or tensors by the name of a tensor that no module of
 theirs names alike; a string for one with the same elements."""
@@ -73,8 +78,8 @@ class Family:
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
         computes: the network that transformers computes with these weights, where it differs.
-        has_prediction_layer: whether files may hold a layer after the last one, which predicts a
-            later token and is left out.
+        prediction: modules of a layer of multi-token prediction besides the transformer layer; files
+            hold such layers after the last one. {}: there are none.
         script_of: the script that trains such a network; "" for the objective's script.
         values_for: settings that depend on the length of samples.
         absent: modules of `network` that this class does not have; they begin with initial weights.
@@ -95,7 +100,7 @@ class Family:
     script_of: Callable[[HuggingFaceConfig], str] = lambda _: ""
     values_for: Callable[[int], Values] = lambda _: {}
     absent: Collection[str] = ()
-    has_prediction_layer: bool = False
+    prediction: Table = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -143,6 +148,27 @@ class Family:
         }
         return {**field_values, **self.values_of(config)}
 
+    def without_predictions(self, config: HuggingFaceConfig) -> dict[str, Any]:
+        """Return config.json of the same model without layers of multi-token prediction."""
+        keys = [key for key, entry in self.keys.items() if entry == "prediction_depths"]
+        return {**config, **dict.fromkeys(keys, 0)}
+
+    def left_out(self, spec: ModelSpec) -> Callable[[str], bool]:
+        """Return a function from the name of a tensor in files to whether it is left out.
+
+        That are layers of multi-token prediction beyond those of `spec`, and their copies of the
+        embedding and of the head.
+        """
+        before, after = map(re.escape, self.layers.split("{}"))
+        layer = re.compile(f"{before}(\\d+){after}(.*)")
+        kept = spec.num_layers + spec.part(PredictionSpec).prediction_depths
+
+        def is_left_out(name: str) -> bool:
+            match = layer.fullmatch(name) if self.prediction else None
+            return match is not None and (int(match[1]) >= kept or match[2] in _COPIES)
+
+        return is_left_out
+
     def parts(self, spec: ModelSpec) -> Iterator[Part]:
         """Yield all parameters but absent ones, front to back; within a layer as in `layer`.
 
@@ -165,6 +191,11 @@ class Family:
         if module.startswith("layers."):
             _, number, module = module.split(".", 2)
             table, prefix = self.layer, self.layers.format(number)
+        elif module.startswith("mtp.layers."):
+            _, _, depth, module = module.split(".", 3)
+            inner = {f"transformer_layer.{own}": theirs for own, theirs in self.layer.items()}
+            table = {**self.prediction, **inner}
+            prefix = self.layers.format(spec.num_layers + int(depth))
         row = module
         if f"{module}.{kind}" in table:
             row, suffix = f"{module}.{kind}", ""

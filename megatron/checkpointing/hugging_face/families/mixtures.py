@@ -292,11 +292,13 @@ GLM4_MOE = Family(
         "attention_bias": attrgetter("attention.qkv_bias"),
         "use_qk_norm": attrgetter("norm.qk_layernorm"),
         "partial_rotary_factor": lambda spec: spec.positions.rotary_dim / spec.attention.head_dim,
-        # Layers that predict later tokens are not imported.
-        "num_nextn_predict_layers": lambda _: 0,
+        "num_nextn_predict_layers": "prediction_depths",
     },
     values_of=_glm_values,
     needs=_glm_needs,
-    has_prediction_layer=True,
+    prediction={
+        **{name: name for name in ("enorm", "hnorm", "eh_proj")},
+        "final_layernorm": "shared_head.norm",
+    },
     **_DEEPSEEK_NAMES,
 )
