@@ -57,6 +57,10 @@ def ranks_of_the_ring_divide_experts(rank):
     require_as_one(*RING, *EVEN, "--moe-expert-parallel-size", "2", alone=EVEN)
 
 
+def partitioned_weights_train_as_whole_ones(rank):
+    require_as_one("--zero-stage", "3", "--checkpoint-activations")
+
+
 ON_TWO = [
     tensor_parallel_ranks_train_as_one,
     tensor_parallel_ranks_that_divide_the_sequence_train_as_one,
@@ -65,6 +69,7 @@ ON_TWO = [
     exchanged_heads_train_as_one,
     ranks_that_divide_experts_train_as_one,
     ranks_of_the_ring_divide_experts,
+    partitioned_weights_train_as_whole_ones,
 ]
 
 
