@@ -33,11 +33,13 @@ from megatron.config.config import (
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.parser import OFF
 from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
 _NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
+_SIZES = {"num_layers", "hidden_size", "num_attention_heads"}
 _FLAGS = {"use_checkpoint_args", "use_checkpoint_config"}
 
 
@@ -143,8 +145,10 @@ def lost_plugins(argv: Sequence[str]) -> list[str]:
     return [*missing_plugins(saved.config, plugins_in(argv))]
 
 
-def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
+def checkpoint_flags(argv: Sequence[str], objective: ObjectiveName = "gpt") -> SavedNetwork | None:
     """Read the flags for `--use-checkpoint-args`; None without that flag or without a checkpoint.
+
+    Finetuning reads them without the flag if the command line has no size of the network.
 
     Raises:
         ConfigError: a `--config` file cannot be read, or --ckpt-step is not an integer.
@@ -152,7 +156,9 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
     """
     given = options_given(argv)
     load, step = given.get("load"), given.get("ckpt_step")
-    if not load or _FLAGS.isdisjoint(given):
+    finetunes = given.get("finetune", OFF) != OFF or objective == "sft"
+    is_asked = not _FLAGS.isdisjoint(given) or (finetunes and _SIZES.isdisjoint(given))
+    if not load or not is_asked:
         return None
     if step and not step.isdigit():
         raise ConfigError(f"--ckpt-step {step} is no iteration")

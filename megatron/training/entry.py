@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.manifest import STAGING
+from megatron.checkpointing.manifest import STAGING, published_tags
+from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
 from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins, saved_progress
 from megatron.common.errors import (
     ConfigError,
@@ -26,6 +27,7 @@ from megatron.config.config import Config, options_given, parse_config
 from megatron.config.data.corpora import prefixes_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
+from megatron.config.parsing.parser import Given
 from megatron.config.plan.validation import validate
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import takes_steps
@@ -61,7 +63,7 @@ def train_from(
     Raises:
         MegatronError: a user error.
     """
-    saved = checkpoint_flags(argv)
+    saved = checkpoint_flags(argv, objective)
     given = options_given(argv)
     flags = declaration_of(objective).saved_flags(given, saved.flags if saved else {})
     try:
@@ -73,7 +75,9 @@ def train_from(
             saved_sections=saved.sections if saved else (),
         )
     except ConfigError as error:
-        raise ConfigError(*error.problems, *lost_plugins(argv)) from error
+        raise ConfigError(
+            *error.problems, *lost_plugins(argv), *_other_source_of_sizes(given, error.problems)
+        ) from error
     if saved:
         notices = (*notices, *replace(saved, flags=flags).describe(config))
     launcher = read_launcher()
@@ -84,6 +88,22 @@ def train_from(
         return train(config, objective, notices=notices)
     except ConfigError as error:
         raise ConfigError(*error.problems, *_spellings_in(error.problems, notices)) from error
+
+
+def _other_source_of_sizes(given: Given, problems: Sequence[str]) -> Iterator[str]:
+    """Yield where the missing sizes of the network may come from."""
+    load = given.get("load")
+    if not load or not any("required" in each and "--num-layers" in each for each in problems):
+        return
+    if foreign := _foreign_checkpoint(load):
+        yield f"--load {load} is {foreign}; --use-checkpoint-args then takes the sizes from there"
+    elif published_tags(Path(load)):
+        yield f"--use-checkpoint-args takes the sizes of the network from --load {load}"
+
+
+def _foreign_checkpoint(load: str) -> str:
+    """Return whose checkpoint --load is, and how to import it; "" for one of a run here."""
+    return "" if published_tags(Path(load)) else foreign_checkpoint_in(Path(load))
 
 
 def _spellings_in(problems: Sequence[str], notices: Sequence[str]) -> Iterator[str]:
@@ -211,6 +231,8 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     planned = plan_checkpoint(config.checkpoint, trains=trains)
     if planned.load and planned.must_exist and not os.path.exists(planned.load):
         yield f"--load {planned.load}: there is no such directory{near(Path(planned.load))}"
+    elif planned.load and (foreign := _foreign_checkpoint(planned.load)):
+        yield f"--load {planned.load} is {foreign}"
     if trains and not config.guards.replay_step:
         yield from _save_problems(config.checkpoint)
 

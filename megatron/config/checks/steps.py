@@ -90,7 +90,8 @@ def batch_problems(start: Start) -> Iterator[str]:
         )
         yield (
             f"{source} {global_batch_size} is not a multiple of "
-            f"--micro-batch-size {micro} * {data} replicas = {unit}{elastic}"
+            f"--micro-batch-size {micro} * {data} replicas = {unit}: "
+            f"write {_multiple(global_batch_size, unit)}{elastic}"
         )
     if ramp is not None:
         batch = plan_batch(
@@ -100,6 +101,11 @@ def batch_problems(start: Start) -> Iterator[str]:
             data_parallel_size=data,
         )
         yield from _ramp_problems(ramp, batch, unit, start.done.samples)
+
+
+def _multiple(number: int, unit: int) -> int:
+    """Return the multiple of `unit` that is nearest to `number`."""
+    return unit * max(1, round(number / unit))
 
 
 def _evaluation_problems(start: Start, global_batch_size: int) -> Iterator[str]:

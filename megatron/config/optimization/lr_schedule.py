@@ -143,6 +143,8 @@ def plan_schedule(schedule: ScheduleConfig, steps: StepsPlan, *, seq_length: int
         warmup = tokens_of(warmup_samples, batch, curriculum, training.skips)
     else:
         warmup = schedule.lr_warmup_tokens or warmup_samples * sample
+    if not _decay_flag(schedule):
+        decay = max(decay, int(warmup) + sample)  # a run that ends in its warm-up
     override, keep = (
         schedule.override_opt_param_scheduler,
         schedule.use_checkpoint_opt_param_scheduler,
@@ -233,6 +235,28 @@ def schedule_problems(
             "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
             "other: the learning rate is that of the flags, or that of the checkpoint"
         )
+
+
+def warmup_notices(
+    schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan, length: int
+) -> Iterator[str]:
+    """Yield a warning of a run that ends in its warm-up.
+
+    Args:
+        length: of the run, in the plan's unit.
+    """
+    if plan.warmup >= length and not _decay_flag(schedule):
+        run = _flag_and_length(training, ["train_samples", "train_iters"], length, plan.unit)
+        yield (
+            f"warning: {_warmup(schedule, plan)} is not shorter than {run or 'the run'}: the learning "
+            f"rate rises all the time and does not reach --lr {schedule.lr}"
+        )
+
+
+def _decay_flag(schedule: ScheduleConfig) -> str:
+    """Return the flag that sets where the schedule ends; "" if the length of the run does."""
+    names = (f"lr_decay_{unit}" for unit in ("tokens", "samples", "iters"))
+    return next((name for name in names if getattr(schedule, name) is not None), "")
 
 
 def _warmup(schedule: ScheduleConfig, plan: SchedulePlan) -> str:

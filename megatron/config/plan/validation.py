@@ -26,6 +26,7 @@ from megatron.config.network.kernels import plan_kernels
 from megatron.config.network_contract import option_problems
 from megatron.config.objectives import objective_notices, objective_problems
 from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
+from megatron.config.optimization.lr_schedule import warmup_notices
 from megatron.config.optimization.optimizer import optimizer_problems
 from megatron.config.parallelism.deepspeed_json import read_ds_config
 from megatron.config.parallelism.deepspeed_keys import key_notices
@@ -171,6 +172,10 @@ def plan_notices(start: Start, padded_vocab_size: int, objective: ObjectivePlan)
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"
     yield from vocab_notices(config.tokenizer, padded=padded_vocab_size)
     yield from objective_notices(objective)
+    if start.trains:
+        unit = config.model.seq_length if start.schedule.unit == "tokens" else 1
+        length = start.steps.training.train_samples * unit
+        yield from warmup_notices(config.schedule, config.training, start.schedule, length)
 
 
 def _other_effect_notices(config: Config) -> Iterator[str]:

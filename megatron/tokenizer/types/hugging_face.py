@@ -1,10 +1,14 @@
 """A tokenizer saved by Hugging Face's libraries: a directory, or a name on the hub."""
 
 import json
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -222,6 +226,17 @@ def load_problem(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def _hub_has_an_address() -> bool:
+    """Whether the hub can be reached: by a proxy, or its host has an address."""
+    from huggingface_hub.constants import ENDPOINT
+
+    host = urlsplit(ENDPOINT).hostname
+    try:
+        return bool(getproxies() or socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
 def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
     """Return transformers' tokenizer; Python code in its directory is run only if `kwargs` allow it.
 
@@ -231,9 +246,12 @@ def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
     # Imported here: it takes seconds, and most tokenizers do not need it.
     from transformers import AutoTokenizer
 
+    # Without it transformers prompts on the terminal.
+    options = {"trust_remote_code": False, **kwargs}
+    if not os.path.isdir(name) and not _hub_has_an_address():
+        options["local_files_only"] = True  # it would try for a minute, and fill the terminal
     try:
-        # Without it transformers prompts on the terminal.
-        return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False, **kwargs})
+        return AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:  # of many types: files, network, missing libraries
         text = str(error).strip()
         if "trust_remote_code" in text:
@@ -242,7 +260,7 @@ def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
                 "is run only with --tokenizer-kwargs trust_remote_code true (of from_hf.py: "
                 "--trust-remote-code)"
             ) from error
-        reason = text.partition("\n")[0]
+        reason = text.partition("\n")[0].rstrip(".")
         raise DataError(
             f"cannot load the tokenizer --tokenizer-name-or-path {name}: {reason}; give a "
             "directory that holds a tokenizer or, where there is a network, a name on the hub"

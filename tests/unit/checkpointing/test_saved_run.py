@@ -78,6 +78,13 @@ def test_nothing_is_taken_without_the_flag_or_a_checkpoint(saved, tmp_path):
         checkpoint_flags(["--use-checkpoint-args", f"--load={saved}", "--ckpt-step", "x"])
 
 
+def test_finetuning_takes_the_network_where_no_size_is_given(saved):
+    for flags, objective in ((["--finetune"], "gpt"), ([], "sft")):
+        network = checkpoint_flags(["--load", str(saved), *flags], objective)
+        assert network.flags["num_layers"] == 3
+        assert checkpoint_flags([*tiny_argv("--load", str(saved)), *flags], objective) is None
+
+
 def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path):
     @dataclass(frozen=True, kw_only=True)
     class SteepConfig:

@@ -4,6 +4,7 @@ They are reported before torch is imported, all at once, and end with exit code 
 """
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 from tiny import tiny_argv, tiny_objective
 
-from megatron.common.errors import ExitCode, MegatronError
+from megatron.common.errors import ConfigError, DataError, ExitCode, MegatronError
 from megatron.config.config import parse_config
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
-from megatron.training.entry import require_startable
+from megatron.tokenizer.types.hugging_face import load_with_transformers
+from megatron.training.entry import require_startable, train_from
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOKENIZER = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "11", "--device", "cpu"]
@@ -52,6 +54,8 @@ def message(words, processes, objective="gpt"):
 
 
 MISTAKES = [
+    ("--load model --lr-warmup-iters 99", ["--load model is", "from_hf.py --load model"]),
+    ("--global-batch-size 7 --micro-batch-size 4", ["--global-batch-size 7", "write 8"]),
     ("--num-layer 3", ["--num-layer;", "--num-layers"]),
     ("--config small.yaml", ["small.yaml, line 3", "num-layer;", "num-layers?"]),
     ("--config tab.yaml", ["tab.yaml", "line 2"]),
@@ -253,3 +257,29 @@ def test_help_and_wrong_flags_import_no_numpy(word):
         [sys.executable, "-c", program, word], capture_output=True, text=True, cwd=REPOSITORY
     )
     assert done.stdout.endswith("LOADED []\n"), done.stderr
+
+
+def test_missing_sizes_may_come_from_the_checkpoint(folder):
+    words = ["--load", "model", "--data-path", "corpus"]
+    with pytest.raises(ConfigError) as caught:
+        train_from(words, "gpt", description="")
+    assert "from_hf.py --load model" in str(caught.value)
+    (folder / "runs" / "global_step2").mkdir()
+    (folder / "runs" / "global_step2" / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        train_from(["--load", "runs", *words[2:]], "gpt", description="")
+    assert "--use-checkpoint-args" in str(caught.value)
+
+
+def test_the_hub_without_a_network_is_not_asked_again_and_again(monkeypatch, tmp_path):
+    def fails(*words):
+        raise OSError("Name or service not known")
+
+    def finds(name, **options):
+        raise OSError(f"local: {options['local_files_only']}.")
+
+    monkeypatch.setattr("megatron.tokenizer.types.hugging_face.getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", finds)
+    with pytest.raises(DataError, match="team/model: local: True; give a directory"):
+        load_with_transformers("team/model", {})

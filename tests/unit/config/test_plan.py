@@ -321,3 +321,12 @@ def test_what_a_flag_does_not_do_beside_others_is_a_notice(line, world_size, not
     more = ("--qk-layernorm", "--num-experts", "2", "--expert-tensor-parallel-size", "1")
     more += ("--lora-rank", "0")
     assert notice not in tiny_plan(*line.split(), *more, world_size=world_size).notices
+
+
+def test_a_run_that_ends_in_its_warmup_is_a_warning():
+    decided = tiny_plan("--lr-warmup-iters", "10")
+    (warning,) = [each for each in decided.notices if "--lr-warmup-iters" in each]
+    assert "--train-iters 10 (20 samples)" in warning
+    assert decided.schedule.warmup == 20 < decided.schedule.decay
+    for flags in (["--lr-warmup-iters", "9"], ["--lr-warmup-iters", "9", "--lr-decay-iters", "12"]):
+        assert not [each for each in tiny_plan(*flags).notices if "warmup" in each]

@@ -244,10 +244,6 @@ def test_a_value_out_of_its_range_is_refused(flag):
         ("--hysteresis 0", "--hysteresis 0 … integer of at least 1"),
         ("--lr-decay-iters 0", "decays over 0 samples … at least 1"),
         (
-            "--lr-warmup-iters 10",
-            "--lr-warmup-iters 10 (20 samples) is not shorter than --train-iters 10 (20 samples)",
-        ),
-        (
             "--lr-warmup-iters 5 --lr-decay-iters 4",
             "--lr-warmup-iters 5 (10 samples) is not shorter than --lr-decay-iters 4 (8 samples)",
         ),
@@ -255,7 +251,10 @@ def test_a_value_out_of_its_range_is_refused(flag):
             "--lr-warmup-fraction 1 --lr-decay-tokens 24",
             "--lr-warmup-fraction 1.0 (24 tokens) … --lr-decay-tokens 24",
         ),
-        (f"{SAMPLES} --lr-warmup-samples 100", "--lr-warmup-samples 100 … --train-samples 100"),
+        (
+            f"{SAMPLES} --lr-warmup-samples 100 --lr-decay-samples 100",
+            "--lr-warmup-samples 100 … --lr-decay-samples 100",
+        ),
         ("--save s --save-interval 0", "--save-interval 0 … at least 1"),
         ("--pad-vocab-size-to 8", "--pad-vocab-size-to 8 … 11 tokens"),
         ("--pad-vocab-size-to 14", "--pad-vocab-size-to: 14 … 4 (--make-vocab-size-divisible-by)"),
