@@ -1,12 +1,12 @@
 """Config of the run that saved a checkpoint, for `--use-checkpoint-args` and for tools."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.manifest import published_tags, read_manifest, tag_of
+from megatron.checkpointing.manifest import STAGING, published_tags, read_manifest, tag_of
 from megatron.checkpointing.remote import fetch, local_directory
 from megatron.common.errors import (
     CheckpointError,
@@ -33,7 +33,7 @@ from megatron.config.config import (
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.parsing.flags import options_of
-from megatron.config.parsing.parser import OFF
+from megatron.config.parsing.parser import OFF, Given
 from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
@@ -208,3 +208,29 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
     # The first job of a chain: its flags have to be complete.
     return None
+
+
+def source_of_sizes(given: Given, problems: Sequence[str]) -> Iterator[str]:
+    """Yield where the missing sizes of the network may come from."""
+    load = given.get("load")
+    if load and any("required" in each and "--num-layers" in each for each in problems):
+        if published_tags(Path(load)):
+            yield f"--use-checkpoint-args takes the sizes of the network from --load {load}"
+        yield from model_to_import(load)
+
+
+def model_to_import(load: str) -> Iterator[str]:
+    """Yield how --load is imported, if it is a model of Hugging Face."""
+    if is_model_of_transformers(Path(load)):
+        yield (
+            f"--load {load} is in Hugging Face's format: import it with tools/convert_checkpoint/from_hf.py "
+            f"--load {load} --save NEW, and write --load NEW --finetune"
+        )
+
+
+def is_model_of_transformers(folder: Path) -> bool:
+    """Whether `folder` holds a model, and no checkpoint of a run that was exported into it."""
+    checkpoints = ("global_step*", f"{INITIAL}/global_step*", f"{STAGING}*")
+    if not (folder / "config.json").is_file() or any(map(any, map(folder.glob, checkpoints))):
+        return False
+    return any(chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin")))

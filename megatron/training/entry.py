@@ -11,9 +11,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.manifest import STAGING, published_tags
-from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
-from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins, saved_progress
+from megatron.checkpointing.saved_run import (
+    checkpoint_flags,
+    is_model_of_transformers,
+    lost_plugins,
+    model_to_import,
+    saved_progress,
+    source_of_sizes,
+)
 from megatron.common.errors import (
     ConfigError,
     ExitCode,
@@ -27,9 +32,8 @@ from megatron.config.config import Config, options_given, parse_config
 from megatron.config.data.corpora import prefixes_of
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
-from megatron.config.parsing.parser import Given
 from megatron.config.plan.validation import validate
-from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
+from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import takes_steps
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.loop.loop import Hook
@@ -76,7 +80,7 @@ def train_from(
         )
     except ConfigError as error:
         raise ConfigError(
-            *error.problems, *lost_plugins(argv), *_other_source_of_sizes(given, error.problems)
+            *error.problems, *lost_plugins(argv), *source_of_sizes(given, error.problems)
         ) from error
     if saved:
         notices = (*notices, *replace(saved, flags=flags).describe(config))
@@ -88,22 +92,6 @@ def train_from(
         return train(config, objective, notices=notices)
     except ConfigError as error:
         raise ConfigError(*error.problems, *_spellings_in(error.problems, notices)) from error
-
-
-def _other_source_of_sizes(given: Given, problems: Sequence[str]) -> Iterator[str]:
-    """Yield where the missing sizes of the network may come from."""
-    load = given.get("load")
-    if not load or not any("required" in each and "--num-layers" in each for each in problems):
-        return
-    if foreign := _foreign_checkpoint(load):
-        yield f"--load {load} is {foreign}; --use-checkpoint-args then takes the sizes from there"
-    elif published_tags(Path(load)):
-        yield f"--use-checkpoint-args takes the sizes of the network from --load {load}"
-
-
-def _foreign_checkpoint(load: str) -> str:
-    """Return whose checkpoint --load is, and how to import it; "" for one of a run here."""
-    return "" if published_tags(Path(load)) else foreign_checkpoint_in(Path(load))
 
 
 def _spellings_in(problems: Sequence[str], notices: Sequence[str]) -> Iterator[str]:
@@ -231,8 +219,8 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     planned = plan_checkpoint(config.checkpoint, trains=trains)
     if planned.load and planned.must_exist and not os.path.exists(planned.load):
         yield f"--load {planned.load}: there is no such directory{near(Path(planned.load))}"
-    elif planned.load and (foreign := _foreign_checkpoint(planned.load)):
-        yield f"--load {planned.load} is {foreign}"
+    elif planned.load:
+        yield from model_to_import(planned.load)
     if trains and not config.guards.replay_step:
         yield from _save_problems(config.checkpoint)
 
@@ -293,16 +281,8 @@ def _save_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
         yield f"--save {save}: {there} is a file; give a directory"
     elif there and not os.access(there, os.W_OK | os.X_OK):
         yield f"--save {save}: nothing can be written to {there}; give another directory"
-    elif _is_model_of_transformers(save):
+    elif is_model_of_transformers(save):
         yield (
             f"--save {save} is the folder of a model of Hugging Face (config.json and weights): give "
             "another directory; tools/convert_checkpoint/from_hf.py imports the model for --load"
         )
-
-
-def _is_model_of_transformers(folder: Path) -> bool:
-    """Whether `folder` holds a model, and no checkpoint of a run that was exported into it."""
-    checkpoints = ("global_step*", f"{INITIAL}/global_step*", f"{STAGING}*")
-    if not (folder / "config.json").is_file() or any(map(any, map(folder.glob, checkpoints))):
-        return False
-    return any(chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin")))

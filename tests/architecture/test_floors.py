@@ -116,7 +116,7 @@ WITH_ROUTES = {
         ),
         ("profanity_check", {"extensions.detox"}),
         ("mwparserfromhell", {"extensions.corpora"}),
-        ("huggingface_hub", {"checkpointing", "extensions.corpora"}),
+        ("huggingface_hub", {"checkpointing", "extensions.corpora", "tokenizer"}),
         ("datasets", {"extensions.corpora"}),
         ("trafilatura", {"extensions.corpora"}),
         ("tokenizers", {"tokenizer"}),
